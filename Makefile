@@ -1,0 +1,80 @@
+# Every target sets up all it needs in a virtual environment inside the checkout;
+# when pyproject.toml, setup.py or a Cython source changes, what depends on it is
+# made again. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+BENCH ?= bench
+ARGS ?=
+FIGURES := .benchmarks/latest.json
+
+.PHONY: help setup test demo lint format types build bench soak sanitize clean distclean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make test       run all tests            make demo      see it work, in a minute"
+	@echo "make lint       ruff                     make types     mypy, strict"
+	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
+	@echo "make bench      measure, one table       make soak      the long tests"
+	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make clean      remove what was built    make distclean and the environment too"
+	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
+	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
+
+setup: $(VENV)/.built
+
+test: setup
+	$(PY) -m pytest $(ARGS)
+
+demo: setup
+	@$(PY) -m datastreamer.cli.showcase
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: setup
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: setup
+	$(PY) -m mypy
+
+build: setup
+	rm -rf dist
+	$(PY) -m build
+
+bench: setup
+	@mkdir -p $(dir $(FIGURES))
+	$(PY) -m pytest $(BENCH) --benchmark-only --benchmark-quiet --benchmark-json=$(FIGURES) $(ARGS)
+	@$(PY) bench/table.py $(FIGURES)
+
+soak: setup
+	$(PY) -m pytest -m soak $(ARGS)
+
+sanitize: setup
+	PYTHON=$(abspath $(PY)) tests/sanitize.sh
+
+clean:
+	rm -rf build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f $(patsubst %.pyx,%.c,$(filter %.pyx,$(CYTHON))) $(VENV)/.built
+	find datastreamer -name '*.so' -delete
+	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+$(VENV)/.created:
+	@PYTHON='$(PYTHON)' .ci/python $(VENV)
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.created
+	@echo "installing into $(VENV)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(CYTHON)
+	@$(PY) setup.py --quiet build_ext --inplace
+	@touch $@

@@ -1,0 +1,287 @@
+"""Serving: catch-up, point reads and live latency of our server.
+
+Every server here is a process of its own, as an operator runs it; what drains it are
+the raw readers of `readers.py`, the same for the reference's server. Limits are what
+the same machine does with nothing but sockets: a bare sendfile of the same bytes, a
+bare Trio echo of the same sizes.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.measure import Done, Latencies
+from bench.readers import LiveReaders, catch_up, point_reads
+from datastreamer import DataStream, StreamServer
+from datastreamer.format import HEADER_PAGE_SIZE
+
+SIZE = 200
+ANSWER = 11 + 17 + SIZE
+
+
+def fill(path: Path, entries: int, size: int = SIZE) -> None:
+    with DataStream.create(path, sync="os", index="memory") as stream:
+        data = [bytes(size)] * 10_000
+        while (left := entries - stream.total_entries) > 0:
+            with stream.atomic_op() as op:
+                op.add_entries(3, data[:left])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    """A stream of 200 B entries (217 MB; a smoke run's is small) and its server."""
+    entries = 2_000 if request.config.getoption("benchmark_disable") else 1_000_000
+    path = tmp_path_factory.mktemp("stored") / "stream.bin"
+    fill(path, entries)
+    with StreamServer(path, host="127.0.0.1", port=0, sync="os", index="memory") as server:
+        yield path, entries, server.addresses[0]
+
+
+@contextmanager
+def helper(code: str, *words: object) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own that prints its port; the address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield "127.0.0.1", int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+BARE_SENDFILE = """
+import os, socket, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    connection, _ = listener.accept()
+    connection.recv(100)
+    connection.sendall(bytes.fromhex("ff0000000b00000000") + b"OK")
+    offset, end = int(sys.argv[2]), int(sys.argv[3])
+    while offset < end:
+        offset += os.sendfile(connection.fileno(), file, offset, end - offset)
+    connection.recv(1)
+    connection.close()
+"""
+
+BARE_ECHO = """
+import sys, trio
+answer = bytes(int(sys.argv[1]))
+async def main():
+    async with trio.open_nursery() as nursery:
+        async def handle(stream):
+            while await stream.receive_some(65536):
+                await stream.send_all(answer)
+        listeners = await nursery.start(trio.serve_tcp, handle, 0)
+        print(listeners[0].socket.getsockname()[1], flush=True)
+trio.run(main)
+"""
+
+
+def drain(address: tuple[str, int], left: int, head: int = 11) -> Done:
+    """Read `left` bytes after a Start at 0, as `readers.catch_up` does, whatever they are."""
+    with socket.create_connection(address) as connection:
+        buffer = bytearray(1 << 20)
+        total = left
+        begin = time.perf_counter()
+        connection.sendall(bytes.fromhex("000000000000000100000000000000010000000000000000"))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(64 << 10, left))
+        left += head
+        while left:
+            if left < 64 << 10:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            left -= connection.recv_into(buffer, min(1 << 20, left))
+        return Done(total / (17 + SIZE), time.perf_counter() - begin)
+
+
+def test_catch_up(versus: Any, reference: Any, smoke: bool, stored: Any) -> None:
+    path, entries, address = stored
+    size = entries * (17 + SIZE)
+    with helper(BARE_SENDFILE, path, HEADER_PAGE_SIZE, HEADER_PAGE_SIZE + size) as bare:
+        rivals: dict[str, Any] = {"bare sendfile": lambda: drain(bare, size)}
+        if reference is None:
+            versus(
+                "catch-up, server only, 200 B",
+                lambda: catch_up(address, entries=entries, size=SIZE),
+                rivals,
+                unit="entries/s",
+                rounds=9,
+                at_least=0.8,
+            )
+            return
+        theirs = 2_000 if smoke else 200_000
+        with reference.serving(entries=theirs, size=SIZE) as server:
+            rivals["reference (Go)"] = lambda: reference.catch_up(server, theirs, SIZE)
+            versus(
+                "catch-up, server only, 200 B",
+                lambda: catch_up(address, entries=entries, size=SIZE),
+                rivals,
+                unit="entries/s",
+                rounds=9,
+                at_least=0.8,
+            )
+
+
+def some_numbers(entries: int, count: int) -> list[int]:
+    step = 7919
+    return [(at * step) % entries for at in range(count)]
+
+
+def test_point_reads(record: Any, smoke: bool, stored: Any) -> None:
+    """One connection, each waited for; the limit is a Trio echo of the same sizes."""
+    _, entries, address = stored
+    count = 50 if smoke else 5_000
+    numbers = some_numbers(entries, count)
+    with helper(BARE_ECHO, ANSWER) as bare:
+        ours: list[Latencies] = []
+        echoes: list[Latencies] = []
+        for _ in range(1 if smoke else 5):
+            ours.append(Latencies.of(point_reads(address, numbers, size=SIZE)))
+            echoes.append(Latencies.of(_echo(bare, count)))
+    record(
+        "entry by number, 1 connection, waited",
+        1e3 / statistics.median(one.p50 for one in ours),
+        {"bare Trio echo": 1e3 / statistics.median(one.p50 for one in echoes)},
+        unit="entries/s",
+        at_least=0.9,
+        less_is_better=False,
+    )
+    record(
+        "entry by number, waited, p99",
+        statistics.median(one.p99 for one in ours),
+        {"bare Trio echo": statistics.median(one.p99 for one in echoes)},
+        unit="ms",
+    )
+
+
+def _echo(address: tuple[str, int], count: int) -> list[float]:
+    waits = []
+    with socket.create_connection(address) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            begin = time.perf_counter()
+            connection.sendall(bytes(24))
+            left = ANSWER
+            while left:
+                left -= len(connection.recv(left))
+            waits.append(time.perf_counter() - begin)
+    return waits
+
+
+def test_pipelined(versus: Any, smoke: bool, stored: Any) -> None:
+    """Entries by number, 100 requests in flight, read by a raw socket."""
+    _, entries, address = stored
+    count = 500 if smoke else 50_000
+    request = b"".join(
+        (5).to_bytes(8, "big") + (1).to_bytes(8, "big") + n.to_bytes(8, "big")
+        for n in some_numbers(entries, count)
+    )
+
+    def ours() -> Done:
+        with socket.create_connection(address) as connection:
+            begin = time.perf_counter()
+            sent, got, total = 0, 0, count * ANSWER
+            while got < total:
+                window = (got // ANSWER + 100) * 24
+                if sent < min(window, len(request)):
+                    sent += connection.send(request[sent:window])
+                got += len(connection.recv(1 << 16))
+            return Done(count, time.perf_counter() - begin)
+
+    versus(
+        "entry by number, 100 in flight",
+        ours,
+        {"100,000 a second": 1e5},
+        unit="entries/s",
+        at_least=1.0,
+    )
+
+
+def live(
+    server: StreamServer, clients: int, operations: int, rate: float, busy: bool = False
+) -> Latencies:
+    """From just before the commit to receipt, over all clients and operations."""
+    stream = server.stream
+    rest = [bytes(SIZE)] * 4
+    tail = bytes(SIZE - 8)
+    with LiveReaders(
+        server.addresses[0],
+        clients=clients,
+        operations=operations,
+        start=stream.total_entries,
+        size=SIZE,
+    ) as readers:
+        begin = time.perf_counter()
+        for at in range(operations):
+            due = begin + at / rate
+            while (left := due - time.perf_counter()) > 0:
+                if not busy:
+                    time.sleep(left)
+                else:
+                    sum(range(200))
+            with stream.atomic_op() as op:
+                op.add_entry(1, time.time_ns().to_bytes(8, "big") + tail)
+                op.add_entries(1, rest)
+        return readers.result()
+
+
+@pytest.mark.parametrize(
+    ("clients", "rate"), [(1, 100), (10, 100), (100, 100), (100, 1000)], ids=str
+)
+def test_live(
+    record: Any, reference: Any, smoke: bool, tmp_path: Path, clients: int, rate: int
+) -> None:
+    operations = 10 if smoke else min(3 * rate, 1000)
+    with StreamServer(tmp_path / "live.bin", host="127.0.0.1", port=0, sync="os") as server:
+        ours = [live(server, clients, operations, rate) for _ in range(1 if smoke else 3)]
+    theirs: list[Any] = []
+    if reference is not None:
+        theirs = [
+            reference.live(clients=clients, operations=operations, rate=rate)
+            for _ in range(1 if smoke else 3)
+        ]
+    for name in ("p50", "p99", "longest"):
+        record(
+            f"live, {clients} clients, {rate} op/s of 5, {name}",
+            statistics.median(getattr(one, name) for one in ours),
+            {
+                "reference (Go)": statistics.median(getattr(one, name) for one in theirs)
+                if theirs
+                else None
+            },
+            unit="ms",
+            at_least=1.0 if name != "longest" else None,
+        )
+
+
+def test_busy_writer(record: Any, smoke: bool, tmp_path: Path) -> None:
+    """A writer that burns CPU between its commits against one that sleeps."""
+    operations = 10 if smoke else 300
+    with StreamServer(tmp_path / "busy.bin", host="127.0.0.1", port=0, sync="os") as server:
+        quiet, busy = [], []
+        for _ in range(1 if smoke else 3):
+            quiet.append(live(server, 10, operations, 100))
+            busy.append(live(server, 10, operations, 100, busy=True))
+    for name in ("p50", "p99"):
+        record(
+            f"live, 10 clients, writer burns CPU, {name}",
+            statistics.median(getattr(one, name) for one in busy),
+            {"writer sleeps": statistics.median(getattr(one, name) for one in quiet)},
+            unit="ms",
+        )
+
+

@@ -1,0 +1,51 @@
+"""A stream server: an append-only file of numbered entries, served over TCP.
+
+The public names are here and are loaded when first used, so that importing the
+package costs nothing and pulls in neither trio nor lmdb.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datastreamer._codec import Entry as Entry
+    from datastreamer._codec import EntryBatch as EntryBatch
+    from datastreamer.errors import DatastreamerError as DatastreamerError
+    from datastreamer.format import Header as Header
+    from datastreamer.net.blocking import BlockingClient as BlockingClient
+    from datastreamer.net.client import Client as Client
+    from datastreamer.net.client import connect as connect
+    from datastreamer.net.embed import StreamServer as StreamServer
+    from datastreamer.net.server import serve as serve
+    from datastreamer.storage.stream import DataStream as DataStream
+
+_HOME = {
+    "BlockingClient": "datastreamer.net.blocking",
+    "Client": "datastreamer.net.client",
+    "DataStream": "datastreamer.storage.stream",
+    "DatastreamerError": "datastreamer.errors",
+    "Entry": "datastreamer._codec",
+    "EntryBatch": "datastreamer._codec",
+    "Header": "datastreamer.format",
+    "StreamServer": "datastreamer.net.embed",
+    "connect": "datastreamer.net.client",
+    "serve": "datastreamer.net.server",
+}
+
+__version__ = "0.1.0"
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,125 @@
+"""A run of entries: the one scan, and the steps of a walk.
+
+Goes from entry to entry as `judge` allows, across pages where there are any. Knows
+memory; no Python object, so the GIL may be let go. Nothing here raises: what stopped
+a scan or a step is its result.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
+
+from datastreamer._entry cimport (
+    EMPTY_PAGE, HEAD_SIZE, NOTHING, NO_MEMORY, PACKET_ENTRY, PADDING, PAGE_SIZE, Verdict, WHOLE,
+    get_u32, get_u64, judge,
+)
+
+cdef struct Run:
+    # A scan under way. Bytes, from base:
+    const uint8_t* base
+    Py_ssize_t at
+    Py_ssize_t end
+    Py_ssize_t room          # bytes left in the page at `at`
+    Py_ssize_t last_end      # just past the last whole entry
+    bint paged
+    # What is due:
+    uint64_t number
+    bint number_known
+    uint32_t longest
+    uint32_t length          # of the entry at `at`, where it is known
+    # What was found:
+    int64_t* offsets
+    uint32_t* lengths
+    uint32_t* types
+    Py_ssize_t count
+    Py_ssize_t capacity
+    Py_ssize_t most
+    Py_ssize_t nbytes
+
+
+cdef inline bint resize_columns(Run* run, Py_ssize_t capacity) noexcept nogil:
+    """Give the columns place for `capacity` entries; False where there is no memory."""
+    cdef void* moved = realloc(run.offsets, capacity * sizeof(int64_t))
+    if moved == NULL:
+        return False
+    run.offsets = <int64_t*>moved
+    moved = realloc(run.lengths, capacity * sizeof(uint32_t))
+    if moved == NULL:
+        return False
+    run.lengths = <uint32_t*>moved
+    moved = realloc(run.types, capacity * sizeof(uint32_t))
+    if moved == NULL:
+        return False
+    run.types = <uint32_t*>moved
+    run.capacity = capacity
+    return True
+
+
+cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
+    """Make place for as many more entries as the rest of the span seems to hold."""
+    cdef Py_ssize_t left = run.end - run.at
+    cdef Py_ssize_t more = 16 if left <= 4096 else 256
+    cdef Py_ssize_t least = run.count >> 3
+    cdef Py_ssize_t most = 4 * run.count if run.count > 1 << 20 else 4 << 20  # a guess can be off
+    if run.count:
+        more = <Py_ssize_t>(1.02 * <double>run.count / <double>(run.at - begin) * <double>left) + 16
+    if more < least:
+        more = least
+    if more > most:
+        more = most
+    if more > left // HEAD_SIZE + 1:
+        more = left // HEAD_SIZE + 1
+    if more > run.most - run.count:
+        more = run.most - run.count
+    return resize_columns(run, run.count + more)
+
+
+cdef inline Verdict scan_run(Run* run) noexcept nogil:
+    """Go over the entries of the span; say what stopped it (WHOLE: `most` was reached)."""
+    cdef Py_ssize_t begin = run.at
+    cdef Verdict verdict
+    cdef const uint8_t* p
+    cdef uint32_t length = 0
+    while run.count < run.most:
+        p = run.base + run.at
+        if not run.number_known and run.end - run.at >= HEAD_SIZE and p[0] == PACKET_ENTRY:
+            run.number = get_u64(p + 9)
+            run.number_known = True
+        verdict = judge(p, run.end - run.at, run.room, run.number, run.longest, &length)
+        if verdict == WHOLE:
+            if run.count == run.capacity and not grow_columns(run, begin):
+                return NO_MEMORY
+            run.offsets[run.count] = run.at
+            run.lengths[run.count] = length - HEAD_SIZE
+            run.types[run.count] = get_u32(p + 5)
+            run.count += 1
+            run.nbytes += length
+            run.number += 1
+            run.at += length
+            run.last_end = run.at
+            run.room -= length
+            if run.room == 0:
+                run.room = PAGE_SIZE
+        elif verdict == PADDING and run.paged:
+            if run.room == PAGE_SIZE:
+                return EMPTY_PAGE
+            if run.end - run.at <= run.room:
+                return NOTHING
+            run.at += run.room
+            run.room = PAGE_SIZE
+        else:
+            run.length = length
+            return verdict
+    return WHOLE
+
+
+cdef inline Verdict step_over(const uint8_t* base, Py_ssize_t* at, Py_ssize_t end, Py_ssize_t* room,
+                              uint64_t* number, uint32_t* length) noexcept nogil:
+    """Judge the entry at `at`, and step over it if it is whole."""
+    cdef Verdict verdict = judge(base + at[0], end - at[0], room[0], number[0], PAGE_SIZE, length)
+    if verdict == WHOLE:
+        at[0] += length[0]
+        room[0] -= length[0]
+        number[0] += 1
+    elif verdict == PADDING and room[0] == PAGE_SIZE:
+        return EMPTY_PAGE
+    return verdict

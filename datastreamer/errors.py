@@ -1,0 +1,317 @@
+"""Every exception that datastreamer raises on purpose: one tree, blame first.
+
+::
+
+    DatastreamerError
+    +-- UsageError                   our caller's mistake; nothing was changed
+    |   +-- NoOperation              no atomic operation is open
+    |   +-- OperationOpen            an atomic operation is open already
+    |   +-- StreamClosed             the stream, client or server is closed
+    |   +-- StreamReadOnly           opened for reading only
+    |   +-- EntryTooLarge            data of more than 1,048,559 bytes
+    |   +-- BadEntryType             not a u32, or 0xb0 where an event is due
+    |   +-- BadBookmark              a key that is not 1 to 16 bytes
+    |   +-- BadRange                 a range that runs backwards
+    |   +-- UpdateRefused            an update that would change more than data
+    +-- NotFound                     what was asked for is not in the stream
+    |   +-- UnknownEntry
+    |   +-- UnknownBookmark
+    +-- StreamFileError              the file; carries ``path``
+    |   +-- FileMissing              there is no such file
+    |   +-- FileExists               create found something there
+    |   +-- NotAStream               no stream file at all
+    |   +-- WrongStreamType          a stream of another type
+    |   +-- StreamLocked             another process writes it; carries ``pid``
+    |   +-- WriteFailed              the disk refused; the operation is not there
+    |   |   +-- CommitInDoubt        it may or may not be on disk
+    |   +-- IndexFailed              the bookmark index cannot be used
+    |   +-- DamagedFile              carries ``offset``
+    |       +-- DamagedHeader        header, commit record or totals
+    |       +-- BadFileSize          not 4096 + k x 1 MiB
+    |       +-- DamagedEntry         an entry, padding or page
+    +-- ServerFailed                 our own serving side
+    |   +-- ListenFailed             the address cannot be had
+    +-- CorruptEntries               bytes that are no run of entries (the codec;
+    |                                carries ``offset`` in its buffer)
+    +-- PeerError                    the other side of a connection
+        +-- ConnectFailed            nobody there, or not in time
+        +-- ConnectionLost           ended in the middle
+        +-- ProtocolViolation        it does not speak the protocol
+        +-- ServerRefused            a Result other than OK: ``number``, ``text``
+            +-- AlreadyStarted       1
+            +-- AlreadyStopped       2
+            +-- BadFromEntry         3
+            +-- BadFromBookmark      4
+            +-- BadToBookmark        5
+            +-- InvalidCommand       9
+
+Where a builtin says the same thing (`ValueError`, `LookupError`,
+`FileNotFoundError`, ...) the class is that builtin too.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "AlreadyStarted",
+    "AlreadyStopped",
+    "BadBookmark",
+    "BadEntryType",
+    "BadFileSize",
+    "BadFromBookmark",
+    "BadFromEntry",
+    "BadRange",
+    "BadToBookmark",
+    "CommitInDoubt",
+    "ConnectFailed",
+    "ConnectionLost",
+    "CorruptEntries",
+    "DamagedEntry",
+    "DamagedFile",
+    "DamagedHeader",
+    "DatastreamerError",
+    "EntryTooLarge",
+    "FileExists",
+    "FileMissing",
+    "IndexFailed",
+    "InvalidCommand",
+    "ListenFailed",
+    "NoOperation",
+    "NotAStream",
+    "NotFound",
+    "OperationOpen",
+    "PeerError",
+    "ProtocolViolation",
+    "ServerFailed",
+    "ServerRefused",
+    "StreamClosed",
+    "StreamFileError",
+    "StreamLocked",
+    "StreamReadOnly",
+    "UnknownBookmark",
+    "UnknownEntry",
+    "UpdateRefused",
+    "UsageError",
+    "WriteFailed",
+    "WrongStreamType",
+    "refusal",
+]
+
+
+class DatastreamerError(Exception):
+    """Base of all errors of this package. ``str()`` is one line for people."""
+
+
+class UsageError(DatastreamerError):
+    """The call cannot be done as asked. Nothing was changed."""
+
+
+class NoOperation(UsageError):
+    """No atomic operation is open."""
+
+
+class OperationOpen(UsageError):
+    """An atomic operation is open, and this call needs that none is."""
+
+
+class StreamClosed(UsageError):
+    """The object was closed, or belongs to the parent of a forked process."""
+
+
+class StreamReadOnly(UsageError):
+    """The stream was opened for reading only."""
+
+
+class EntryTooLarge(UsageError, ValueError):
+    """The entry does not fit into one page."""
+
+
+class BadEntryType(UsageError, ValueError):
+    """The entry type is not a u32, or is the bookmarks' own."""
+
+
+class BadBookmark(UsageError, ValueError):
+    """A bookmark key is 1 to 16 bytes."""
+
+
+class BadRange(UsageError, ValueError):
+    """The end of the range stands before its start."""
+
+
+class UpdateRefused(UsageError, ValueError):
+    """An update keeps number, type and length, and never touches a bookmark."""
+
+
+class NotFound(DatastreamerError, LookupError):
+    """The stream does not hold what was asked for."""
+
+
+class UnknownEntry(NotFound):
+    """No committed entry has this number."""
+
+    def __init__(self, number: int, total_entries: int) -> None:
+        holds = f"0 to {total_entries - 1}" if total_entries else "none"
+        super().__init__(f"no entry {number}: the stream holds {holds}")
+        self.number = number
+        self.total_entries = total_entries
+
+
+class UnknownBookmark(NotFound):
+    """No committed bookmark has this key (or no event follows it)."""
+
+    def __init__(self, key: bytes, why: str = "") -> None:
+        super().__init__(why or f"no bookmark 0x{key.hex()} in the stream")
+        self.key = key
+
+
+class StreamFileError(DatastreamerError):
+    """Something is the matter with a file; ``path`` names it."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {what}")
+        self.path = os.fspath(path)
+        self.what = what
+
+
+class FileMissing(StreamFileError, FileNotFoundError):
+    """There is no such file."""
+
+
+class FileExists(StreamFileError, FileExistsError):
+    """A stream is never created over something that exists."""
+
+
+class NotAStream(StreamFileError):
+    """The path is no stream file (a directory, another format, too short)."""
+
+
+class WrongStreamType(StreamFileError):
+    """The file holds a stream of another type than was asked for."""
+
+
+class StreamLocked(StreamFileError):
+    """Another process writes this stream; ``pid`` is its id, 0 if unknown."""
+
+    def __init__(self, path: str | os.PathLike[str], pid: int) -> None:
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(path, f"locked by another writer, {who}; only one process may write")
+        self.pid = pid
+
+
+class WriteFailed(StreamFileError):
+    """The system refused a write or sync. The stream stands at its last commit."""
+
+
+class CommitInDoubt(WriteFailed):
+    """A sync failed: whether the commit reached the disk is not known."""
+
+
+class IndexFailed(StreamFileError):
+    """The bookmark index cannot be opened or written."""
+
+
+class DamagedFile(StreamFileError):
+    """The file breaks the format at byte ``offset``."""
+
+    def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:
+        super().__init__(path, f"at byte {offset}: {what}")
+        self.offset = offset
+
+
+class DamagedHeader(DamagedFile):
+    """Header, commit record or totals are not possible."""
+
+
+class BadFileSize(DamagedFile):
+    """The size is not 4096 + k x 1 MiB, or too small for the header's total."""
+
+
+class DamagedEntry(DamagedFile):
+    """An entry, the padding or a page's start is not as the format has it."""
+
+
+class ServerFailed(DatastreamerError):
+    """The serving side cannot do its work; the stream is not touched by that."""
+
+
+class ListenFailed(ServerFailed, OSError):
+    """The address to listen on cannot be had."""
+
+
+class CorruptEntries(DatastreamerError, ValueError):
+    """A buffer holds something that is not a run of entries.
+
+    ``offset`` counts from the start of the buffer, ``reason`` is the sentence
+    without it.
+    """
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"at byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class PeerError(DatastreamerError):
+    """The other side of the connection is at fault, or gone."""
+
+
+class ConnectFailed(PeerError, ConnectionError):
+    """The connection could not be made."""
+
+
+class ConnectionLost(PeerError, ConnectionError):
+    """The connection ended in the middle of something."""
+
+
+class ProtocolViolation(PeerError):
+    """The peer sent what the protocol does not allow."""
+
+
+class ServerRefused(PeerError):
+    """The server answered with a Result other than OK."""
+
+    def __init__(self, number: int, text: str, doing: str = "") -> None:
+        told = f"the server refused{' ' + doing if doing else ''}: {text} (error {number})"
+        super().__init__(told)
+        self.number = number
+        self.text = text
+
+
+class AlreadyStarted(ServerRefused):
+    """Result 1: the connection streams already."""
+
+
+class AlreadyStopped(ServerRefused):
+    """Result 2: the connection does not stream."""
+
+
+class BadFromEntry(ServerRefused):
+    """Result 3: the entry to start from lies past the end."""
+
+
+class BadFromBookmark(ServerRefused):
+    """Result 4: the bookmark to start from is unknown."""
+
+
+class BadToBookmark(ServerRefused):
+    """Result 5: the last bookmark of a range is unknown or before the first."""
+
+
+class InvalidCommand(ServerRefused):
+    """Result 9: the server does not know the command."""
+
+
+_REFUSALS: dict[int, type[ServerRefused]] = {
+    1: AlreadyStarted,
+    2: AlreadyStopped,
+    3: BadFromEntry,
+    4: BadFromBookmark,
+    5: BadToBookmark,
+    9: InvalidCommand,
+}
+
+
+def refusal(number: int, text: str, doing: str = "") -> ServerRefused:
+    """The exception for a Result ``number`` that is not 0."""
+    return _REFUSALS.get(number, ServerRefused)(number, text, doing)

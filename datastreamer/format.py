@@ -1,0 +1,125 @@
+"""The numbers of the stream, on disk and on the wire, beside their grammar.
+
+Knows no files and no sockets. All integers are big-endian and unsigned.
+
+Stream file::
+
+    file    = header-page *data-page          ; size is always 4096 + k x 1 MiB
+    header-page = magic header *OCTET         ; 4096 bytes
+    magic   = "polygonDATSTREAM"              ; 16 bytes
+    header  = %x01 u32(38) u8(version) u64(system id) u64(stream type)
+              u64(total length) u64(total entries)
+    data-page = *entry [%x00 *OCTET]          ; 1 MiB; %x00 starts the padding
+    entry   = %x02 u32(17 + n) u32(type) u64(number) n*OCTET
+
+An entry never spans two pages; a page that is exactly full has no padding.
+
+Wire::
+
+    request = u64(command) u64(stream type) parameters
+    result  = %xff u32(9 + n) u32(error) n*OCTET
+    answer  = %xfe u32(17 + n) u32(type) u64(number) n*OCTET
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+MAGIC: Final = b"polygonDATSTREAM"
+HEADER_PAGE_SIZE: Final = 4096
+PAGE_SIZE: Final = 1 << 20
+HEADER_OFFSET: Final = len(MAGIC)
+HEADER_SIZE: Final = 38
+
+PACKET_PADDING: Final = 0x00
+PACKET_HEADER: Final = 0x01
+PACKET_ENTRY: Final = 0x02
+PACKET_ANSWER: Final = 0xFE
+PACKET_RESULT: Final = 0xFF
+
+ENTRY_HEAD_SIZE: Final = 17
+MAX_DATA_SIZE: Final = PAGE_SIZE - ENTRY_HEAD_SIZE
+TYPE_BOOKMARK: Final = 0xB0
+TYPE_NOT_FOUND: Final = 0xFFFFFFFF
+MAX_BOOKMARK_SIZE: Final = 16
+U32_MAX: Final = 0xFFFFFFFF
+U64_MAX: Final = 0xFFFFFFFFFFFFFFFF
+
+STREAM_TYPE_SEQUENCER: Final = 1
+DEFAULT_PORT: Final = 6900
+
+COMMAND_START: Final = 1
+COMMAND_STOP: Final = 2
+COMMAND_HEADER: Final = 3
+COMMAND_START_BOOKMARK: Final = 4
+COMMAND_ENTRY: Final = 5
+COMMAND_BOOKMARK: Final = 6
+COMMAND_HEAD_SIZE: Final = 16
+
+RESULT_HEAD_SIZE: Final = 9
+RESULT_OK: Final = 0
+RESULT_ALREADY_STARTED: Final = 1
+RESULT_ALREADY_STOPPED: Final = 2
+RESULT_BAD_FROM_ENTRY: Final = 3
+RESULT_BAD_FROM_BOOKMARK: Final = 4
+RESULT_BAD_TO_BOOKMARK: Final = 5
+RESULT_INVALID_COMMAND: Final = 9
+
+RESULT_TEXTS: Final[dict[int, str]] = {
+    RESULT_OK: "OK",
+    RESULT_ALREADY_STARTED: "Already started",
+    RESULT_ALREADY_STOPPED: "Already stopped",
+    RESULT_BAD_FROM_ENTRY: "Bad from entry",
+    RESULT_BAD_FROM_BOOKMARK: "Bad from bookmark",
+    RESULT_BAD_TO_BOOKMARK: "Bad to bookmark",
+    RESULT_INVALID_COMMAND: "Invalid command",
+}
+
+HEADER_STRUCT: Final = struct.Struct(">BIBQQQQ")
+ENTRY_HEAD_STRUCT: Final = struct.Struct(">BIIQ")
+RESULT_HEAD_STRUCT: Final = struct.Struct(">BII")
+
+
+class Header(NamedTuple):
+    """The header entry: what a stream is and how far it is committed.
+
+    ``total_length`` is the file offset of the first byte past the committed
+    data (4096 in an empty stream), ``total_entries`` the number of committed
+    entries.
+    """
+
+    version: int = 1
+    system_id: int = 0
+    stream_type: int = STREAM_TYPE_SEQUENCER
+    total_length: int = HEADER_PAGE_SIZE
+    total_entries: int = 0
+
+    def pack(self) -> bytes:
+        """The 38 bytes that stand in the file and on the wire."""
+        return HEADER_STRUCT.pack(PACKET_HEADER, HEADER_SIZE, *self)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
+        """Read 38 bytes; `ValueError` says which of the two fixed fields is wrong."""
+        packet, length, *fields = HEADER_STRUCT.unpack_from(data)
+        if packet != PACKET_HEADER:
+            raise ValueError(f"the header's packet type is {packet}, not {PACKET_HEADER}")
+        if length != HEADER_SIZE:
+            raise ValueError(f"the header's length is {length}, not {HEADER_SIZE}")
+        return cls(*fields)
+
+
+def page_of(offset: int) -> int:
+    """The number of the data page, from 0, that holds the byte at `offset`."""
+    return (offset - HEADER_PAGE_SIZE) // PAGE_SIZE
+
+
+def page_start(page: int) -> int:
+    """The file offset of data page number `page`."""
+    return HEADER_PAGE_SIZE + page * PAGE_SIZE
+
+
+def pages_for(total_length: int) -> int:
+    """How many data pages the bytes before `total_length` take."""
+    return -(-(total_length - HEADER_PAGE_SIZE) // PAGE_SIZE)

@@ -1,0 +1,1 @@
+"""Sockets and tasks: the only package that imports trio."""

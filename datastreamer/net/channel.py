@@ -1,0 +1,115 @@
+"""The bytes of one client's connection, under Trio: a raw socket, or any of trio's streams.
+
+Owns making connections and the meaning of the system's errors. Must not know what the
+bytes say.
+
+Sockets are used without trio's wrappers: each of those costs a turn of the event loop
+in which nothing happens, and a query is as quick as its loop has few turns.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import trio
+
+from datastreamer.net.listen import address_of, tune
+from datastreamer.net.peers import check_port, connect_failed, connect_timeout, connection_lost
+
+
+class Channel(Protocol):
+    """A connection's bytes. Errors are `ConnectionLost`."""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Cancelled, it may have sent a part."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Wait for bytes; 0 where the other side ended. Cancelled, it took none."""
+
+    async def aclose(self) -> None:
+        """Close at once. Whoever waits gets `trio.ClosedResourceError`."""
+
+
+class SocketChannel:
+    """A TCP connection by its raw non-blocking socket, taken out of trio's stream."""
+
+    def __init__(self, stream: trio.SocketStream, peer: str) -> None:
+        self._socket = socket.socket(fileno=stream.socket.detach())
+        tune(self._socket)
+        self._peer = peer
+
+    async def send(self, data: bytes) -> None:
+        sent = self._send_now(data)
+        while sent < len(data):
+            await trio.lowlevel.wait_writable(self._socket)
+            sent += self._send_now(memoryview(data)[sent:])
+
+    def _send_now(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise connection_lost(self._peer, error) from None
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        # An attempt before the wait would mostly be in vain: an answer takes longer than
+        # the way back here, and a stream comes in larger pieces when it is left alone.
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv_into(buffer)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise connection_lost(self._peer, error) from None
+
+    async def aclose(self) -> None:
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+
+class StreamChannel:
+    """Any of trio's byte streams: TLS, memory streams in tests."""
+
+    def __init__(self, stream: trio.abc.Stream, peer: str) -> None:
+        self._stream = stream
+        self._peer = peer
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise connection_lost(self._peer, error) from None
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        try:
+            data = await self._stream.receive_some(len(buffer))
+        except trio.BrokenResourceError as error:
+            raise connection_lost(self._peer, error) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    async def aclose(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+
+def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
+    """The best channel over `stream`, which it takes over."""
+    if isinstance(stream, trio.SocketStream):
+        return SocketChannel(stream, peer)
+    return StreamChannel(stream, peer)
+
+
+async def dial(host: str, port: int, timeout: float) -> trio.abc.Stream:
+    """A TCP connection within `timeout` seconds. Raises `ConnectFailed`."""
+    check_port(port)
+    peer = address_of((host, port))
+    try:
+        with trio.fail_after(timeout):
+            return await trio.open_tcp_stream(host, port)
+    except trio.TooSlowError:
+        raise connect_timeout(peer, timeout) from None
+    except OSError as error:
+        raise connect_failed(peer, error) from None

@@ -1,0 +1,389 @@
+"""A server for plain synchronous code: what a sequencer embeds.
+
+The caller's process writes. A child process (`child.py`) follows the file and serves
+it, so that a writer that keeps its interpreter busy moves no client's latency; or a
+thread of the caller's, where that is asked for. Owns the listeners and the child's
+life: it is woken by every commit, ends with its parent and is started again if it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from datastreamer.errors import ServerFailed, StreamClosed
+from datastreamer.net.listen import open_listeners
+from datastreamer.storage.file import SyncPolicy
+from datastreamer.storage.stream import DataStream, IndexName, PathLike
+
+_log = logging.getLogger(__name__)
+
+_READY_SECONDS = 30.0
+# How often a child that dies is started again before that is given up, and how long
+# one has to live to be counted from the beginning.
+_ATTEMPTS = 5
+_STEADY_SECONDS = 10.0
+_FIRST_PAUSE = 0.1
+
+
+class StreamServer:
+    """A stream that is open for writing, and a server of it.
+
+    ``with StreamServer(path, port=6900) as server:
+    with server.stream.atomic_op() as op: ...``
+
+    `create` says what to do where there is no file: make one with `version`,
+    `system_id` and `stream_type` (the default), or raise `FileMissing`. `host`, `port`
+    and `max_clients` are those of `serve`; `sync` and `index` those of `DataStream`.
+
+    `in_process` serves from a thread of this process: for tests, and for writers that
+    are mostly idle.
+
+    Raises `ListenFailed` and what `DataStream.open` raises, all before it returns. Should
+    the child die again and again, the next commit raises `ServerFailed` (nothing of it is
+    written then).
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        host: str | None = None,
+        port: int = 6900,
+        create: bool = True,
+        version: int = 1,
+        system_id: int = 0,
+        stream_type: int = 1,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        max_clients: int = 10_000,
+        grace: float = 5.0,
+        in_process: bool = False,
+    ) -> None:
+        self._closed = False
+        listeners = open_listeners(host, port)
+        try:
+            if create:
+                self.stream = DataStream.open_or_create(
+                    path,
+                    version=version,
+                    system_id=system_id,
+                    stream_type=stream_type,
+                    sync=sync,
+                    index=index,
+                )
+            else:
+                self.stream = DataStream.open(
+                    path, stream_type=stream_type, sync=sync, index=index
+                )
+            try:
+                kind = _Thread if in_process else _Child
+                self._serving: _Thread | _Child = kind(self.stream, listeners, max_clients, grace)
+            except BaseException:
+                self.stream.close()
+                raise
+        except BaseException:
+            for listener in listeners:
+                listener.close()
+            raise
+        self.stream.commit_guard = self._serving.check
+        self._listeners = listeners
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """What it listens on: [(host, port), ...]."""
+        return [listener.getsockname()[:2] for listener in self._listeners]
+
+    @property
+    def port(self) -> int:
+        """The TCP port it listens on."""
+        return int(self._listeners[0].getsockname()[1])
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until every streaming client has been sent all that is committed.
+
+        True when that is so, False after `timeout` seconds (None: the `grace`).
+        """
+        if self._closed:
+            raise StreamClosed("the server is closed")
+        return self._serving.drain(timeout)
+
+    def close(self) -> None:
+        """Let the last commit go out (for `grace` seconds at most), then end everything."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._serving.close()
+        finally:
+            for listener in self._listeners:
+                listener.close()
+            self.stream.close()
+
+    def __enter__(self) -> StreamServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Thread:
+    """Serving from a thread of this process."""
+
+    def __init__(
+        self,
+        stream: DataStream,
+        listeners: list[socket.socket],
+        max_clients: int,
+        grace: float,
+    ) -> None:
+        import trio
+
+        from datastreamer.net.server import Server
+
+        self._grace = grace
+        self._server = Server(stream, max_clients=max_clients)
+        self._failure: BaseException | None = None
+        self._scope = trio.CancelScope()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._ready = threading.Event()
+        # The listeners stay this object's: the loop gets copies and closes those.
+        copies = [listener.dup() for listener in listeners]
+        self._thread = threading.Thread(
+            target=self._run, args=(copies,), name=f"server of {stream.path}", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait()
+        self.check()
+
+    def _run(self, listeners: list[socket.socket]) -> None:
+        import trio
+
+        async def main() -> None:
+            self._token = trio.lowlevel.current_trio_token()
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self._server.run, listeners)
+                    self._ready.set()
+
+        try:
+            trio.run(main)
+        except BaseException as error:
+            self._failure = error
+            _log.exception("the server ended")
+        finally:
+            self._ready.set()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise ServerFailed(f"the server ended: {self._failure}") from self._failure
+
+    def drain(self, timeout: float | None) -> bool:
+        import trio
+
+        seconds = self._grace if timeout is None else timeout
+        try:
+            return trio.from_thread.run(self._server.drain, seconds, trio_token=self._token)
+        except trio.RunFinishedError:
+            return False
+
+    def close(self) -> None:
+        import trio
+
+        with contextlib.suppress(trio.RunFinishedError, trio.Cancelled):
+            if self._failure is None:
+                self.drain(None)
+                trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
+        self._thread.join()
+
+
+class _Child:
+    """Serving from a child process."""
+
+    def __init__(
+        self,
+        stream: DataStream,
+        listeners: list[socket.socket],
+        max_clients: int,
+        grace: float,
+    ) -> None:
+        self._stream = stream
+        self._listeners = listeners
+        self._max_clients = max_clients
+        self._grace = grace
+        self._waking, self._waker = _waker()
+        self._guard = threading.Lock()
+        self._closing = False
+        self._failure: str | None = None
+        self._control: socket.socket | None = None
+        try:
+            self._process = self._spawn()
+        except BaseException:
+            self._release()
+            raise
+        stream.add_waker(self._waker)
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"watcher of the server of {stream.path}", daemon=True
+        )
+        self._watcher.start()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """Start a child and wait until it serves. Raises `ServerFailed`."""
+        ours, theirs = socket.socketpair()
+        file = os.open(f"/dev/fd/{self._stream.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        parent = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        passed = [listener.fileno() for listener in self._listeners]
+        passed += [file, self._waking, theirs.fileno(), *([parent] if parent >= 0 else [])]
+        order = {
+            "listeners": [listener.fileno() for listener in self._listeners],
+            "file": file,
+            "waker": self._waking,
+            "control": theirs.fileno(),
+            "parent": parent,
+            "name": os.path.abspath(self._stream.path),
+            "index": self._stream.index_name,
+            "max_clients": self._max_clients,
+            "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
+        }
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "datastreamer.net.child", json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                start_new_session=True,
+                env=_environment(),
+            )
+        finally:
+            theirs.close()
+            os.close(file)
+            if parent >= 0:
+                os.close(parent)
+        ours.settimeout(_READY_SECONDS)
+        try:
+            told = ours.recv(1)
+        except OSError:
+            told = b""
+        if told != b"r":
+            process.kill()
+            process.wait()
+            ours.close()
+            raise ServerFailed(
+                f"{self._stream.path}: the serving process did not start "
+                f"(exit code {process.returncode}); its own message stands above"
+            )
+        ours.settimeout(None)
+        self._control = ours
+        return process
+
+    def _watch(self) -> None:
+        """Start the child again where it dies."""
+        failures, pause = 0, _FIRST_PAUSE
+        while True:
+            started = time.monotonic()
+            code = self._process.wait()
+            with self._guard:
+                if self._closing:
+                    return
+            lived = time.monotonic() - started
+            if lived > _STEADY_SECONDS:
+                failures, pause = 0, _FIRST_PAUSE
+            failures += 1
+            _log.error(
+                "%s: the serving process ended (exit code %d) after %.1f s; it is started again",
+                self._stream.path,
+                code,
+                lived,
+            )
+            while True:
+                if failures > _ATTEMPTS:
+                    self._failure = (
+                        f"{self._stream.path}: the serving process died {failures} times in a "
+                        f"row (last exit code {code}); nobody is served"
+                    )
+                    _log.error("%s", self._failure)
+                    return
+                time.sleep(pause)
+                pause *= 2
+                with self._guard:
+                    if self._closing:
+                        return
+                    try:
+                        if self._control is not None:
+                            self._control.close()
+                        self._process = self._spawn()
+                        break
+                    except (ServerFailed, OSError) as error:
+                        _log.error("%s", error)
+                        failures += 1
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise ServerFailed(self._failure)
+
+    @property
+    def pid(self) -> int:
+        """The serving process."""
+        return self._process.pid
+
+    def drain(self, timeout: float | None) -> bool:
+        seconds = self._grace if timeout is None else timeout
+        with self._guard:
+            return self._ask(b"d", seconds)
+
+    def _ask(self, what: bytes, seconds: float) -> bool:
+        control = self._control
+        if control is None:
+            return False
+        try:
+            control.sendall(what + int(seconds * 1000).to_bytes(4, "big"))
+            ready, _, _ = select.select([control], [], [], seconds + 1)
+            return bool(ready) and control.recv(1) == b"y"
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        with self._guard:
+            self._closing = True
+            if self._failure is None:
+                self._ask(b"q", self._grace)
+            if self._control is not None:
+                self._control.close()
+        try:
+            self._process.wait(self._grace + 1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        self._watcher.join()
+        self._stream.remove_waker(self._waker)
+        self._release()
+
+    def _release(self) -> None:
+        for fd in {self._waking, self._waker}:
+            os.close(fd)
+
+
+def _waker() -> tuple[int, int]:
+    """Two ends, to read and to write, of what tells the child of commits."""
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    return reading, writing
+
+
+def _environment() -> dict[str, str]:
+    """The child imports what the parent does, wherever that was found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+
+
+__all__ = ["StreamServer"]

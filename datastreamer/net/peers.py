@@ -1,0 +1,41 @@
+"""The words for a server that cannot be reached, or is gone; the same for every client.
+
+Knows neither trio nor what is said on a connection.
+"""
+
+from __future__ import annotations
+
+from datastreamer.errors import ConnectFailed, ConnectionLost, UsageError
+
+
+def check_port(port: int) -> None:
+    """Raises `UsageError` for a number that is no port to connect to."""
+    if not 0 < port < 1 << 16:
+        raise UsageError(f"ports to connect to run from 1 to 65535, not {port}")
+
+
+def connect_failed(peer: str, error: OSError) -> ConnectFailed:
+    """The exception for a connection that could not be made."""
+    return ConnectFailed(f"cannot connect to {peer}: {_reason(error)}; is a server running there?")
+
+
+def connect_timeout(peer: str, timeout: float) -> ConnectFailed:
+    """The exception for a connection that was not made in time."""
+    return ConnectFailed(f"cannot connect to {peer}: no answer within {timeout:g} s")
+
+
+def answer_timeout(peer: str, timeout: float) -> ConnectionLost:
+    """The exception for an answer that did not come in time."""
+    return ConnectionLost(f"no answer from {peer} within {timeout:g} s")
+
+
+def connection_lost(peer: str, error: Exception) -> ConnectionLost:
+    """The exception for a connection that broke."""
+    return ConnectionLost(f"the connection to {peer} is lost: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    """What the system says, without its numbers."""
+    while isinstance(error.__cause__, OSError):
+        error = error.__cause__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

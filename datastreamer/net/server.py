@@ -1,0 +1,314 @@
+"""The server: listeners, the pass that serves live clients, and everybody's lifetimes.
+
+Owns the view: how far the pass has come, which is what sessions stream from. One task
+accepts per listener, one makes the passes, each client has a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Iterable, Iterator
+
+import trio
+
+from datastreamer.errors import DamagedFile
+from datastreamer.net._fanout import fan_out
+from datastreamer.net.listen import address_of, open_listeners
+from datastreamer.net.session import Session, State
+from datastreamer.net.transport import SocketTransport, Transport
+from datastreamer.storage.reader import Cursor
+from datastreamer.storage.record import Head
+from datastreamer.storage.stream import ChangeCallback, DataStream
+
+_log = logging.getLogger(__name__)
+
+# One pass sends so much to each client, and takes so long, before others have a turn.
+_PASS_BYTES = 128 * 1024
+_PASS_NS = 2_000_000
+# A commit wakes the pass; this often it looks for one that did not.
+_POLL_SECONDS = 0.010
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_PAUSE = 0.1
+
+
+class Server:
+    """Serves one stream to any number of clients. Made and run by `serve`."""
+
+    def __init__(
+        self, stream: DataStream, *, max_clients: int = 10_000, waker: int | None = None
+    ) -> None:
+        self.stream = stream
+        self.view = stream.new_reader()
+        self.parked: set[Session] = set()
+        self.sessions: set[Session] = set()
+        self._live: dict[Session, int] = {}
+        self._max_clients = max_clients
+        self._epoch = stream.epoch
+        self._waker = waker
+        # While entries are being taken back or changed nothing behind the view is sent.
+        self._held = 0
+        self._released = trio.Event()
+
+    async def run(
+        self,
+        listeners: Iterable[socket.socket],
+        task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve on non-blocking listening sockets until cancelled; closes them and all clients."""
+        listeners = list(listeners)
+        token = trio.lowlevel.current_trio_token()
+        with contextlib.ExitStack() as stack:
+            for listener in listeners:
+                stack.callback(listener.close)
+            wakeup = stack.enter_context(_wakeup(self.stream, self._waker))
+            stack.callback(self.stream.on_change(_in_loop(token, self._changing)))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_forever, wakeup)
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener, nursery)
+                task_status.started([_name(listener) for listener in listeners])
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                connection, address = listener.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(listener)
+                continue
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    _log.error(
+                        "a connection waits: %s; raise the limit of open files", error.strerror
+                    )
+                    await trio.sleep(_ACCEPT_PAUSE)
+                continue
+            if len(self.sessions) >= self._max_clients:
+                _log.warning(
+                    "%s refused: %d clients are connected, which is the limit",
+                    address_of(address),
+                    len(self.sessions),
+                )
+                connection.close()
+                continue
+            nursery.start_soon(self.handle, SocketTransport(connection, address_of(address)))
+
+    async def handle(self, transport: Transport) -> None:
+        """Serve one client until it is done. Its failures are its own."""
+        session = Session(self, transport)
+        self.sessions.add(session)
+        _log.debug("%s: connected", transport.peer)
+        try:
+            await session.run()
+        finally:
+            self.sessions.discard(session)
+            self.parked.discard(session)
+            # A descriptor leaves the pass before it is closed.
+            self.leave_live(session)
+            with trio.CancelScope(shield=True):
+                await transport.close()
+            _log.debug("%s: disconnected", transport.peer)
+
+    # The pass.
+
+    def join_live(self, session: Session) -> None:
+        """Have the pass serve a session whose cursor is where the last pass ended."""
+        fd = session.transport.socket_fd
+        assert fd is not None and session.cursor.number == self.view.head.entries
+        session.state = State.LIVE
+        self._live[session] = fd
+
+    def leave_live(self, session: Session) -> None:
+        """The session writes to its connection by itself again."""
+        if self._live.pop(session, None) is not None:
+            session.state = State.CATCH_UP
+
+    async def _pass_forever(self, wakeup: int) -> None:
+        while True:
+            try:
+                if self._held:
+                    await self._released.wait()
+                self.stream.refresh()
+                if self.stream.epoch != self._epoch:
+                    self._start_over()
+                await self._catch_up_live()
+            except DamagedFile as error:
+                # Nothing of it is sent. Sessions that come to the place end there.
+                _log.error("the live clients wait: %s", error)
+                await trio.sleep(1)
+                continue
+            with trio.move_on_after(_POLL_SECONDS):
+                await trio.lowlevel.wait_readable(wakeup)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+
+    async def _catch_up_live(self) -> None:
+        while True:
+            head = self.stream.reader.head
+            place = Cursor(*self.view.head)
+            if self._held or place.number >= head.entries:
+                return
+            if not self._live:
+                self.view.head = head
+                self._wake_parked()
+                return
+            chunk = self.stream.reader.chunk(place, _PASS_BYTES)
+            while behind := [s for s in self._live if s.cursor.number == place.number]:
+                results = fan_out([self._live[s] for s in behind], chunk.data, _PASS_NS)
+                size = len(chunk.data)
+                for session, sent in zip(behind, results, strict=False):
+                    if sent == size:
+                        session.cursor, session.at = chunk.next, chunk.next.offset
+                    else:
+                        self._drop_out(session, place, chunk.start, sent)
+                if len(results) < len(behind):
+                    await trio.lowlevel.checkpoint()
+                    if self._held or tuple(self.view.head) != tuple(place):
+                        return
+            self.view.head = Head(*chunk.next)
+            self._wake_parked()
+            await trio.lowlevel.checkpoint()
+
+    def _drop_out(self, session: Session, place: Cursor, start: int, sent: int) -> None:
+        """A client took less than the whole run, or is gone: its own sender goes on."""
+        del self._live[session]
+        if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
+            _log.debug("%s: gone: %s", session.transport.peer, os.strerror(-sent))
+            sent = 0
+        session.fell_behind(place, start + sent if sent > 0 else place.offset)
+
+    def _wake_parked(self) -> None:
+        parked, self.parked = self.parked, set()
+        for session in parked:
+            session.wake()
+
+    # Changes of what was sent already.
+
+    def _changing(self, start: int, stop: int | None, done: bool) -> None:
+        """Entries are about to go or to be changed: end whom that concerns, now."""
+        if done:
+            self.view.forget()
+            self._epoch = self.stream.epoch
+            self._held -= 1
+            if not self._held:
+                self._released.set()
+            return
+        self._held += 1
+        self._released = trio.Event()
+        reader = self.stream.reader
+        offset = reader.cursor(start).offset
+        end = offset if stop is None else reader.cursor(stop).offset
+        for session in list(self.sessions):
+            if session.concerned(start, offset, stop, end):
+                self._end(session, "truncated" if stop is None else "changed", start)
+        if stop is None:
+            # Who waits at the end waits at the new one; nothing behind it is sent any more.
+            self.view.head = min(self.view.head, Head(offset, start))
+
+    def _start_over(self) -> None:
+        """Another process took entries back or changed them; what, is not known here."""
+        self._epoch = self.stream.epoch
+        self.view.forget()
+        self.view.head = self.stream.reader.head
+        for session in list(self.sessions):
+            if session.state in (State.CATCH_UP, State.LIVE):
+                self._end(session, "changed by another process", self.view.head.entries)
+        self._wake_parked()
+
+    def _end(self, session: Session, what: str, number: int) -> None:
+        _log.info(
+            "%s: connection ended: the stream was %s at entry %d, this client is at entry %d",
+            session.transport.peer,
+            what,
+            number,
+            session.cursor.number,
+        )
+        self.leave_live(session)
+        session.transport.reset()
+        session.wake()
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until every streaming client has been sent all that is committed now.
+
+        True when that is so, False after `seconds`.
+        """
+        self.stream.refresh()
+        target = self.stream.total_entries
+        with trio.move_on_after(seconds):
+            while any(session.owes(target) for session in self.sessions):
+                await trio.sleep(_POLL_SECONDS)
+            return True
+        return False
+
+
+async def serve(
+    stream: DataStream,
+    *,
+    host: str | None = None,
+    port: int = 6900,
+    listeners: Iterable[socket.socket] | None = None,
+    max_clients: int = 10_000,
+    waker: int | None = None,
+    task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `stream` until cancelled: ``await nursery.start(partial(serve, stream, port=0))``.
+
+    Starts with the addresses it listens on, [(host, port), ...]: every interface, IPv4
+    and IPv6, unless `host` names one; or `listeners` that are bound already. The stream
+    may be open for writing (commits of this process, from any thread, are served at
+    once) or with `follow=True`; it stays the caller's to close. `waker` is a non-blocking
+    descriptor that becomes readable when another process has committed.
+
+    Raises `ListenFailed`. Cancelling it closes the listeners and every connection.
+    """
+    server = Server(stream, max_clients=max_clients, waker=waker)
+    sockets = open_listeners(host, port) if listeners is None else listeners
+    await server.run(sockets, task_status=task_status)
+
+
+@contextlib.contextmanager
+def _wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
+    """A descriptor to read that becomes readable with each commit."""
+    if waker is not None:
+        yield waker
+        return
+    if hasattr(os, "eventfd"):
+        reading = writing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    else:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+    stream.add_waker(writing)
+    try:
+        yield reading
+    finally:
+        stream.remove_waker(writing)
+        for fd in {reading, writing}:
+            os.close(fd)
+
+
+def _in_loop(
+    token: trio.lowlevel.TrioToken, callback: ChangeCallback
+) -> ChangeCallback:
+    """The callback, run in the loop's thread wherever it is called from."""
+
+    def call(start: int, stop: int | None, done: bool) -> None:
+        try:
+            inside = trio.lowlevel.current_trio_token() is token
+        except RuntimeError:
+            inside = False
+        if inside:
+            callback(start, stop, done)
+        else:
+            with contextlib.suppress(trio.RunFinishedError):
+                trio.from_thread.run_sync(callback, start, stop, done, trio_token=token)
+
+    return call
+
+
+def _name(listener: socket.socket) -> tuple[str, int]:
+    name = listener.getsockname()
+    return (name[0], name[1]) if isinstance(name, tuple) else (str(name), 0)

@@ -1,0 +1,379 @@
+"""What a client connection may expect next: requests out, the server's bytes in.
+
+Owns the receive buffers and the matching of answers with requests. Must not know
+sockets, clocks or when to ask what (`exchanges` says that). Entries are found in
+runs, by the one scanner; a run keeps the buffer in which it arrived.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.errors import CorruptEntries, ProtocolViolation
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    ENTRY_HEAD_STRUCT,
+    HEADER_SIZE,
+    PACKET_ANSWER,
+    PACKET_ENTRY,
+    PACKET_HEADER,
+    PACKET_RESULT,
+    PAGE_SIZE,
+    RESULT_HEAD_SIZE,
+    RESULT_HEAD_STRUCT,
+    RESULT_OK,
+    TYPE_NOT_FOUND,
+    Header,
+)
+from datastreamer.protocol.messages import (
+    OK,
+    BookmarkQuery,
+    Command,
+    EntryQuery,
+    HeaderQuery,
+    Start,
+    StartBookmark,
+    Stop,
+    encode_command,
+)
+
+# Built once: a union is built at each comparison.
+_QUERIES: Final = (EntryQuery, BookmarkQuery)
+_REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
+# The longest text known has 17 bytes.
+_MAX_TEXT: Final = 1024
+# Buffers: of a connection that only asks, and of one that streams.
+_SMALL_BUFFER: Final = 32 << 10
+_LARGE_BUFFER: Final = 1 << 20
+# How many buffers, still held by batches when they were full, are looked at again.
+_KEPT_BUFFERS: Final = 3
+
+
+@dataclass(slots=True)
+class ResultReceived:
+    """OK to a Start, StartBookmark or Stop; or a refusal of any command.
+
+    The OK that precedes an answer is part of the answer's own event.
+    """
+
+    command: Command
+    number: int
+    text: str
+
+
+@dataclass(slots=True)
+class HeaderReceived:
+    """The answer to a `HeaderQuery`."""
+
+    header: Header
+
+
+@dataclass(slots=True)
+class EntryReceived:
+    """The answer to an `EntryQuery` or `BookmarkQuery`; `entry` is None: not found."""
+
+    command: EntryQuery | BookmarkQuery
+    entry: Entry | None
+
+
+@dataclass(slots=True)
+class EntriesReceived:
+    """A run of streamed entries, one or more; they follow those before."""
+
+    batch: EntryBatch
+
+
+@dataclass(slots=True)
+class PeerEnded:
+    """The server sends no more. `unread` bytes of a packet were there without its rest."""
+
+    unread: int
+
+
+Event: TypeAlias = ResultReceived | HeaderReceived | EntryReceived | EntriesReceived | PeerEnded
+
+
+class ClientConnection:
+    """One connection as its client sees it.
+
+    Send what `request` returns. Read into `receive_buffer` and tell `received` how
+    much it was (0: the server ended), then take events from `next_event` until it
+    says None. Answers come in the order of the requests; several may be underway.
+
+    A batch of entries stays good for as long as somebody holds it. It holds a receive
+    buffer of up to 1 MiB: who keeps few entries of many batches copies them.
+
+    `peer` names the other side in messages.
+    """
+
+    def __init__(self, stream_type: int = 1, *, peer: str = "the server") -> None:
+        self.stream_type = stream_type
+        self.peer = peer
+        self.streaming = False
+        self.received_any = False
+        self._commands: deque[Command] = deque()
+        self._answer_due = False
+        self._stopped = False
+        self._next_number: int | None = None
+        self._failure: ProtocolViolation | None = None
+        self._ended = False
+        self._buffer = bytearray(_SMALL_BUFFER)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._need = 1
+        self._lent = False
+        self._size = _SMALL_BUFFER
+        self._kept: list[bytearray] = []
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests have no (whole) answer yet."""
+        return len(self._commands)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing good can come any more: the server ended, or broke the protocol."""
+        return self._ended or self._failure is not None
+
+    # Requests
+
+    def request(self, command: Command) -> bytes:
+        """The bytes to send for `command`; its answer is waited for from now on.
+
+        Raises `UsageError` or `BadBookmark` for parameters that cannot be sent.
+        """
+        sent = encode_command(command, self.stream_type)
+        self._commands.append(command)
+        if type(command) is Start or type(command) is StartBookmark:
+            self._size = _LARGE_BUFFER
+        return sent
+
+    # Bytes
+
+    def receive_buffer(self) -> memoryview:
+        """Where the next bytes go; to be let go of before the next call."""
+        if self._start == self._end and not self._lent:
+            self._start = self._end = 0
+        room = len(self._buffer) - self._end
+        if room < self._size >> 2 or room < self._need - (self._end - self._start):
+            self._turn_over()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        """`count` bytes were put into the receive buffer; 0 says that the server ended."""
+        if count:
+            self._end += count
+            self.received_any = True
+        else:
+            self._ended = True
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes that somebody else has read, by copying; empty: the server ended."""
+        if not data:
+            self.received(0)
+        rest = memoryview(data)
+        while rest:
+            with self.receive_buffer() as room:
+                count = min(len(room), len(rest))
+                room[:count] = rest[:count]
+            rest = rest[count:]
+            self.received(count)
+
+    def _turn_over(self) -> None:
+        """Go on in a buffer with room, the unread bytes at its beginning."""
+        old, unread = self._buffer, bytes(self._buffer[self._start : self._end])
+        size = max(self._size, self._need + (self._size >> 2))
+        self._view.release()
+        self._kept.append(old)
+        for number, kept in enumerate(self._kept):
+            if len(kept) >= size and _is_free(kept):
+                self._buffer = self._kept.pop(number)
+                break
+        else:
+            self._buffer = bytearray(size)
+        del self._kept[:-_KEPT_BUFFERS]
+        self._buffer[: len(unread)] = unread
+        self._view = memoryview(self._buffer)
+        self._start, self._end = 0, len(unread)
+        self._lent = False
+
+    # Events
+
+    def next_event(self) -> Event | None:
+        """What came next, or None until more bytes do.
+
+        Raises `ProtocolViolation`, and from then on always that.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            while self._end - self._start >= self._need:
+                packet = self._buffer[self._start]
+                if packet == PACKET_RESULT:
+                    event = self._quick_answer() or self._result()
+                elif packet == PACKET_ANSWER:
+                    event = self._answer()
+                elif packet == PACKET_ENTRY:
+                    event = self._entries()
+                elif packet == PACKET_HEADER:
+                    event = self._header()
+                else:
+                    raise self._violation(f"a packet of type {packet}, which there is not")
+                if event is not None:
+                    return event
+        except ProtocolViolation as failure:
+            self._failure = failure
+            raise
+        return PeerEnded(self._end - self._start) if self._ended else None
+
+    def _result(self) -> Event | None:
+        if self._lacks(RESULT_HEAD_SIZE):
+            return None
+        start = self._start
+        _, length, number = RESULT_HEAD_STRUCT.unpack_from(self._buffer, start)
+        if not self._commands:
+            raise self._violation(f"a Result ({number}) that nothing was asked for")
+        command = self._commands[0]
+        if self._answer_due:
+            raise self._violation(f"a Result ({number}) where the answer to {command} was due")
+        if not RESULT_HEAD_SIZE <= length <= RESULT_HEAD_SIZE + _MAX_TEXT:
+            raise self._violation(f"a Result of {length} bytes")
+        if self._lacks(length):
+            return None
+        self._take(length)
+        if number == RESULT_OK:
+            if isinstance(command, EntryQuery | BookmarkQuery | HeaderQuery):
+                self._answer_due = True
+                return None
+            self._streaming_changed(command)
+        self._commands.popleft()
+        text = self._buffer[start + RESULT_HEAD_SIZE : start + length].decode("ascii", "replace")
+        return ResultReceived(command, number, text)
+
+    def _streaming_changed(self, command: Command) -> None:
+        self.streaming = not isinstance(command, Stop)
+        self._stopped = not self.streaming
+        # After a StartBookmark the first entry says where it stands.
+        self._next_number = command.from_entry if isinstance(command, Start) else None
+
+    def _header(self) -> Event | None:
+        if not self._answer_due or not isinstance(self._commands[0], HeaderQuery):
+            raise self._violation("a header that was not asked for")
+        if self._lacks(HEADER_SIZE):
+            return None
+        try:
+            header = Header.unpack(self._view[self._start :])
+        except ValueError as error:
+            raise self._violation(f"a header that is none: {error}") from None
+        self._take(HEADER_SIZE)
+        self._answer_due = False
+        self._commands.popleft()
+        return HeaderReceived(header)
+
+    def _answer(self) -> Event | None:
+        command = self._commands[0] if self._answer_due else None
+        if not isinstance(command, _QUERIES):
+            raise self._violation("the answer to a query that was not asked")
+        if self._lacks(ENTRY_HEAD_SIZE):
+            return None
+        start = self._start
+        _, length, kind, number = ENTRY_HEAD_STRUCT.unpack_from(self._buffer, start)
+        if not ENTRY_HEAD_SIZE <= length <= PAGE_SIZE:
+            raise self._violation(f"an answer of {length} bytes to {command}")
+        if self._lacks(length):
+            return None
+        return self._answered(command, start, length, kind, number)
+
+    def _quick_answer(self) -> Event | None:
+        """A Result OK and its answer at once, if all of both is there and nothing is odd."""
+        start = self._start
+        have = self._end - start
+        if have < _REPLY_STRUCT.size or not self._commands or self._answer_due:
+            return None
+        command = self._commands[0]
+        _, size, error, _, packet, length, kind, number = _REPLY_STRUCT.unpack_from(
+            self._buffer, start
+        )
+        if size != len(OK) or error or packet != PACKET_ANSWER:
+            return None
+        if not isinstance(command, _QUERIES):
+            return None
+        if not ENTRY_HEAD_SIZE <= length <= min(have - len(OK), PAGE_SIZE):
+            return None
+        return self._answered(command, start + len(OK), length, kind, number)
+
+    def _answered(
+        self, command: EntryQuery | BookmarkQuery, start: int, length: int, kind: int, number: int
+    ) -> Event:
+        entry: Entry | None = None
+        if kind != TYPE_NOT_FOUND or number or length != ENTRY_HEAD_SIZE:
+            if type(command) is EntryQuery and number != command.number:
+                raise self._violation(f"entry {number} in answer to {command}")
+            data = bytes(self._view[start + ENTRY_HEAD_SIZE : start + length])
+            entry = Entry(number, kind, data)
+        self._start = start + length
+        self._need = 1
+        self._answer_due = False
+        self._commands.popleft()
+        return EntryReceived(command, entry)
+
+    def _entries(self) -> Event | None:
+        if not self.streaming:
+            return self._stray_entry()
+        try:
+            batch = scan(self._buffer, self._next_number, start=self._start, end=self._end)
+        except CorruptEntries as damage:
+            if damage.offset == self._start:
+                raise self._violation(f"bytes that are no entry: {damage.reason}") from None
+            # What is good before the damage is handed out first; the next call finds
+            # the damage again.
+            batch = scan(self._buffer, self._next_number, start=self._start, end=damage.offset)
+        self._start = batch.end
+        self._need = max(1, batch.needed)
+        if not batch:
+            return None
+        self._lent = True
+        self._next_number = batch.next_number
+        return EntriesReceived(batch)
+
+    def _stray_entry(self) -> Event | None:
+        """Pass over the rest of an operation that old servers send behind a Stop's Result."""
+        if not self._stopped:
+            raise self._violation("an entry, though no streaming was asked for")
+        if self._lacks(ENTRY_HEAD_SIZE):
+            return None
+        _, length, _, number = ENTRY_HEAD_STRUCT.unpack_from(self._buffer, self._start)
+        if not ENTRY_HEAD_SIZE <= length <= PAGE_SIZE:
+            raise self._violation(f"an entry ({number}) of {length} bytes")
+        if not self._lacks(length):
+            self._take(length)
+        return None
+
+    def _lacks(self, size: int) -> bool:
+        """Whether the packet of `size` bytes is not all there; if so, waits for it."""
+        if self._end - self._start >= size:
+            return False
+        self._need = size
+        return True
+
+    def _take(self, size: int) -> None:
+        self._start += size
+        self._need = 1
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(f"{self.peer} sent {what}")
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Whether no batch or view holds the buffer any more: only then can it be resized."""
+    try:
+        last = buffer.pop()
+    except BufferError:
+        return False
+    buffer.append(last)
+    return True

@@ -1,0 +1,191 @@
+"""What a server connection may do next: a client's bytes in, its commands out.
+
+Owns the order of checks and what a refusal does to the connection. Must not
+know the stream (whether an entry or bookmark exists is the session's to say),
+sockets or clocks.
+
+A request is judged as early as the protocol allows: stream type, then command
+number, then state on its first 16 bytes; a bookmark's length on its first 20.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from datastreamer.format import (
+    COMMAND_BOOKMARK,
+    COMMAND_ENTRY,
+    COMMAND_HEAD_SIZE,
+    COMMAND_HEADER,
+    COMMAND_START,
+    COMMAND_START_BOOKMARK,
+    COMMAND_STOP,
+    MAX_BOOKMARK_SIZE,
+    RESULT_ALREADY_STARTED,
+    RESULT_ALREADY_STOPPED,
+    RESULT_INVALID_COMMAND,
+)
+from datastreamer.protocol.messages import (
+    BookmarkQuery,
+    Command,
+    EntryQuery,
+    HeaderQuery,
+    Start,
+    StartBookmark,
+    Stop,
+)
+
+_HEAD: Final = struct.Struct(">QQ")
+_NUMBER: Final = struct.Struct(">Q")
+_LENGTH: Final = struct.Struct(">I")
+_NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
+_KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send the Result `number`; close the connection behind it if `close`."""
+
+    number: int
+    close: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the connection without a Result. `reason` is for the log."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The client ended its sending side: close the connection."""
+
+
+Event: TypeAlias = Command | Refuse | Drop | End
+
+_STOP: Final = Stop()
+_HEADER: Final = HeaderQuery()
+_END: Final = End()
+_REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
+_REFUSE_STOPPED: Final = Refuse(RESULT_ALREADY_STOPPED, close=True)
+_REFUSE_COMMAND: Final = Refuse(RESULT_INVALID_COMMAND, close=False)
+
+
+class ServerConnection:
+    """One client's side of the conversation.
+
+    Feed `receive`, then take events from `next_event` until it says None; each
+    event is to be dealt with before the next is taken, for what is allowed
+    depends on `streaming`, and that changes only by `started` and `stopped`.
+    After a `Refuse` that closes, a `Drop` or an `End` no event follows.
+    """
+
+    __slots__ = ("_at", "_buffer", "_closed", "_ended", "_stream_type", "streaming")
+
+    def __init__(self, stream_type: int) -> None:
+        self.streaming = False
+        self._stream_type = stream_type
+        self._buffer = b""
+        self._at = 0
+        self._ended = False
+        self._closed = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes received and not yet taken as events: half a command, or more commands.
+
+        `receive` does not refuse any; a session that wants a bound stops reading
+        from its socket while events are left.
+        """
+        return len(self._buffer) - self._at
+
+    @property
+    def closed(self) -> bool:
+        """Whether the last event has been taken: what still arrives is dropped."""
+        return self._closed
+
+    def started(self) -> None:
+        """A Start or StartBookmark was answered OK: the connection streams."""
+        self.streaming = True
+
+    def stopped(self) -> None:
+        """A Stop was answered: the connection streams no more."""
+        self.streaming = False
+
+    def receive(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes of the client; empty says that it ended its sending side."""
+        if not data:
+            self._ended = True
+        elif self._closed:
+            pass
+        elif self._at == len(self._buffer):
+            self._buffer = bytes(data)
+            self._at = 0
+        else:
+            self._buffer = b"".join((self._buffer[self._at :], data))
+            self._at = 0
+
+    def next_event(self) -> Event | None:
+        """What the client asks next, or what to do instead; None until more bytes come."""
+        buffer, at = self._buffer, self._at
+        have = len(buffer) - at
+        if have < COMMAND_HEAD_SIZE or self._closed:
+            return self._wait()
+        command, stream_type = _HEAD.unpack_from(buffer, at)
+        if stream_type != self._stream_type:
+            return self._drop(f"stream type {stream_type} where {self._stream_type} is served")
+        if command == COMMAND_STOP:
+            if not self.streaming:
+                return self._refuse(_REFUSE_STOPPED)
+            self._at = at + COMMAND_HEAD_SIZE
+            return _STOP
+        if not COMMAND_START <= command <= COMMAND_BOOKMARK:
+            self._at = at + COMMAND_HEAD_SIZE
+            return _REFUSE_COMMAND
+        if self.streaming:
+            return self._refuse(_REFUSE_STARTED)
+        if command == COMMAND_ENTRY or command == COMMAND_START:
+            if have < _NUMBERED_SIZE:
+                return self._wait()
+            (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
+            self._at = at + _NUMBERED_SIZE
+            return EntryQuery(number) if command == COMMAND_ENTRY else Start(number)
+        if command == COMMAND_HEADER:
+            self._at = at + COMMAND_HEAD_SIZE
+            return _HEADER
+        return self._keyed(command, at, have)
+
+    def _keyed(self, command: int, at: int, have: int) -> Event | None:
+        if have < _KEYED_SIZE:
+            return self._wait()
+        (length,) = _LENGTH.unpack_from(self._buffer, at + COMMAND_HEAD_SIZE)
+        if not 1 <= length <= MAX_BOOKMARK_SIZE:
+            return self._drop(f"a bookmark of {length} bytes, not 1 to {MAX_BOOKMARK_SIZE}")
+        if have < _KEYED_SIZE + length:
+            return self._wait()
+        start = at + _KEYED_SIZE
+        self._at = start + length
+        key = self._buffer[start : start + length]
+        return StartBookmark(key) if command == COMMAND_START_BOOKMARK else BookmarkQuery(key)
+
+    def _wait(self) -> Event | None:
+        if not self._ended or self._closed:
+            return None
+        self._close()
+        return _END
+
+    def _refuse(self, refusal: Refuse) -> Event:
+        self._close()
+        return refusal
+
+    def _drop(self, reason: str) -> Event:
+        self._close()
+        return Drop(reason)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._buffer = b""
+        self._at = 0

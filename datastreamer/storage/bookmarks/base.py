@@ -1,0 +1,90 @@
+"""What a bookmark index has to do, whatever keeps it.
+
+An index is derived data: for each key the numbers of all entries that carry it, and a
+watermark that says how far into which file it goes. It takes no decisions; the keeper
+(`keeper.py`) feeds it and judges it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from datastreamer.errors import StreamFileError
+
+
+class Watermark(NamedTuple):
+    """How far an index goes, and in which file.
+
+    All bookmarks of the entries before number `entries`, which end at file offset
+    `length`, are in the index; `identity` is the keeper's fingerprint of that file.
+    """
+
+    length: int
+    entries: int
+    identity: bytes
+
+
+class BookmarkIndex(ABC):
+    """A map from key (1 to 16 bytes) to entry numbers.
+
+    Called from several threads for reading, from one at a time for writing. Each method
+    that writes is atomic: after a crash it happened in full or not at all.
+    """
+
+    @abstractmethod
+    def watermark(self) -> Watermark | None:
+        """How far the index goes; None where it is new."""
+
+    @abstractmethod
+    def newest(self, key: bytes) -> int | None:
+        """The highest entry number with this key."""
+
+    @abstractmethod
+    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        """Take in bookmarks that lie between the old and the new watermark."""
+
+    @abstractmethod
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        """Take out exactly these; durable on return."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything, the watermark too."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of distinct keys."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what is held. Idempotent."""
+
+
+class IndexReadOnly(StreamFileError):
+    """An index opened for reading is not there, or cannot be used as it is."""
+
+
+Opener = Callable[[str, bool], BookmarkIndex]
+"""Opens the index of the stream file at a path; the flag tells whether it may write."""
+
+_openers: dict[str, Opener] = {}
+
+
+def register(name: str, opener: Opener) -> None:
+    """Make a backend known under `name` (the `index=` of `DataStream.open`)."""
+    _openers[name] = opener
+
+
+def opener(name: str) -> Opener:
+    """The backend called `name`; `ValueError` lists the known ones."""
+    if name not in _openers:
+        from datastreamer.storage.bookmarks import lmdb, memory
+
+        _openers.setdefault("lmdb", lmdb.open_index)
+        _openers.setdefault("memory", memory.open_index)
+    try:
+        return _openers[name]
+    except KeyError:
+        raise ValueError(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None

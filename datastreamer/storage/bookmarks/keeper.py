@@ -1,0 +1,440 @@
+"""Keeps an index in step with its file, and answers from both.
+
+The scan of the file is the truth and the index is derived from it. A look-up asks what
+is newer than the index first, then the index. What is newer is, for a writer, kept in
+memory until a thread of the keeper has written it; for a reader beside a writer, or
+while the index still catches up, it is scanned from the file, newest page first.
+
+Owns the backend and its thread. Knows nothing of locks, headers or commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from xxhash import xxh3_128_digest
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import IndexFailed, StreamFileError, UnknownEntry
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
+from datastreamer.storage.disk import File
+from datastreamer.storage.reader import Cursor, Reader
+from datastreamer.storage.record import Head
+
+_log = logging.getLogger(__name__)
+
+# The index is written when so many bookmarks wait, or so long after the first of them:
+# derived data is worth neither a transaction a commit nor an unbounded memory.
+_FLUSH_KEYS = 20_000
+_FLUSH_SECONDS = 2.0
+_DIGEST_SIZE = 64 * 1024
+_CATCH_UP_BYTES = 16 * PAGE_SIZE
+_TRIES = 3
+
+
+class BookmarkKeeper:
+    """Bookmarks of one stream. `newest` is exact at any moment, however far the index is."""
+
+    def __init__(
+        self, backend: str, path: str, file: File, reader: Reader, *, write: bool, stream_id: bytes
+    ) -> None:
+        self._backend = backend
+        self._path = path
+        self._file = file
+        self._reader = reader
+        self._write = write
+        self._stream_id = stream_id
+        # Two locks: `_writing` around what changes the index, `_guard` around the fields
+        # here; where both are held, `_writing` was taken first.
+        self._writing = threading.Lock()
+        self._guard = threading.Lock()
+        self._work = threading.Condition(self._guard)
+        # Bookmarks of the entries from `_known_from` on, in memory.
+        self._recent: dict[bytes, int] = {}
+        self._known_from = Cursor(*reader.head)
+        self._known_to = self._known_from
+        # The writer's: the same, in the order of the file, all of them.
+        self._waiting: list[tuple[bytes, int]] = []
+        self._synced = reader.head
+        self._closing = False
+        self._failing = False
+        # A reader's: the index is one of its own, in memory; where it is not, whether it
+        # was opened when somebody wrote.
+        self._private = False
+        self._opened_at = reader.head
+        self._questions = 0
+        self._index: BookmarkIndex | None = None
+        self._indexed = Head()
+        self._open()
+        self._thread: threading.Thread | None = None
+        if write:
+            self._start("bookmarks of", self._run)
+
+    def _open(self) -> None:
+        try:
+            self._index = opener(self._backend)(self._path, self._write)
+        except IndexReadOnly as error:
+            _log.debug("%s; bookmarks are looked up in the stream itself", error)
+            return
+        try:
+            self._indexed = self._trusted(self._index)
+        except IndexFailed as error:
+            self._say_wrong(str(error))
+            if self._write:
+                self._index.clear()
+            else:
+                self._drop_index()
+
+    def _start(self, what: str, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name=f"{what} {self._path}", daemon=True)
+        self._thread.start()
+
+    # Whether the index belongs to the file.
+
+    def _identity(self, length: int) -> bytes:
+        """A fingerprint of the file up to `length`: which file, and its bytes before there."""
+        device, inode = self._file.identity()
+        start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
+        tail = self._file.read(length - start, start)
+        return self._stream_id + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
+
+    def _trusted(self, index: BookmarkIndex) -> Head:
+        """How far the index can be believed: all of it or nothing."""
+        mark, head = index.watermark(), self._reader.head
+        if (
+            mark is not None
+            and mark.entries <= head.entries
+            and mark.length <= head.length
+            and mark.identity == self._identity(mark.length)
+        ):
+            return Head(mark.length, mark.entries)
+        if not self._write:
+            # A new one that somebody is about to fill is waited for.
+            if mark is not None or not self._file.locked_elsewhere():
+                self._drop_index()
+        elif mark is not None or len(index):
+            _log.info("%s: the bookmark index is not this file's; it is built again", self._path)
+            index.clear()
+        return Head()
+
+    # Questions.
+
+    def newest(self, key: bytes) -> int | None:
+        """The highest committed entry number that is a bookmark with this key."""
+        for _ in range(_TRIES):
+            try:
+                return self._newest(key)
+            except IndexFailed as error:
+                self.distrust(str(error))
+            except UnknownEntry:
+                continue  # the stream was cut back while its end was read
+        return bookmarks_of(self._reader.batches(0)).get(key)
+
+    def _newest(self, key: bytes) -> int | None:
+        with self._guard:
+            self._follow()
+            found = self._recent.get(key)
+            index, indexed, known_from = self._index, self._indexed, self._known_from
+        if found is not None:
+            return found
+        if indexed.entries < known_from.number:
+            found = self._scan_gap(key, indexed, known_from)
+            if found is not None:
+                return found
+        return index.newest(key) if index is not None and indexed.entries else None
+
+    def unread(self) -> int:
+        """How many bytes of the stream the next look-up may have to read."""
+        gap = self._known_from.offset - self._indexed.length
+        behind = 0 if self._write else self._reader.head.length - self._known_to.offset
+        return max(0, gap) + max(0, behind)
+
+    def distrust(self, why: str = "it names an entry that is not what it says") -> None:
+        """The index is not to be believed: a writer builds it again, in the background."""
+        self._say_wrong(why)
+        if not self._write:
+            with self._guard:
+                self._drop_index()
+            return
+        with self._writing:
+            self._forget_index()
+        with self._guard:
+            self._work.notify()
+
+    def _say_wrong(self, why: str) -> None:
+        _log.warning("%s: the bookmark index is wrong, it is built again: %s", self._path, why)
+
+    def lag(self) -> int:
+        """How many entries at the end of the stream the index does not cover yet."""
+        return self._reader.head.entries - self._indexed.entries
+
+    def __len__(self) -> int:
+        """The number of distinct keys. Reads what the index does not hold."""
+        with self._writing, self._guard:
+            self._follow()
+            recent, indexed, until = set(self._recent), self._indexed, self._known_from
+            index = self._index
+        for batch in self._reader.batches(indexed.entries, until.number):
+            recent.update(key for key, _ in batch.bookmarks())
+        if index is None:
+            return len(recent)
+        return len(index) + sum(index.newest(key) is None for key in recent)
+
+    def _scan_gap(self, key: bytes, indexed: Head, until: Cursor) -> int | None:
+        """The newest `key` between the index and what memory holds, page by page backwards."""
+        page = page_of(max(until.offset - 1, HEADER_PAGE_SIZE))
+        for at in range(page, page_of(indexed.length) - 1, -1):
+            start, found = page_start(at), None
+            if start >= until.offset:
+                continue
+            if start < indexed.length:
+                cursor = Cursor(*indexed)
+            else:
+                cursor = Cursor(start, self._reader.first_number(at))
+            while cursor.number < until.number and cursor.offset < page_start(at + 1):
+                batch, cursor = self._reader.run(cursor)
+                if not batch:
+                    raise UnknownEntry(cursor.number, cursor.number)
+                for mark, number in batch.bookmarks():
+                    if mark == key and number < until.number:
+                        found = number
+            if found is not None:
+                return found
+        return None
+
+    # A reader's side.
+
+    def _follow(self) -> None:
+        """Take in what a writer elsewhere has committed and indexed. Holds the guard."""
+        if self._write:
+            return
+        cursor = self._known_to
+        while cursor.number < self._reader.head.entries:
+            batch, cursor = self._reader.run(cursor)
+            self._recent.update(batch.bookmarks())
+        self._known_to = cursor
+        if self._index is None:
+            self._begin_private()
+        elif not self._private:
+            if self._opened_at != self._reader.head:
+                self._open_beside_writer()
+            self._follow_index()
+
+    def _open_beside_writer(self) -> None:
+        """An index that was opened when nobody wrote has no lock: open it once more."""
+        self._opened_at = self._reader.head
+        self._drop_index()
+        self._open()
+
+    def _follow_index(self) -> None:
+        mark = None if self._index is None else self._index.watermark()
+        if mark is not None and self._indexed.entries < mark.entries <= self._known_to.number:
+            if not self._indexed.entries and mark.identity != self._identity(mark.length):
+                self._drop_index()
+                return
+            self._indexed = Head(mark.length, mark.entries)
+            # What the index holds need not be in memory as well.
+            if mark.entries > self._known_from.number and len(self._recent) > _FLUSH_KEYS:
+                self._recent = {k: n for k, n in self._recent.items() if n >= mark.entries}
+                self._known_from = Cursor(*self._indexed)
+
+    def _begin_private(self) -> None:
+        """No index to read: keep one in memory from the second question on."""
+        self._questions += 1
+        if self._questions > 1 and self._known_from.number:
+            self._index, self._private = opener("memory")(self._path, True), True
+            self._start("private bookmarks of", self._work_once)
+
+    def _drop_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+        self._index, self._indexed, self._private = None, Head(), False
+
+    def rewound(self) -> None:
+        """A reader saw the stream go back: start again from what is on disk."""
+        with self._guard:
+            self._recent.clear()
+            self._known_from = self._known_to = Cursor(*self._reader.head)
+            if self._private:
+                self._drop_index()
+            elif self._index is not None:
+                try:
+                    self._indexed = self._trusted(self._index)
+                except IndexFailed:
+                    self._drop_index()
+
+    # The writer's side.
+
+    def committed(self, bookmarks: list[tuple[bytes, int]], synced: Head) -> None:
+        """Bookmarks of an operation that was just committed; `synced` is on disk."""
+        with self._guard:
+            self._recent.update(bookmarks)
+            self._waiting += bookmarks
+            self._synced = synced
+            # Only where the thread may write some of it: else it would be woken for nothing.
+            if (
+                len(self._waiting) >= _FLUSH_KEYS
+                and self._waiting[0][1] < synced.entries
+                and not self._failing
+            ):
+                self._work.notify()
+
+    def synced(self, head: Head) -> None:
+        """Everything up to `head` is on disk and may be indexed."""
+        with self._guard:
+            self._synced = head
+
+    @contextlib.contextmanager
+    def truncation(self, head: Head) -> Iterator[None]:
+        """Around the stream's going back to `head`: the index goes first, durably."""
+        with self._writing:
+            index = self._index
+            if index is not None and head.entries < self._indexed.entries:
+                gone: list[tuple[bytes, int]] = []
+                for batch in self._reader.batches(head.entries, self._indexed.entries):
+                    gone += batch.bookmarks()
+                mark = Watermark(head.length, head.entries, self._identity(head.length))
+                index.remove(gone, mark)
+                self._indexed = head
+            yield
+            with self._guard:
+                self._waiting = [item for item in self._waiting if item[1] < head.entries]
+                self._recent = dict(self._waiting)
+                self._synced = min(self._synced, head)
+                if head.entries < self._known_from.number:
+                    self._known_from = Cursor(*head)
+
+    # The thread.
+
+    def _run(self) -> None:
+        self._work_once()
+        while self._wait():
+            self._work_once()
+
+    def _wait(self) -> bool:
+        with self._guard:
+            if not self._closing:
+                self._work.wait(_FLUSH_SECONDS)
+            return not self._closing
+
+    def _work_once(self) -> None:
+        try:
+            self.wait()
+        except (StreamFileError, UnknownEntry, OSError) as error:
+            if not self._failing and not self._closing:
+                _log.error(
+                    "%s: bookmarks are not indexed, look-ups read the stream: %s",
+                    self._path,
+                    error,
+                )
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _catch_up(self) -> None:
+        """Index what the file holds, memory does not and the index does not."""
+        while not self._closing:
+            with self._writing:
+                with self._guard:
+                    index, start, target = self._index, self._indexed, self._known_from
+                    if self._write:
+                        target = min(target, Cursor(*self._synced), key=lambda it: it.number)
+                if index is None or start.entries >= target.number:
+                    return
+                cursor, found = Cursor(*start), list[tuple[bytes, int]]()
+                while cursor.number < target.number and (
+                    cursor.offset - start.length < _CATCH_UP_BYTES
+                ):
+                    batch, cursor = self._reader.run(cursor)
+                    if cursor.number > target.number:
+                        batch = batch[: target.number - batch.first_number]
+                        cursor = target
+                    found += batch.bookmarks()
+                self._add(index, found, Head(*cursor))
+
+    def _flush(self) -> None:
+        """Write what waits and is on disk into the index, in one transaction."""
+        with self._writing:
+            with self._guard:
+                index, upto = self._index, self._synced
+                if index is None or not (
+                    self._known_from.number <= self._indexed.entries < upto.entries
+                ):
+                    return
+                ready = [item for item in self._waiting if item[1] < upto.entries]
+            self._add(index, ready, upto)
+            with self._guard:
+                del self._waiting[: len(ready)]
+                # What the index holds need not be in memory as well.
+                for key, number in ready:
+                    if self._recent.get(key) == number:
+                        del self._recent[key]
+                self._known_from = Cursor(*upto)
+
+    def _add(self, index: BookmarkIndex, bookmarks: list[tuple[bytes, int]], upto: Head) -> None:
+        index.add(bookmarks, Watermark(upto.length, upto.entries, self._identity(upto.length)))
+        with self._guard:
+            if self._index is index:
+                self._indexed = upto
+
+    def wait(self) -> None:
+        """Return when the index covers all that was on disk when this was called."""
+        self._catch_up()
+        if self._write:
+            self._flush()
+
+    def rebuild(self) -> None:
+        """Forget the index and build it again from the file."""
+        with self._writing:
+            self._forget_index()
+        self._catch_up()
+
+    def _forget_index(self) -> None:
+        """Empty the index; it begins again from the file's start. Holds `_writing`."""
+        with self._guard:
+            index, self._indexed = self._index, Head()
+            self._waiting.clear()
+            self._recent.clear()
+            self._known_from = self._known_to = Cursor(*self._reader.head)
+        if index is not None:
+            try:
+                index.clear()
+            except IndexFailed as error:
+                _log.error("%s: there is no bookmark index any more: %s", self._path, error)
+                with self._guard:
+                    self._drop_index()
+
+    # The end.
+
+    def close(self) -> None:
+        """Write what waits, stop the thread, give up the backend."""
+        with self._guard:
+            self._closing = True
+            self._work.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._write:
+            try:
+                self._flush()
+            except StreamFileError as error:
+                _log.warning("%s: the bookmark index lags behind: %s", self._path, error)
+        if self._index is not None:
+            self._index.close()
+
+    def abandon(self) -> None:
+        """Forget everything without touching it: for the child of a fork."""
+        self._index = None
+        self._thread = None
+
+
+def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:
+    """The truth: each key's highest number in a scan."""
+    found: dict[bytes, int] = {}
+    for batch in batches:
+        found.update(batch.bookmarks())
+    return found

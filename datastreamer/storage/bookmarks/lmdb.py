@@ -1,0 +1,252 @@
+"""A bookmark index in LMDB: the folder `FILE.index` beside the stream file.
+
+One environment a process and index, shared by the streams that open it. Keys are the
+bookmarks' own bytes, values the entry numbers as big-endian u64, several a key where a
+key occurs several times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+import lmdb
+
+from datastreamer.errors import IndexFailed
+from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark
+from datastreamer.storage.disk import OsDisk
+
+# Address space, not memory or disk: the map is reserved once and never has to grow.
+_MAP_SIZE = 1 << 40
+_MAX_READERS = 1024
+_NUMBER = struct.Struct(">Q")
+_WATERMARK = struct.Struct(">IQQ")
+_LAYOUT = 1
+
+
+def index_folder(path: str) -> str:
+    """Where the index of the stream file at `path` is kept."""
+    return path + ".index"
+
+
+class _Shared:
+    """One process's environment for one index folder; the openers take turns."""
+
+    open_ones: ClassVar[dict[str, _Shared]] = {}
+    guard = threading.Lock()
+
+    def __init__(self, folder: str, write: bool, beside_writer: bool) -> None:
+        self.folder = folder
+        self.users = 0
+        self.open(write, beside_writer)
+
+    def open(self, write: bool, beside_writer: bool = False) -> None:
+        # A reader that takes part in LMDB's lock file writes into it. Where nobody writes
+        # the index he need not, and leaves no trace. (Should a writer come all the same:
+        # pages of a snapshot are used again two transactions later at the earliest, and
+        # each question here is a transaction of its own.)
+        lock_file = os.path.join(self.folder, "lock.mdb")
+        lock = write or (beside_writer and os.access(lock_file, os.W_OK))
+        self.env = lmdb.open(
+            self.folder,
+            map_size=_MAP_SIZE,
+            max_dbs=2,
+            max_readers=_MAX_READERS,
+            readonly=not write,
+            create=write,
+            lock=lock,
+            readahead=False,
+        )
+        self.write = write
+        try:
+            self._ensure_whole()
+            self.env.reader_check()
+            self.meta = self.env.open_db(b"meta", create=write)
+            self.keys = self.env.open_db(
+                b"bookmarks", create=write, dupsort=True, dupfixed=True
+            )
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _ensure_whole(self) -> None:
+        """Refuse a file that is cut short: a look at what it lacks would end the process."""
+        needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+        size = os.path.getsize(os.path.join(self.folder, "data.mdb"))
+        if size < needed:
+            raise lmdb.CorruptedError(f"data.mdb has {size} of at least {needed} bytes")
+
+    def renew(self) -> None:
+        """Begin anew with empty files."""
+        with self.guard:
+            self.env.close()
+            _remove_files(self.folder)
+            self.open(True)
+
+    @classmethod
+    def get(cls, folder: str, write: bool, beside_writer: bool) -> _Shared:
+        """The environment, opened for writing if anybody here needs that."""
+        name = os.path.realpath(folder)
+        with cls.guard:
+            shared = cls.open_ones.get(name)
+            if shared is None:
+                shared = cls.open_ones[name] = cls(name, write, beside_writer)
+            elif write and not shared.write:
+                shared.env.close()
+                shared.open(True)
+            shared.users += 1
+            return shared
+
+    def release(self) -> None:
+        with self.guard:
+            self.users -= 1
+            if self.users == 0:
+                self.open_ones.pop(self.folder, None)
+                self.env.close()
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In the child of a fork: an environment does not survive one."""
+        cls.open_ones = {}
+        cls.guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Shared.forget_all)
+
+
+class LmdbIndex(BookmarkIndex):
+    """The index in one folder. Raises `IndexFailed` with LMDB's own reason."""
+
+    def __init__(self, folder: str, write: bool, *, beside_writer: bool = False) -> None:
+        self._folder = folder
+        try:
+            if write:
+                os.makedirs(folder, exist_ok=True)
+            self._shared: _Shared | None = _Shared.get(folder, write, beside_writer)
+        except (lmdb.Error, OSError) as error:
+            raise IndexFailed(folder, f"the bookmark index cannot be opened: {error}") from error
+
+    def _env(self) -> _Shared:
+        if self._shared is None:
+            raise IndexFailed(self._folder, "the bookmark index is closed")
+        return self._shared
+
+    @contextlib.contextmanager
+    def _read(self, name: str) -> Iterator[lmdb.Transaction]:
+        shared = self._env()
+        try:
+            with shared.env.begin(db=getattr(shared, name)) as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
+    def watermark(self) -> Watermark | None:
+        with self._read("meta") as transaction:
+            packed = transaction.get(b"watermark")
+        if packed is None or len(packed) < _WATERMARK.size:
+            return None
+        layout, length, entries = _WATERMARK.unpack_from(packed)
+        if layout != _LAYOUT:
+            return None
+        return Watermark(length, entries, bytes(packed[_WATERMARK.size :]))
+
+    def newest(self, key: bytes) -> int | None:
+        with self._read("keys") as transaction, transaction.cursor() as cursor:
+            if not cursor.set_key(key):
+                return None
+            cursor.last_dup()
+            return int(_NUMBER.unpack(cursor.value())[0])
+
+    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        pack = _NUMBER.pack
+        # Sorted within a transaction, LMDB takes in about twice as many a second.
+        items = sorted((key, pack(number)) for key, number in bookmarks)
+        shared = self._env()
+        try:
+            with shared.env.begin(write=True) as transaction:
+                with transaction.cursor(db=shared.keys) as cursor:
+                    cursor.putmulti(items, dupdata=True)
+                self._put_watermark(transaction, watermark)
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        shared = self._env()
+        try:
+            with shared.env.begin(write=True) as transaction:
+                for key, number in bookmarks:
+                    transaction.delete(key, _NUMBER.pack(number), db=shared.keys)
+                self._put_watermark(transaction, watermark)
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
+    def _put_watermark(self, transaction: lmdb.Transaction, watermark: Watermark) -> None:
+        packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
+        transaction.put(b"watermark", packed + watermark.identity, db=self._env().meta)
+
+    def clear(self) -> None:
+        shared = self._env()
+        try:
+            with shared.env.begin(write=True) as transaction:
+                transaction.drop(shared.keys, delete=False)
+                transaction.drop(shared.meta, delete=False)
+        except lmdb.Error:
+            # Too damaged to be emptied page by page.
+            try:
+                shared.renew()
+            except (lmdb.Error, OSError) as error:
+                raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
+    def __len__(self) -> int:
+        with self._read("keys") as transaction, transaction.cursor() as cursor:
+            return sum(1 for _ in cursor.iternext_nodup(keys=True, values=False))
+
+    def close(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.release()
+
+
+def open_index(path: str, write: bool) -> LmdbIndex:
+    """The index of the stream file at `path`.
+
+    A damaged one is thrown away and begun anew where `write` allows; raises
+    `IndexReadOnly` where it does not, or where there is none to read.
+    """
+    folder = index_folder(path)
+    if not write and not os.path.exists(os.path.join(folder, "data.mdb")):
+        raise IndexReadOnly(folder, "there is no bookmark index")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise IndexFailed(folder, "is in the way of the bookmark index; move it elsewhere")
+    try:
+        return LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
+    except IndexFailed as error:
+        if not write:
+            raise IndexReadOnly(folder, error.what) from error
+    try:
+        _remove_files(folder)
+    except OSError as error:
+        raise IndexFailed(folder, f"the bookmark index cannot be removed: {error}") from error
+    return LmdbIndex(folder, True)
+
+
+def _is_written(path: str) -> bool:
+    """Whether somebody has the stream file at `path` open for writing."""
+    try:
+        file = OsDisk().open(path, write=False)
+    except OSError:
+        return False
+    try:
+        return file.locked_elsewhere()
+    finally:
+        file.close()
+
+
+def _remove_files(folder: str) -> None:
+    for name in ("data.mdb", "lock.mdb"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))

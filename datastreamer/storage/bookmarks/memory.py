@@ -1,0 +1,51 @@
+"""A bookmark index in memory: gone with the process, rebuilt from the file on open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from datastreamer.storage.bookmarks.base import BookmarkIndex, Watermark
+
+
+class MemoryIndex(BookmarkIndex):
+    """A dict from key to the ascending list of its entry numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, list[int]] = {}
+        self._watermark: Watermark | None = None
+
+    def watermark(self) -> Watermark | None:
+        return self._watermark
+
+    def newest(self, key: bytes) -> int | None:
+        numbers = self._numbers.get(key)
+        return numbers[-1] if numbers else None
+
+    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        for key, number in bookmarks:
+            self._numbers.setdefault(key, []).append(number)
+        self._watermark = watermark
+
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        for key, number in bookmarks:
+            numbers = self._numbers.get(key, [])
+            if number in numbers:
+                numbers.remove(number)
+            if not numbers:
+                self._numbers.pop(key, None)
+        self._watermark = watermark
+
+    def clear(self) -> None:
+        self._numbers.clear()
+        self._watermark = None
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_index(path: str, write: bool) -> MemoryIndex:
+    """A new, empty index: nothing is kept beside the file."""
+    return MemoryIndex()

@@ -1,0 +1,223 @@
+"""The file operations of storage, in one small place.
+
+Everything above reads and writes through `File` and `Disk`, so that a test can put
+a simulated disk underneath. Knows nothing of headers, pages or entries. Raises
+`OSError` as the system gives it; what it means is said higher up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from datastreamer.storage._commit import write_commit
+
+Buffer = bytes | bytearray | memoryview
+
+_LINUX = sys.platform.startswith("linux")
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes are in bytes."""
+
+    def fileno(self) -> int: ...
+    def size(self) -> int: ...
+    def identity(self) -> tuple[int, int]:
+        """Device and inode: the same for two descriptors of one file."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only where the file ends."""
+
+    def write(self, data: Buffer, offset: int) -> None:
+        """All of `data` at `offset`."""
+
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None:
+        """Data, header, sync, mark and wake-up in one go; see `_commit.write_commit`."""
+
+    def sync(self) -> None:
+        """Data, and the metadata needed to read it back, are on disk."""
+
+    def resize(self, size: int, *, reserve: bool = True) -> None:
+        """Set the size; growing reserves the space unless told otherwise."""
+
+    def lock(self) -> bool:
+        """Take the writer's lock on this descriptor; False where somebody has it."""
+
+    def locked_elsewhere(self) -> bool:
+        """Whether another open file holds the writer's lock."""
+
+    def close(self) -> None: ...
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def identity(self) -> tuple[int, int]:
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        parts, got = [data], len(data)
+        while got < size and (data := os.pread(self._fd, size - got, offset + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def write(self, data: Buffer, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            view = view[done:]
+            offset += done
+
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None:
+        write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
+
+    def sync(self) -> None:
+        if _LINUX:
+            os.fdatasync(self._fd)
+        else:  # macOS: fsync leaves the drive's cache alone, F_FULLFSYNC does not
+            fcntl.fcntl(self._fd, getattr(fcntl, "F_FULLFSYNC", 51))
+
+    def resize(self, size: int, *, reserve: bool = True) -> None:
+        now = self.size()
+        # The size changes in one step, and only then is space taken for it: whatever ends
+        # the process in between, the size is one that was asked for.
+        os.ftruncate(self._fd, size)
+        if size > now and reserve and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._fd, now, size - now)
+            except OSError:
+                os.ftruncate(self._fd, now)
+                raise
+
+    def lock(self) -> bool:
+        try:
+            if _LINUX:
+                # An open-file-description lock: it is this descriptor's alone, and closing
+                # another descriptor of the file does not take it away.
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
+            else:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def locked_elsewhere(self) -> bool:
+        if _LINUX:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0)
+            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+            return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        return False
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Disk(Protocol):
+    """Names: what is done to folders rather than to an open file."""
+
+    def open(self, path: str, *, write: bool) -> File:
+        """An existing file."""
+
+    def create(self, path: str) -> File:
+        """A new, empty file; `FileExistsError` where something stands."""
+
+    def publish(self, temporary: str, path: str) -> None:
+        """Give a finished, synced file its name, durably; never replaces anything."""
+
+    def unlink(self, path: str) -> None: ...
+    def exists(self, path: str) -> bool: ...
+
+
+class OsDisk:
+    """The operating system's file systems."""
+
+    def open(self, path: str, *, write: bool) -> OsFile:
+        return OsFile(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
+
+    def create(self, path: str) -> OsFile:
+        return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def publish(self, temporary: str, path: str) -> None:
+        os.link(temporary, path)
+        os.unlink(temporary)
+        self._sync_folder(path)
+
+    def unlink(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            self._sync_folder(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    @staticmethod
+    def _sync_folder(path: str) -> None:
+        fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def boot_id() -> bytes:
+    """16 bytes that change with each boot of this machine; zeros where nobody tells."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as source:
+            return bytes.fromhex(source.read().strip().replace("-", ""))
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        import subprocess
+        import uuid
+
+        asked = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5)
+            return uuid.UUID(told.stdout.strip()).bytes
+    return bytes(16)

@@ -1,0 +1,435 @@
+"""Reading a stream file: where an entry stands, runs of entries, spans to send.
+
+Owns the page directory. Reads committed bytes only: everything is bounded by
+`Reader.head`, which the owner moves. Knows nothing of writing, locks or bookmarks.
+Safe to use from several threads.
+
+Positions are pairs (file offset, entry number): a `Cursor`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from datastreamer._codec import Entry, EntryBatch, PageTable, entry_at, scan, walk
+from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    ENTRY_HEAD_STRUCT,
+    HEADER_PAGE_SIZE,
+    PACKET_ANSWER,
+    PACKET_ENTRY,
+    PACKET_PADDING,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    page_of,
+    page_start,
+    pages_for,
+)
+from datastreamer.storage.disk import File
+from datastreamer.storage.record import Head
+
+# Bounds of the directory's memory: 16 bytes and two small ints a page, tables of the
+# pages that point reads touched last.
+_KNOWN_PAGES = 1 << 16
+_TABLES = 256
+_ANSWER = bytes([PACKET_ANSWER])
+
+
+class Cursor(NamedTuple):
+    """A place between two entries: the next one is `number`, at or behind `offset`."""
+
+    offset: int
+    number: int
+
+
+class Span(NamedTuple):
+    """Whole entries that stand together in the file, and where to go on after them."""
+
+    start: int
+    end: int
+    next: Cursor
+
+
+class Chunk(NamedTuple):
+    """Whole entries that stand together in the file, read."""
+
+    start: int
+    data: memoryview
+    batch: EntryBatch
+    next: Cursor
+
+    def boundary(self, offset: int) -> Cursor:
+        """The last place between two entries at or before file offset `offset`."""
+        if offset >= self.start + len(self.data):
+            return self.next
+        at = bisect_right(self.batch.offsets, offset - self.start) - 1
+        return Cursor(self.start + self.batch.offsets[at], self.batch.first_number + at)
+
+
+class Reader:
+    """Committed entries of one file.
+
+    `path` is for messages. Raises `DamagedEntry` with the file's offset where the
+    bytes are not what the format promises, after having read them twice.
+    """
+
+    def __init__(self, file: File, path: str, head: Head) -> None:
+        self.head = head
+        self._file = file
+        self._path = path
+        self._first_numbers: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._tables: OrderedDict[int, PageTable] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def forget(self) -> None:
+        """Drop what is known of pages: entries were taken back or changed."""
+        with self._guard:
+            # New ones: who reads beside this keeps what he finds to himself.
+            self._first_numbers = {}
+            self._ends = {}
+            self._tables.clear()
+
+    # Where entries stand.
+
+    def cursor(self, number: int) -> Cursor:
+        """The place of entry `number`, or of the next one where it is the total."""
+        try:
+            return self._cursor(number)
+        except DamagedEntry:
+            self.forget()
+            return self._cursor(number)
+
+    def _cursor(self, number: int) -> Cursor:
+        head = self.head
+        if number == head.entries:
+            return Cursor(head.length, number)
+        offset, number_there, limit = self._near(number, head)
+        if number_there != number:
+            near = self._file.read(limit - offset, offset)
+            at = self._entry_at(near, number, offset, number_there)[0]
+            offset += at
+        return Cursor(offset, number)
+
+    def packed(self, number: int) -> bytes:
+        """Entry `number` as it stands in the file, with its 17-byte head."""
+        near, at, size = self._find(number)
+        return near[at : at + ENTRY_HEAD_SIZE + size]
+
+    def answer(self, number: int) -> bytes:
+        """Entry `number` as the wire's answer: the packet type is 0xfe."""
+        near, at, size = self._find(number)
+        return _ANSWER + near[at + 1 : at + ENTRY_HEAD_SIZE + size]
+
+    def entry(self, number: int) -> Entry:
+        near, at, size = self._find(number)
+        kind = ENTRY_HEAD_STRUCT.unpack_from(near, at)[2]
+        at += ENTRY_HEAD_SIZE
+        return Entry(number, kind, near[at : at + size])
+
+    def first_event(self, number: int) -> Entry | None:
+        """The first entry at or after `number` that is no bookmark."""
+        cursor, size = self.cursor(number), 4096
+        while cursor.number < self.head.entries:
+            batch, cursor = self.run(cursor, size)
+            for at, kind in enumerate(batch.types):
+                if kind != TYPE_BOOKMARK:
+                    return batch[at]
+            size = min(2 * size, PAGE_SIZE)
+        return None
+
+    def _find(self, number: int) -> tuple[bytes, int, int]:
+        """Bytes that hold entry `number`, where its head stands in them, its data's size."""
+        try:
+            return self._look_up(number)
+        except DamagedEntry:
+            self.forget()
+            return self._look_up(number)
+
+    def _look_up(self, number: int) -> tuple[bytes, int, int]:
+        offset, number_there, limit = self._near(number, self.head)
+        near = self._file.read(limit - offset, offset)
+        at, size, _ = self._entry_at(near, number, offset, number_there)
+        return near, at, size
+
+    def _entry_at(
+        self, near: bytes, number: int, offset: int, number_there: int
+    ) -> tuple[int, int, int]:
+        try:
+            return entry_at(near, number, start=0, start_number=number_there, end=len(near))
+        except CorruptEntries as error:
+            raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
+
+    def _near(self, number: int, head: Head) -> tuple[int, int, int]:
+        """A known entry at or before `number`: offset, number, end of the search."""
+        if not 0 <= number < head.entries:
+            raise UnknownEntry(number, head.entries)
+        page = self._page_holding(number, head)
+        with self._guard:
+            table = self._tables.get(page)
+            if table is None or number >= table.next_number:
+                table = self._tabulate(page, table, head)
+            self._tables.move_to_end(page)
+            if not table.first_number <= number < table.next_number:
+                raise DamagedEntry(
+                    self._path,
+                    table.end_offset,
+                    f"the page holds entries {table.first_number} to {table.next_number - 1}, "
+                    f"but not entry {number}",
+                )
+            found: tuple[int, int, int] = table.find(number)
+        return found
+
+    def _tabulate(self, page: int, table: PageTable | None, head: Head) -> PageTable:
+        """The page's table, as far as the head allows now. Holds the guard."""
+        start = page_start(page)
+        if table is None:
+            table = PageTable(self.first_number(page), start)
+            self._tables[page] = table
+            while len(self._tables) > _TABLES:
+                self._tables.popitem(last=False)
+        since = table.end_offset
+        until = min(start + PAGE_SIZE, head.length)
+        try:
+            table.extend(self._file.read(until - since, since), since)
+        except CorruptEntries as error:
+            del self._tables[page]
+            raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+        return table
+
+    def first_number(self, page: int) -> int:
+        """The number of the entry that data page `page` starts with."""
+        first_numbers = self._first_numbers
+        known = first_numbers.get(page)
+        if known is not None:
+            return known
+        offset = page_start(page)
+        number = self._head_at(offset)
+        if number is None:
+            raise DamagedEntry(self._path, offset, "the page does not start with an entry")
+        if len(first_numbers) >= _KNOWN_PAGES:
+            first_numbers.clear()
+        first_numbers[page] = number
+        return number
+
+    def _head_at(self, offset: int) -> int | None:
+        """The number of the entry at `offset`; None where no sane entry stands there."""
+        found = self._file.read(ENTRY_HEAD_SIZE, offset)
+        if len(found) < ENTRY_HEAD_SIZE:
+            return None
+        packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)
+        room = page_start(page_of(offset) + 1) - offset
+        sane = packet == PACKET_ENTRY and ENTRY_HEAD_SIZE <= length <= room
+        return int(number) if sane else None
+
+    def _page_holding(self, number: int, head: Head) -> int:
+        low, high = 0, pages_for(head.length) - 1
+        # Most questions are about the newest entries.
+        if number >= self.first_number(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.first_number(middle) <= number:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    # Runs and spans.
+
+    def run(self, cursor: Cursor, max_bytes: int = PAGE_SIZE) -> tuple[EntryBatch, Cursor]:
+        """The whole entries from `cursor`, at most `max_bytes` of file, and the place after.
+
+        They stand in one page, so their bytes are together. At least one entry where any is
+        committed behind the cursor, even one larger than `max_bytes`. Raises `UnknownEntry`
+        where the stream was cut back to before the cursor.
+        """
+        try:
+            return self._run(cursor, max_bytes)
+        except DamagedEntry:
+            self.forget()
+            return self._run(cursor, max_bytes)
+
+    def _run(self, cursor: Cursor, max_bytes: int) -> tuple[EntryBatch, Cursor]:
+        offset, number = cursor
+        head = self.head
+        if number > head.entries:
+            raise UnknownEntry(number, head.entries)
+        size = max_bytes
+        while True:
+            until = min(head.length, page_start(page_of(offset) + 1), offset + size)
+            near = self._file.read(max(0, until - offset), offset)
+            try:
+                batch = scan(near, number, file_offset=offset)
+            except CorruptEntries as error:
+                raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
+            place = Cursor(offset + batch.end, batch.next_number)
+            if batch or number == head.entries:
+                break
+            if not near:
+                raise DamagedEntry(
+                    self._path,
+                    offset,
+                    f"the data ends at entry {number}, the header counts {head.entries}",
+                )
+            if batch.more and size < PAGE_SIZE:
+                size = max(batch.needed, 2 * size)
+            elif batch.more:
+                raise DamagedEntry(self._path, offset, f"entry {number} is cut off")
+            else:  # nothing but padding up to the end of what was read
+                offset = page_start(page_of(offset) + 1)
+        if place.offset >= head.length or place.number >= head.entries:
+            place = self._end(place, head)
+        return batch, place
+
+    def _end(self, place: Cursor, head: Head) -> Cursor:
+        """The head's own place, if the entries that end at `place` are the stream's last.
+
+        After a truncation to the first entry of a page the head stands there, behind the
+        padding of the page before.
+        """
+        fits = place.number == head.entries and (
+            place.offset == head.length
+            or (
+                page_start(page_of(place.offset) + 1) == head.length
+                and self._padding_at(place.offset)
+            )
+        )
+        if not fits:
+            raise DamagedEntry(
+                self._path,
+                place.offset,
+                f"the data ends before entry {place.number} at byte {place.offset}, the header "
+                f"says entry {head.entries} at byte {head.length}",
+            )
+        return Cursor(*head)
+
+    def _padding_at(self, offset: int) -> bool:
+        """Whether a padding mark stands there; never where a page starts."""
+        inside = offset > page_start(page_of(offset))
+        return inside and self._file.read(1, offset) == bytes([PACKET_PADDING])
+
+    def chunk(self, cursor: Cursor, max_bytes: int) -> Chunk:
+        """As `run`, with the bytes themselves and where they stand."""
+        batch, following = self.run(cursor, max_bytes)
+        data = memoryview(batch.base)[batch.start : batch.end]
+        end = following.offset if batch else cursor.offset
+        return Chunk(end - len(data), data, batch, following)
+
+    def batches(
+        self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE
+    ) -> Iterator[EntryBatch]:
+        """Runs of the entries from `start` to `stop` (excluded; None: the head now)."""
+        total = self.head.entries
+        stop = total if stop is None else min(stop, total)
+        if start < 0 or start > total:
+            raise UnknownEntry(start, total)
+        if start >= stop:
+            return
+        cursor = self.cursor(start)
+        while cursor.number < stop:
+            batch, cursor = self.run(cursor, max_bytes)
+            if not batch:  # the stream was cut back meanwhile
+                raise UnknownEntry(cursor.number, self.head.entries)
+            if cursor.number > stop:
+                batch = batch[: stop - batch.first_number]
+            yield batch
+
+    def span(self, cursor: Cursor) -> Span:
+        """The entries from `cursor` to the end of its page or to the head, unread.
+
+        Empty (start = end) where nothing is committed behind the cursor. The entry at
+        the cursor is looked at; the others are vouched for by the page's directory.
+        """
+        try:
+            return self._span(cursor)
+        except DamagedEntry:
+            self.forget()
+            return self._span(cursor)
+
+    def _span(self, cursor: Cursor) -> Span:
+        offset, number = cursor
+        head = self.head
+        if number >= head.entries:
+            return Span(offset, offset, cursor)
+        first = self._head_at(offset)
+        if first != number:
+            offset = self._past_padding(cursor)
+        page = page_of(offset)
+        following = page_start(page + 1)
+        if head.length < following:
+            return Span(offset, head.length, Cursor(*head))
+        beyond = head.entries if head.length == following else self.first_number(page + 1)
+        end = self._ends.get(page)
+        if end is None:
+            end = self._page_end(page, beyond)
+        return Span(offset, end, Cursor(following, beyond))
+
+    def _past_padding(self, cursor: Cursor) -> int:
+        """The next page's start, where the cursor stands at padding that can be believed."""
+        offset, number = cursor
+        following = page_start(page_of(offset) + 1)
+        if self._padding_at(offset) and self._head_at(following) == number:
+            return following
+        raise DamagedEntry(self._path, offset, f"entry {number} does not stand there")
+
+    def _page_end(self, page: int, beyond: int) -> int:
+        """Where the entries of a page end; `beyond` is the number of the one after it."""
+        start, ends = page_start(page), self._ends
+        content = self._file.read(PAGE_SIZE, start)
+        try:
+            end, number = walk(content, self.first_number(page), file_offset=start)
+        except CorruptEntries as error:
+            raise DamagedEntry(self._path, start + error.offset, error.reason) from None
+        if number != beyond:
+            raise DamagedEntry(
+                self._path,
+                start + end,
+                f"the page ends before entry {number}, after it comes entry {beyond}",
+            )
+        if len(ends) >= _KNOWN_PAGES:
+            ends.clear()
+        ends[page] = start + end
+        return int(start + end)
+
+    def boundary(self, span: Span, number: int, offset: int) -> Cursor:
+        """The first place between two entries of `span` at or after `offset`.
+
+        `number` is that of the span's first entry.
+        """
+        content = self._file.read(min(span.end - span.start, PAGE_SIZE), span.start)
+        try:
+            batch = scan(content, number, file_offset=span.start)
+        except CorruptEntries as error:
+            raise DamagedEntry(self._path, span.start + error.offset, error.reason) from None
+        for at, start in enumerate(batch.offsets):
+            if span.start + start >= offset:
+                return Cursor(span.start + start, number + at)
+        return span.next
+
+
+def plausible(file: File, head: Head) -> bool:
+    """Whether the chain of the last page's entries ends exactly at `head`.
+
+    Or with the padding before it, where it is the start of a page.
+    """
+    length, entries = head
+    if entries == 0:
+        return length == HEADER_PAGE_SIZE
+    if length <= HEADER_PAGE_SIZE or entries > (length - HEADER_PAGE_SIZE) // ENTRY_HEAD_SIZE:
+        return False
+    start = page_start(pages_for(length) - 1)
+    content = file.read(length - start, start)
+    if len(content) < length - start:
+        return False
+    try:
+        batch = scan(content, None, file_offset=start)
+    except CorruptEntries:
+        return False
+    ends = start + batch.end == length or (len(content) == PAGE_SIZE and not batch.more)
+    return bool(ends and batch.next_number == entries)

@@ -1,0 +1,208 @@
+"""Our own records in the header page, behind the header: bytes in, values out.
+
+``docs/FILE.md`` lays them down. Knows no files, takes no decisions.
+
+========  ============================  ==========================================
+offset    record                        written
+========  ============================  ==========================================
+64        commit record, 128 bytes      with the header, in the header's sector
+512       synced header, slot 0         after a sync, in turn with slot 1
+1024      synced header, slot 1
+1536      visible mark, 48 bytes        last of all: how far readers may go
+2048      writer, 64 bytes              when a writer opens
+========  ============================  ==========================================
+
+Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
+and keeps them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datastreamer.format import (
+    HEADER_OFFSET,
+    HEADER_PAGE_SIZE,
+    HEADER_SIZE,
+    HEADER_STRUCT,
+    MAGIC,
+    PACKET_HEADER,
+    Header,
+)
+
+RECORD_OFFSET: Final = 64
+SLOT_OFFSETS: Final = (512, 1024)
+MARK_OFFSET: Final = 1536
+WRITER_OFFSET: Final = 2048
+
+_VERSION: Final = 1
+_RECORD: Final = struct.Struct(">8sII16sQ16sQQQQQQQQ")
+_SLOT: Final = struct.Struct(">8sIIQ16sQ38s2x")
+_MARK: Final = struct.Struct(">8sIIQQQ")
+_WRITER: Final = struct.Struct(">8sIQ16s20x")
+_SUM: Final = struct.Struct(">Q")
+
+_RECORD_END: Final = RECORD_OFFSET + _RECORD.size
+_MARK_END: Final = MARK_OFFSET + _MARK.size
+
+# What a commit writes: header and record before the sync; slots and mark after it.
+BEFORE_SYNC: Final = (HEADER_OFFSET, _RECORD_END + _SUM.size)
+AFTER_SYNC: Final = (SLOT_OFFSETS[0], _MARK_END + _SUM.size)
+WITHOUT_SYNC: Final = (HEADER_OFFSET, _MARK_END + _SUM.size)
+
+NO_ID: Final = bytes(16)
+
+
+class Head(NamedTuple):
+    """How far a stream goes: the offset past its last byte, the number of entries."""
+
+    length: int = HEADER_PAGE_SIZE
+    entries: int = 0
+
+
+class CommitRecord(NamedTuple):
+    """What the disk may hold after a power cut, and how to tell.
+
+    Up to `base` everything was synced. `first_hash` is the xxh3 of the entries (without
+    padding) from `base` to `mid`, `second_hash` of those from `mid` to `after`, which
+    is where the header stands.
+    """
+
+    stream_id: bytes
+    epoch: int
+    boot_id: bytes
+    base: Head
+    mid: Head
+    after: Head
+    first_hash: int
+    second_hash: int
+
+
+class SyncedHeader(NamedTuple):
+    """A header that was on disk, whatever stands in the header's sector."""
+
+    sequence: int
+    stream_id: bytes
+    epoch: int
+    header: Header
+
+
+class Mark(NamedTuple):
+    """How far readers may go; behind it the header may be ahead of the disk."""
+
+    epoch: int
+    head: Head
+
+
+class Writer(NamedTuple):
+    """The process that last opened the stream for writing."""
+
+    pid: int
+    boot_id: bytes
+
+
+def new_page(header: Header) -> bytearray:
+    """A header page with magic and header and no records."""
+    page = bytearray(HEADER_PAGE_SIZE)
+    page[:HEADER_OFFSET] = MAGIC
+    put_header(page, header)
+    return page
+
+
+def put_header(page: bytearray, header: Header) -> None:
+    HEADER_STRUCT.pack_into(page, HEADER_OFFSET, PACKET_HEADER, HEADER_SIZE, *header)
+
+
+def put_record(page: bytearray, record: CommitRecord) -> None:
+    """Write the record; its sum covers the magic and the header in `page` too."""
+    stream_id, epoch, boot, base, mid, after, first, second = record
+    _RECORD.pack_into(
+        page,
+        RECORD_OFFSET,
+        b"DSrecord",
+        _VERSION,
+        0,
+        stream_id,
+        epoch,
+        boot,
+        *base,
+        *mid,
+        *after,
+        first,
+        second,
+    )
+    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(memoryview(page)[:_RECORD_END]))
+
+
+def get_record(page: bytes | bytearray) -> CommitRecord | None:
+    """The record, or None where there is none that fits the header in `page`."""
+    magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, RECORD_OFFSET)
+    if magic != b"DSrecord" or version != _VERSION or not _sum_fits(page, 0, _RECORD_END):
+        return None
+    base, mid, after = Head(*rest[:2]), Head(*rest[2:4]), Head(*rest[4:6])
+    return CommitRecord(stream_id, epoch, boot, base, mid, after, rest[6], rest[7])
+
+
+def put_synced(page: bytearray, slot: int, synced: SyncedHeader) -> None:
+    start = SLOT_OFFSETS[slot]
+    _SLOT.pack_into(
+        page,
+        start,
+        b"DSsynced",
+        _VERSION,
+        0,
+        synced.sequence,
+        synced.stream_id,
+        synced.epoch,
+        synced.header.pack(),
+    )
+    _put_sum(page, start, start + _SLOT.size)
+
+
+def get_synced(page: bytes | bytearray) -> list[SyncedHeader]:
+    """The synced headers that are whole, the newest first."""
+    found = []
+    for start in SLOT_OFFSETS:
+        magic, version, _, sequence, stream_id, epoch, packed = _SLOT.unpack_from(page, start)
+        if magic == b"DSsynced" and version == _VERSION and _sum_fits(page, start, _SLOT.size):
+            found.append(SyncedHeader(sequence, stream_id, epoch, Header.unpack(packed)))
+    return sorted(found, reverse=True)
+
+
+def put_mark(page: bytearray, epoch: int, head: Head) -> None:
+    _MARK.pack_into(page, MARK_OFFSET, b"DSmarked", _VERSION, 0, epoch, *head)
+    _put_sum(page, MARK_OFFSET, _MARK_END)
+
+
+def get_mark(page: bytes | bytearray) -> Mark | None:
+    magic, version, _, epoch, length, entries = _MARK.unpack_from(page, MARK_OFFSET)
+    if magic != b"DSmarked" or version != _VERSION or not _sum_fits(page, MARK_OFFSET, _MARK.size):
+        return None
+    return Mark(epoch, Head(length, entries))
+
+
+def put_writer(page: bytearray, writer: Writer) -> tuple[int, int]:
+    """Write who writes; gives the span of `page` that changed."""
+    end = WRITER_OFFSET + _WRITER.size
+    _WRITER.pack_into(page, WRITER_OFFSET, b"DSwriter", _VERSION, writer.pid, writer.boot_id)
+    _put_sum(page, WRITER_OFFSET, end)
+    return WRITER_OFFSET, end + _SUM.size
+
+
+def get_writer(page: bytes | bytearray) -> Writer | None:
+    magic, version, pid, boot = _WRITER.unpack_from(page, WRITER_OFFSET)
+    whole = _sum_fits(page, WRITER_OFFSET, _WRITER.size)
+    return Writer(pid, boot) if magic == b"DSwriter" and version == _VERSION and whole else None
+
+
+def _put_sum(page: bytearray, start: int, end: int) -> None:
+    _SUM.pack_into(page, end, xxh3_64_intdigest(memoryview(page)[start:end]))
+
+
+def _sum_fits(page: bytes | bytearray, start: int, size: int) -> bool:
+    end = start + size
+    (stands,) = _SUM.unpack_from(page, end)
+    return bool(stands == xxh3_64_intdigest(memoryview(page)[start:end]))

@@ -1,0 +1,196 @@
+"""What a header page says, and how much of it to believe.
+
+Takes decisions, changes nothing: `judge` reads, `StreamFile` acts. The rules and the
+reasons stand in ``docs/FILE.md``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from datastreamer._codec import scan
+from datastreamer.errors import (
+    BadFileSize,
+    CorruptEntries,
+    DamagedHeader,
+    NotAStream,
+    WrongStreamType,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    HEADER_OFFSET,
+    HEADER_PAGE_SIZE,
+    MAGIC,
+    PAGE_SIZE,
+    Header,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.disk import File
+from datastreamer.storage.reader import plausible
+from datastreamer.storage.record import (
+    NO_ID,
+    CommitRecord,
+    Head,
+    get_mark,
+    get_record,
+    get_synced,
+)
+
+NO_HASH = xxh3_64_intdigest(b"")
+
+
+class Judgement(NamedTuple):
+    """What an open should take a file for.
+
+    `head` is how far the stream goes; `synced` how far it is known to be on disk.
+    `record` is the commit record where it fits the header, else the header was written
+    by a program that does not know it. `went_back` tells that `head` stands before the
+    header's own because the bytes behind it never reached the disk.
+    """
+
+    header: Header
+    head: Head
+    synced: Head
+    record: CommitRecord | None
+    stream_id: bytes
+    epoch: int
+    went_back: bool
+
+
+def read_header(page: bytes, path: str, stream_type: int | None = None) -> Header:
+    """The header in the first 4096 bytes of a file, if it is one.
+
+    Raises `NotAStream`, `DamagedHeader`, `WrongStreamType`.
+    """
+    if page[:HEADER_OFFSET] != MAGIC:
+        what = "is empty" if not page else f"does not begin with {MAGIC.decode()}"
+        raise NotAStream(path, f"no stream file: it {what}")
+    if len(page) < HEADER_PAGE_SIZE:
+        raise NotAStream(path, f"no stream file: the header page is cut at byte {len(page)}")
+    try:
+        header = Header.unpack(page[HEADER_OFFSET:])
+    except ValueError as error:
+        raise DamagedHeader(path, HEADER_OFFSET, str(error)) from None
+    if stream_type is not None and header.stream_type != stream_type:
+        raise WrongStreamType(
+            path, f"the stream is of type {header.stream_type}, not {stream_type}"
+        )
+    return header
+
+
+def judge(file: File, page: bytes, path: str, header: Header, boot: bytes) -> Judgement:
+    """Decide where the stream in `file` ends.
+
+    Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
+    """
+    record = get_record(page)
+    rebooted = record is not None and (record.boot_id != boot or boot == NO_ID)
+    _check_size(file.size(), header, path, record if rebooted else None)
+    head = Head(header.total_length, header.total_entries)
+    if record is None:
+        return _judge_unrecorded(file, page, path, header, head)
+    if record.after != head:
+        raise DamagedHeader(path, HEADER_OFFSET, "the commit record is about another header")
+    judged = Judgement(header, head, head, record, record.stream_id, record.epoch, False)
+    if not rebooted or record.base == record.after:
+        # No power cut: what the system was given it still has, synced or not.
+        return judged._replace(synced=record.base)
+    reached = _longest_whole(file, record)
+    if reached == head:
+        return judged
+    back = header._replace(total_length=reached.length, total_entries=reached.entries)
+    return judged._replace(header=back, head=reached, synced=record.base, went_back=True)
+
+
+def _check_size(size: int, header: Header, path: str, record: CommitRecord | None) -> None:
+    """`record` is given where a power cut may have come between: what was not synced by then
+    need not be there."""
+    if (size - HEADER_PAGE_SIZE) % PAGE_SIZE and record is None:
+        raise BadFileSize(
+            path, size, f"the file's size is {size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
+        )
+    length, entries = header.total_length, header.total_entries
+    if length < HEADER_PAGE_SIZE or length >= 1 << 63:
+        raise DamagedHeader(path, 38, f"the header's total length {length} is not possible")
+    least = length if record is None else record.base.length
+    if least > size:
+        raise BadFileSize(path, size, f"the file ends there, its data only at byte {least}")
+    if entries > (length - HEADER_PAGE_SIZE) // ENTRY_HEAD_SIZE or (
+        entries == 0 and length != HEADER_PAGE_SIZE
+    ):
+        raise DamagedHeader(
+            path, 46, f"the header counts {entries} entries in {length - HEADER_PAGE_SIZE} bytes"
+        )
+
+
+def _judge_unrecorded(
+    file: File, page: bytes, path: str, header: Header, head: Head
+) -> Judgement:
+    """A header that no record vouches for: another program's, or a torn one."""
+    slots = get_synced(page)
+    if not plausible(file, head):
+        known = ", ".join(
+            f"entry {s.header.total_entries} at byte {s.header.total_length}" for s in slots
+        )
+        raise DamagedHeader(
+            path,
+            HEADER_OFFSET,
+            f"the header says that the stream ends with {head.entries} entries at byte "
+            f"{head.length}, and its entries do not; "
+            + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
+        )
+    stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
+    return Judgement(header, head, Head(), None, stream_id, epoch, False)
+
+
+def _longest_whole(file: File, record: CommitRecord) -> Head:
+    """The farthest of the record's heads that the bytes in the file reach whole."""
+    if entries_hash(file, record.base, record.mid) != record.first_hash:
+        return record.base
+    if entries_hash(file, record.mid, record.after) != record.second_hash:
+        return record.mid
+    return record.after
+
+
+def entries_hash(file: File, start: Head, stop: Head) -> int | None:
+    """The xxh3 of the entries between two heads, padding left out; None if not whole."""
+    hasher = xxh3_64()
+    offset, number = start
+    while offset < stop.length:
+        near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
+        try:
+            batch = scan(near, number, file_offset=offset)
+        except CorruptEntries:
+            return None
+        if not batch:
+            if number == stop.entries or not near or near[0]:
+                return None
+            offset = page_start(page_of(offset) + 1)
+            continue
+        hasher.update(memoryview(near)[batch.start : batch.end])
+        offset, number = offset + batch.end, batch.next_number
+    return hasher.intdigest() if (offset, number) == tuple(stop) else None
+
+
+def visible(page: bytes) -> tuple[Head, int] | None:
+    """How far a reader beside a living writer may go, and the epoch.
+
+    None where the page was read in the middle of a change and must be read again (or
+    was written by a program that knows no records: then it stays None).
+    """
+    record = get_record(page)
+    if record is None:
+        return None
+    mark = get_mark(page)
+    if mark is None or mark.epoch > record.epoch:
+        return None
+    if mark.epoch < record.epoch:
+        # A truncation or an update is under way; what the header says was on disk before.
+        return record.after, record.epoch
+    if mark.head.length > record.after.length:
+        return None
+    return mark.head, record.epoch
+

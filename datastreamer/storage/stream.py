@@ -1,0 +1,562 @@
+"""A stream: entries and bookmarks in one file, changed by atomic operations.
+
+Owns the state of the operation and keeps file and bookmark index in step. Synchronous;
+knows no network. One thread writes at a time; any number may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Literal
+
+from xxhash import xxh3_64
+
+from datastreamer._codec import Entry, EntryBatch, EntryPacker
+from datastreamer.errors import (
+    BadBookmark,
+    BadEntryType,
+    BadRange,
+    FileMissing,
+    NoOperation,
+    OperationOpen,
+    StreamClosed,
+    StreamReadOnly,
+    UnknownBookmark,
+    UnknownEntry,
+    UpdateRefused,
+    WriteFailed,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    MAX_BOOKMARK_SIZE,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    U64_MAX,
+    Header,
+)
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk import Buffer, Disk
+from datastreamer.storage.file import StreamFile, SyncPolicy
+from datastreamer.storage.reader import Reader
+from datastreamer.storage.record import Head
+
+IndexName = Literal["lmdb", "memory"] | str
+PathLike = str | os.PathLike[str]
+ChangeCallback = Callable[[int, int | None, bool], None]
+
+_open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
+
+
+class AtomicOp(EntryPacker):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    A context manager: leaving it commits, an exception rolls back. `add_entry`,
+    `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
+    """
+
+    def __init__(self, stream: DataStream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._hasher: xxh3_64 | None = None
+
+    def __enter__(self) -> AtomicOp:
+        self._stream.start_atomic_op()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.is_open:
+            return  # ended by hand inside the block
+        if kind is not None:
+            self._stream.rollback_atomic_op()
+            return
+        try:
+            self._stream.commit_atomic_op()
+        except BaseException:
+            self.close()
+            raise
+
+    def spill(self) -> None:
+        """A huge operation: write what has piled up to its place, still unseen."""
+        if self._hasher is None:
+            self._hasher = self._stream._file.hasher()
+        spans = self.entry_spans()
+        self._stream._file.place(self)
+        for part in spans:
+            self._hasher.update(part)
+        self.drain()
+
+
+class DataStream:
+    """A stream file with its bookmark index.
+
+    Made by `create`, `open` or `open_or_create`; a context manager that closes it.
+    """
+
+    def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
+        self._file = file
+        self._follows = follow
+        self._index = index
+        # Called before each commit; what it raises keeps the commit from being written.
+        self.commit_guard: Callable[[], None] | None = None
+        self._op = AtomicOp(self)
+        self._keeper: BookmarkKeeper | None = None
+        self._on_change: list[ChangeCallback] = []
+        if file.writable:
+            self._bookmarks()
+        _open_streams.add(self)
+
+    # Making and opening.
+
+    @classmethod
+    def create(
+        cls,
+        path: PathLike,
+        *,
+        version: int = 1,
+        system_id: int = 0,
+        stream_type: int = 1,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        disk: Disk | None = None,
+    ) -> DataStream:
+        """Make a new, empty stream and open it for writing.
+
+        `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
+        `sync` says when a commit returns: "commit" when it is on disk, "os" at once,
+        leaving the rest to the system. Raises `FileExists`.
+        """
+        if not 0 <= version <= 255:
+            raise ValueError(f"the stream version is a byte, not {version}")
+        for name, number in (("system id", system_id), ("stream type", stream_type)):
+            if not 0 <= number <= U64_MAX:
+                raise ValueError(f"the {name} is a u64, not {number}")
+        _check_policy(sync)
+        header = Header(version, system_id, stream_type)
+        return cls(StreamFile.create(path, header, sync=sync, disk=disk), index)
+
+    @classmethod
+    def open(
+        cls,
+        path: PathLike | int,
+        *,
+        stream_type: int | None = None,
+        read_only: bool = False,
+        follow: bool = False,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        name: str | None = None,
+        disk: Disk | None = None,
+    ) -> DataStream:
+        """Open an existing stream, for writing unless told otherwise.
+
+        `read_only` opens it as it stands and writes nothing, not even beside the file;
+        `follow` does the same and sees what another process commits from then on
+        (`refresh`). `stream_type` asks for that type. `path` may be a descriptor open
+        for reading; then `name` is the path that messages and the index go by.
+
+        Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
+        `DamagedHeader`, `BadFileSize`.
+        """
+        _check_policy(sync)
+        write = not (read_only or follow)
+        file = StreamFile.open(
+            path, stream_type=stream_type, write=write, sync=sync, disk=disk, name=name
+        )
+        return cls(file, index, follow=follow)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: PathLike,
+        *,
+        version: int = 1,
+        system_id: int = 0,
+        stream_type: int = 1,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+    ) -> DataStream:
+        """Open the stream for writing, or make it; an existing one keeps its own header."""
+        try:
+            return cls.open(path, stream_type=stream_type, sync=sync, index=index)
+        except FileMissing:
+            return cls.create(
+                path,
+                version=version,
+                system_id=system_id,
+                stream_type=stream_type,
+                sync=sync,
+                index=index,
+            )
+
+    # What it is.
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def header(self) -> Header:
+        """The header as it is committed and visible."""
+        return self._file.header
+
+    @property
+    def total_entries(self) -> int:
+        """The number of committed entries; the next one's number."""
+        return self._file.head.entries
+
+    @property
+    def stream_id(self) -> bytes:
+        """16 random bytes made with the stream; zeros for a file from elsewhere."""
+        return self._file.stream_id
+
+    @property
+    def epoch(self) -> int:
+        """Raised by every truncation, update and recovery that took entries back."""
+        return self._file.epoch
+
+    @property
+    def index_name(self) -> str:
+        """The bookmark index's backend."""
+        return self._index
+
+    @property
+    def writable(self) -> bool:
+        return self._file.writable
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    @property
+    def reader(self) -> Reader:
+        """Positions, spans and runs of the committed file: what a server sends from."""
+        return self._file.reader
+
+    @property
+    def file_size(self) -> int:
+        """The file's size in bytes, preallocated pages included."""
+        return self._file.file.size()
+
+    def new_reader(self) -> Reader:
+        """A view of the file with a head of its own, which its owner moves."""
+        return Reader(self._file.file, self.path, self._file.head)
+
+    def fileno(self) -> int:
+        """The stream file's descriptor; good for reading until `close`."""
+        return self._file.file.fileno()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.total_entries} entries"
+        return f"<DataStream {self.path!r}: {state}>"
+
+    # Atomic operations.
+
+    def atomic_op(self) -> AtomicOp:
+        """``with stream.atomic_op() as op: op.add_entry(...)``: commits, or rolls back."""
+        return self._op
+
+    def start_atomic_op(self) -> None:
+        """Open an operation. Raises `OperationOpen` where one is."""
+        self._ensure_open()
+        if not self._file.writable:
+            raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
+        op = self._op
+        if op.is_open:
+            raise OperationOpen("an atomic operation is open already; commit it or roll it back")
+        head = self._file.head
+        op._hasher = None
+        op.begin(head.length, head.entries)
+
+    def add_entry(self, type: int, data: Buffer) -> int:
+        """Add an event to the open operation; gives its number.
+
+        `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
+        `BadEntryType`, `EntryTooLarge`; the operation goes on without the entry.
+        """
+        return self._op.add_entry(type, data)
+
+    def add_bookmark(self, key: Buffer) -> int:
+        """Add a bookmark of 1 to 16 bytes to the open operation; gives its entry number."""
+        return self._op.add_bookmark(key)
+
+    def add_entries(self, type: int | Sequence[int], data: Iterable[Buffer]) -> range:
+        """Add many events in one call; gives their numbers. All of them or, on an error, none.
+
+        `type` is one type for all, or one for each of `data`.
+        """
+        return self._op.add_entries(type, data)
+
+    def commit_atomic_op(self) -> None:
+        """Make the operation part of the stream.
+
+        Under the sync policy "commit" it is on disk when this returns. Raises
+        `NoOperation`; `WriteFailed` where the disk refused and the operation is still open
+        (try again or roll back); `CommitInDoubt` where a header or sync failed.
+        """
+        op = self._op
+        if not op.is_open:
+            self._ensure_open()
+            raise NoOperation("no atomic operation is open")
+        if self.commit_guard is not None:
+            self.commit_guard()
+        file = self._file
+        if op.next_number == file.head.entries:
+            op.close()
+            return
+        try:
+            file.commit(op, op._hasher)
+        except WriteFailed:
+            if file.failed:
+                op.close()
+            raise
+        if op.bookmarks:
+            self._bookmarks().committed(op.bookmarks, file.synced)
+        elif self._keeper is not None:
+            self._keeper.synced(file.synced)
+        op.close()
+
+    def rollback_atomic_op(self) -> None:
+        """Forget the open operation. Raises `NoOperation`."""
+        self._ensure_open()
+        if not self._op.is_open:
+            raise NoOperation("no atomic operation is open")
+        self._op.close()
+
+    def sync(self) -> None:
+        """Return when all that is committed is on disk, whatever the policy."""
+        self._file.sync()
+        if self._keeper is not None:
+            self._keeper.synced(self._file.synced)
+
+    # Reading.
+
+    def entry(self, number: int) -> Entry:
+        """The committed entry `number`. Raises `UnknownEntry`."""
+        self._ensure_open()
+        return self._file.reader.entry(number)
+
+    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+        """The committed entries from `start` up to, not including, `stop` (None: the head)."""
+        for batch in self.batches(start, stop):
+            yield from batch
+
+    def batches(
+        self, start: int = 0, stop: int | None = None, *, max_bytes: int = PAGE_SIZE
+    ) -> Iterator[EntryBatch]:
+        """The same entries in runs of about `max_bytes` of file, without an object each."""
+        self._ensure_open()
+        return self._file.reader.batches(start, stop, max_bytes)
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
+        self._ensure_open()
+        if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
+            raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+        keeper = self._bookmarks()
+        for _ in range(3):
+            number = keeper.newest(key)
+            if number is None:
+                raise UnknownBookmark(key)
+            if self._stands_at(key, number):
+                return number
+            if not (self._follows and self.refresh()):
+                keeper.distrust()
+        raise UnknownBookmark(key)
+
+    def _stands_at(self, key: bytes, number: int) -> bool:
+        try:
+            packed = self._file.reader.packed(number)
+        except UnknownEntry:
+            return False
+        kind = int.from_bytes(packed[5:9], "big")
+        return kind == TYPE_BOOKMARK and packed[ENTRY_HEAD_SIZE:] == key
+
+    def first_event_after_bookmark(self, key: bytes) -> Entry:
+        """The first entry at or after the bookmark's that is no bookmark itself.
+
+        Raises `UnknownBookmark`, also where no event follows until the end.
+        """
+        entry = self._file.reader.first_event(self.bookmark(key))
+        if entry is None:
+            raise UnknownBookmark(key, f"no event follows the bookmark 0x{key.hex()}")
+        return entry
+
+    def data_between_bookmarks(self, first: bytes, last: bytes) -> bytes:
+        """The data of the events from `first` up to `last`, joined.
+
+        Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
+        """
+        start, stop = self.bookmark(first), self.bookmark(last)
+        if start > stop:
+            raise BadRange(
+                f"bookmark 0x{last.hex()} (entry {stop}) stands before 0x{first.hex()} "
+                f"(entry {start})"
+            )
+        parts = []
+        for batch in self.batches(start, stop):
+            for at, kind in enumerate(batch.types):
+                if kind != TYPE_BOOKMARK:
+                    parts.append(batch.data(at))
+        return b"".join(parts)
+
+    @property
+    def bookmarks(self) -> BookmarkKeeper:
+        """The stream's bookmarks as a whole: their number, how far the index goes."""
+        return self._bookmarks()
+
+    def _bookmarks(self) -> BookmarkKeeper:
+        if self._keeper is None:
+            self._keeper = BookmarkKeeper(
+                self._index,
+                self.path,
+                self._file.file,
+                self._file.reader,
+                write=self._file.writable,
+                stream_id=self._file.stream_id,
+            )
+        return self._keeper
+
+    # Changing what is committed.
+
+    def update_entry(self, number: int, type: int, data: Buffer) -> None:
+        """Replace a committed event's data by as many other bytes; durable on return.
+
+        Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
+        a bookmark), `OperationOpen`.
+        """
+        reader = self._ensure_changeable("update")
+        entry = reader.entry(number)
+        new = bytes(data)
+        if entry.type == TYPE_BOOKMARK:
+            raise UpdateRefused(f"entry {number} is a bookmark, and those are not updated")
+        if type == TYPE_BOOKMARK:
+            raise BadEntryType("0xb0 is the bookmarks' own type")
+        if entry.type != type:
+            raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
+        if len(entry.data) != len(new):
+            raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
+        with self._change(number, number + 1):
+            self._file.update(reader.cursor(number).offset + ENTRY_HEAD_SIZE, new)
+
+    def truncate(self, number: int) -> None:
+        """Cut the stream back to `number` entries (0 up to the total, excluded); durable.
+
+        Raises `UnknownEntry`, `OperationOpen`.
+        """
+        reader = self._ensure_changeable("truncation")
+        if not 0 <= number < self.total_entries:
+            raise UnknownEntry(number, self.total_entries)
+        offset = reader.cursor(number).offset
+        keeper = self._bookmarks()
+        head = Head(offset, number)
+        with self._change(number, None):
+            self._file.sync()
+            with keeper.truncation(head):
+                self._file.truncate(number, offset)
+
+    def _ensure_changeable(self, what: str) -> Reader:
+        self._ensure_open()
+        if not self._file.writable:
+            raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
+        if self._op.is_open:
+            raise OperationOpen(f"no {what} while an atomic operation is open")
+        return self._file.reader
+
+    @contextlib.contextmanager
+    def _change(self, start: int, stop: int | None) -> Iterator[None]:
+        called = []
+        try:
+            for callback in list(self._on_change):
+                callback(start, stop, False)
+                called.append(callback)
+            yield
+        finally:
+            for callback in called:
+                callback(start, stop, True)
+
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Have `callback(start, stop, done)` called around changes of committed entries.
+
+        Once before the entries from `start` up to `stop` (None: all from there on go) are
+        touched, with `done` false, and once after. It runs in the writer's thread, and the
+        change waits for it. Gives a function that ends it.
+        """
+        self._on_change.append(callback)
+        return lambda: self._on_change.remove(callback)
+
+    # Following.
+
+    def refresh(self) -> bool:
+        """Look for what another process has committed; True if the stream moved."""
+        self._ensure_open()
+        if not self._follows:
+            return False
+        epoch, entries = self._file.epoch, self.total_entries
+        moved = self._file.refresh()
+        if self._keeper is not None and (self._file.epoch != epoch or self.total_entries < entries):
+            self._keeper.rewound()
+        return moved
+
+    def add_waker(self, fd: int) -> None:
+        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit."""
+        self._file.wakers = [*self._file.wakers, fd]
+
+    def remove_waker(self, fd: int) -> None:
+        self._file.wakers = [known for known in self._file.wakers if known != fd]
+
+    # The end.
+
+    def _ensure_open(self) -> None:
+        if self._file.closed:
+            raise StreamClosed(f"{self.path}: the stream is closed")
+
+    def close(self) -> None:
+        """Roll back what is open, sync, and give up the file. Idempotent."""
+        if self._file.closed:
+            return
+        self._op.close()
+        try:
+            if self._file.writable and not self._file.failed:
+                self.sync()
+        finally:
+            try:
+                if self._keeper is not None:
+                    self._keeper.close()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> DataStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _abandon(self) -> None:
+        """In the child of a fork: the descriptor goes, so that the parent's lock does too."""
+        if not self._file.closed:
+            self._op.close()
+            if self._keeper is not None:
+                self._keeper.abandon()
+            self._file.abandon()
+
+
+def _check_policy(sync: str) -> None:
+    if sync not in ("commit", "os"):
+        raise ValueError(f'the sync policy is "commit" or "os", not {sync!r}')
+
+
+def _abandon_all() -> None:
+    for stream in list(_open_streams):
+        stream._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

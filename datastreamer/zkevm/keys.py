@@ -1,0 +1,117 @@
+"""Bookmark keys of zkEVM streams, by the stream's version.
+
+Owns the two encodings of a key, and nothing else of the entries. Knows no stream.
+
+Version 1: u8 kind (0 block, 1 batch), u64 number. From version 2 on the protobuf
+message ``BookMark { BookmarkType type = 1; uint64 value = 2; }`` with the types
+0 unspecified, 1 batch, 2 block; a field that is zero is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, Literal, NamedTuple
+
+from datastreamer.errors import BadBookmark
+from datastreamer.format import U64_MAX
+
+Kind = Literal["block", "batch"]
+
+_FIXED: Final = struct.Struct(">BQ")
+_FIRST_PROTOBUF: Final = 2
+_TYPE_TAG: Final = 0x08
+_VALUE_TAG: Final = 0x10
+_FIXED_KINDS: Final[dict[Kind, int]] = {"block": 0, "batch": 1}
+_PROTOBUF_KINDS: Final[dict[Kind, int]] = {"block": 2, "batch": 1}
+
+
+class Mark(NamedTuple):
+    """What a key stands for: a block or a batch, by its number."""
+
+    kind: Kind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.number}"
+
+
+def key_of(version: int, mark: Mark) -> bytes:
+    """The key of a block's or batch's bookmark in a stream of this version."""
+    return raw_key(version, _kinds(version)[mark.kind], mark.number)
+
+
+def raw_key(version: int, kind: int, number: int) -> bytes:
+    """The key of bookmark `number` of the type that this version numbers `kind`.
+
+    Raises `BadBookmark` where `kind` is no u8, `number` no u64, or the key has no byte.
+    """
+    if not 0 <= kind <= 255:
+        raise BadBookmark(f"a bookmark's type is 0 to 255, not {kind}")
+    if not 0 <= number <= U64_MAX:
+        raise BadBookmark(f"a bookmark's number is 0 to {U64_MAX}, not {number}")
+    if version < _FIRST_PROTOBUF:
+        return _FIXED.pack(kind, number)
+    key = b""
+    if kind:
+        key += bytes([_TYPE_TAG]) + _varint(kind)
+    if number:
+        key += bytes([_VALUE_TAG]) + _varint(number)
+    if not key:
+        raise BadBookmark(
+            f"in a stream of version {version} a bookmark of type 0 and number 0 has no key; "
+            "batches are type 1, blocks type 2"
+        )
+    return key
+
+
+def mark_of(version: int, key: bytes) -> Mark | None:
+    """What `key` stands for in a stream of this version; None where it is another thing."""
+    if version < _FIRST_PROTOBUF:
+        if len(key) != _FIXED.size:
+            return None
+        found, number = _FIXED.unpack(key)
+    else:
+        fields = _read_message(key)
+        if fields is None:
+            return None
+        found, number = fields
+    for kind, value in _kinds(version).items():
+        if value == found:
+            return Mark(kind, number)
+    return None
+
+
+def _kinds(version: int) -> dict[Kind, int]:
+    return _FIXED_KINDS if version < _FIRST_PROTOBUF else _PROTOBUF_KINDS
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_message(key: bytes) -> tuple[int, int] | None:
+    """Type and value of a BookMark as its writers make it: in order, no field twice."""
+    found = {_TYPE_TAG: 0, _VALUE_TAG: 0}
+    at, last = 0, 0
+    while at < len(key):
+        tag = key[at]
+        if tag not in found or tag <= last:
+            return None
+        at, last, shift, value = at + 1, tag, 0, 0
+        while True:
+            if at == len(key) or shift > 63:
+                return None
+            value |= (key[at] & 0x7F) << shift
+            shift += 7
+            at += 1
+            if key[at - 1] < 0x80:
+                break
+        if value > U64_MAX:
+            return None
+        found[tag] = value
+    return found[_TYPE_TAG], found[_VALUE_TAG]

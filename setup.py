@@ -1,0 +1,32 @@
+"""The compiled modules; everything else about the project stands in pyproject.toml."""
+
+import os
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+# DATASTREAMER_CHECKED=1 builds with bounds checks and, where the compiler is told to by
+# CFLAGS, with a sanitizer: slower, for the test suite (`make sanitize`).
+checked = os.environ.get("DATASTREAMER_CHECKED") == "1"
+flags = ["-O1", "-g"] if checked else ["-O3"]
+modules = {
+    "datastreamer._codec": ["datastreamer/_codec.pyx"],
+    "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
+    "datastreamer.net._fanout": ["datastreamer/net/_fanout.pyx"],
+}
+
+setup(
+    ext_modules=cythonize(
+        [Extension(name, sources, extra_compile_args=flags) for name, sources in modules.items()],
+        compiler_directives={
+            "language_level": 3,
+            "embedsignature": False,
+            "boundscheck": checked,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": checked,
+            "freethreading_compatible": False,
+        },
+        annotate=False,
+    )
+)

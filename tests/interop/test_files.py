@@ -1,0 +1,219 @@
+"""One file, two writers: each opens what the other wrote, and goes on in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import UnknownBookmark
+from tests.interop.peer import GoPeer, beside_reference
+from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
+
+pytestmark = beside_reference
+
+
+def write_ours(stream: DataStream, steps: Iterable[Step]) -> None:
+    calls = {
+        "start_op": stream.start_atomic_op,
+        "bookmark": stream.add_bookmark,
+        "entry": stream.add_entry,
+        "commit": stream.commit_atomic_op,
+        "rollback": stream.rollback_atomic_op,
+    }
+    for name, *parameters in steps:
+        calls[name](*parameters)
+
+
+def write_theirs(server: GoPeer, steps: Iterable[Step]) -> None:
+    calls = {
+        "start_op": server.start_op,
+        "bookmark": server.add_bookmark,
+        "entry": server.add_entry,
+        "commit": server.commit,
+        "rollback": server.rollback,
+    }
+    for name, *parameters in steps:
+        calls[name](*parameters)
+
+
+def check_ours(path: Path, entries: list[Plain]) -> None:
+    """Our reading of the file: header, every entry, every bookmark, nothing else."""
+    with DataStream.open(path) as stream:
+        assert stream.header._asdict() == header(path)
+        found = [(e.number, e.type, e.data) for e in stream.entries()]
+        assert found == [entry[1:] for entry in entries]
+        for key, number in keys(entries).items():
+            assert stream.bookmark(key) == number
+
+
+def check_theirs(path: Path, entries: list[Plain]) -> None:
+    """The reference's reading of the file: header, and every entry over its wire."""
+    with GoPeer.serve(path) as server:
+        seen = server.get_header()
+        assert seen == {k: header(path)[k] for k in seen}
+        assert not server.warnings
+        if entries:
+            read = GoPeer.read(server.address)
+            assert (read["entries"], read["sha256"]) == (len(entries), digest(entries))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_same_operations_same_bytes(tmp_path: Path, seed: int) -> None:
+    ours, theirs = tmp_path / "ours.bin", tmp_path / "theirs.bin"
+    with DataStream.create(ours, version=2, system_id=7) as stream:
+        write_ours(stream, made_up(seed))
+    with GoPeer.serve(theirs, version=2, system_id=7) as server:
+        write_theirs(server, made_up(seed))
+    assert header(ours) == header(theirs)
+    assert scan(ours) == scan(theirs)
+    check_ours(theirs, scan(theirs))
+    check_theirs(ours, scan(ours))
+
+
+def test_writers_take_turns_on_our_file(tmp_path: Path) -> None:
+    path = tmp_path / "turns.bin"
+    with DataStream.create(path) as stream:
+        write_ours(stream, made_up(10))
+    take_turns(path)
+
+
+def test_writers_take_turns_on_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "turns.bin"
+    with GoPeer.serve(path, system_id=1101) as server:
+        write_theirs(server, made_up(11))
+    take_turns(path)
+
+
+def take_turns(path: Path) -> None:
+    """Each writes in turn; what stood there before stays, what is new is right."""
+    entries = scan(path)
+    for turn in range(20, 23):
+        with GoPeer.serve(path) as server:
+            write_theirs(server, made_up(turn, 4))
+        longer = scan(path)
+        assert longer[: len(entries)] == entries
+        assert len(longer) > len(entries)
+        check_ours(path, longer)
+        with DataStream.open(path) as stream:
+            write_ours(stream, made_up(turn + 10, 4))
+        entries = scan(path)
+        assert entries[: len(longer)] == longer
+        assert len(entries) > len(longer)
+        check_theirs(path, entries)
+
+
+def test_real_stream_goes_on(real_stream: Path, tmp_path: Path) -> None:
+    path = tmp_path / "real.bin"
+    shutil.copyfile(real_stream, path)
+    before = scan(path)
+    with DataStream.open(path) as stream:
+        write_ours(stream, made_up(30, rollbacks=False))
+    entries = scan(path)
+    assert entries[: len(before)] == before
+    check_theirs(path, entries)
+
+
+def test_takes_over_a_truncation_of_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "cut.bin"
+    with DataStream.create(path) as stream:
+        with stream.atomic_op() as op:
+            op.add_bookmark(b"stays")
+            op.add_entry(1, b"one")
+        with stream.atomic_op() as op:
+            op.add_bookmark(b"stays")
+            op.add_bookmark(b"goes")
+            op.add_entry(1, b"x" * (PAGE - 17))
+        assert stream.bookmark(b"stays") == 2
+    with GoPeer.serve(path) as server:
+        server.truncate(2)
+    check_ours(path, scan(path))
+    with DataStream.open(path) as stream:
+        assert stream.total_entries == 2
+        assert stream.bookmark(b"stays") == 0
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"goes")
+
+
+def test_takes_over_another_history_of_theirs(tmp_path: Path) -> None:
+    # The same number of entries and bytes as before, but other bookmarks and data.
+    path = tmp_path / "other.bin"
+    with DataStream.create(path) as stream, stream.atomic_op() as op:
+        op.add_entry(1, b"first")
+        op.add_bookmark(b"old")
+        op.add_entry(1, b"second")
+    with DataStream.open(path) as stream:
+        assert stream.bookmark(b"old") == 1
+    with GoPeer.serve(path) as server:
+        server.truncate(1)
+        server.start_op()
+        server.add_bookmark(b"new")
+        server.add_entry(1, b"SECOND")
+        server.commit()
+    check_ours(path, scan(path))
+    with DataStream.open(path) as stream:
+        assert stream.entry(2).data == b"SECOND"
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"old")
+
+
+def test_takes_over_an_update_of_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "new.bin"
+    with DataStream.create(path) as stream, stream.atomic_op() as op:
+        op.add_entries(4, [b"aaaa", b"bbbb", b"cccc"])
+    with GoPeer.serve(path) as server:
+        server.update(1, 4, b"BBBB")
+    with DataStream.open(path) as stream:
+        assert [entry.data for entry in stream.entries()] == [b"aaaa", b"BBBB", b"cccc"]
+
+
+def test_takes_over_from_a_killed_writer(tmp_path: Path) -> None:
+    path = tmp_path / "killed.bin"
+    with GoPeer.serve(path) as server:
+        server.start_op()
+        server.add_bookmark(b"kept")
+        server.add_entry(1, b"kept")
+        server.commit()
+        server.start_op()
+        server.add_bookmark(b"lost")
+        server.add_entry(1, b"lost")
+        server.kill()
+    with DataStream.open(path) as stream:
+        assert stream.total_entries == 2
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"lost")
+        with stream.atomic_op() as op:
+            assert op.add_entry(1, b"next") == 2
+    check_theirs(path, scan(path))
+
+
+def test_theirs_takes_over_our_truncation_and_update(tmp_path: Path) -> None:
+    path = tmp_path / "changed.bin"
+    with GoPeer.serve(path) as server:
+        server.append(40, bookmarks=True)
+    before = scan(path)
+    with DataStream.open(path) as stream:
+        stream.truncate(100)
+        stream.update_entry(99, 1, b"u" * 200)
+    entries = scan(path)
+    assert entries[:99] == before[:99]
+    assert entries[99:] == [before[99]._replace(data=b"u" * 200)]
+    check_theirs(path, entries)
+
+
+def test_theirs_goes_live_behind_a_full_page(tmp_path: Path) -> None:
+    # The reference never goes live where its file ends with the committed data.
+    path = tmp_path / "full.bin"
+    with DataStream.create(path) as stream, stream.atomic_op() as op:
+        op.add_entry(1, bytes(PAGE - 17))
+    assert (header(path)["total_length"] - 4096) % PAGE == 0
+    assert (path.stat().st_size - 4096) % PAGE == 0
+    assert path.stat().st_size > header(path)["total_length"]
+    with GoPeer.serve(path) as server, GoPeer.client(server.address) as client:
+        client.start(0)
+        assert [e["number"] for e in client.entries(1)] == [0]
+        server.append(1, 1)
+        assert [e["number"] for e in client.entries(1)] == [1]

@@ -1,0 +1,230 @@
+"""What the tests of storage work on: small streams, an independent scan, disks that fail.
+
+The scan is a few lines of `struct`, so that nothing is compared with itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datastreamer import DataStream
+from datastreamer.storage import record as records
+from datastreamer.storage._commit import CommitStepFailed
+from datastreamer.storage.disk import Buffer, File, OsDisk, OsFile
+
+PAGE = 1 << 20
+FIRST = 4096
+BOOKMARK = 0xB0
+LARGEST = PAGE - 17
+HEAD = struct.Struct(">BIIQ")
+HEADER = struct.Struct(">BIBQQQQ")
+OTHER_BOOT = b"another boot, 16"
+
+Item = tuple[int, bytes]
+
+
+class Scanned(NamedTuple):
+    number: int
+    type: int
+    data: bytes
+    offset: int
+
+
+def header_of(path: Path) -> tuple[int, ...]:
+    """packet type, length, version, system id, stream type, total length, total entries."""
+    with path.open("rb") as source:
+        source.seek(16)
+        return HEADER.unpack(source.read(HEADER.size))
+
+
+def scan_file(path: Path) -> list[Scanned]:
+    """Every committed entry, read as the format says it, with nothing of the package."""
+    content = path.read_bytes()
+    total_length, total_entries = header_of(path)[-2:]
+    found: list[Scanned] = []
+    at = FIRST
+    while at < total_length:
+        if content[at] == 0:
+            at = FIRST + -(-(at - FIRST) // PAGE) * PAGE
+            continue
+        packet, length, kind, number = HEAD.unpack_from(content, at)
+        assert packet == 2
+        assert number == len(found)
+        assert (at - FIRST) % PAGE + length <= PAGE
+        found.append(Scanned(number, kind, content[at + 17 : at + length], at))
+        at += length
+    assert (at, len(found)) == (total_length, total_entries)
+    return found
+
+
+def bookmarks_of(entries: Iterable[Scanned]) -> dict[bytes, int]:
+    """What a bookmark index has to say: each key's last entry."""
+    return {e.data: e.number for e in entries if e.type == BOOKMARK and 1 <= len(e.data) <= 16}
+
+
+def add(stream: DataStream, *operations: Sequence[Item]) -> None:
+    """Commit each operation: items (type, data), bookmarks by their type."""
+    for operation in operations:
+        with stream.atomic_op() as op:
+            for kind, data in operation:
+                if kind == BOOKMARK:
+                    op.add_bookmark(data)
+                else:
+                    op.add_entry(kind, data)
+
+
+def make(path: Path, *operations: Sequence[Item], **options: Any) -> Path:
+    """A closed stream file with these operations."""
+    with DataStream.create(path, **options) as stream:
+        add(stream, *operations)
+    return path
+
+
+def items(stream: DataStream) -> list[Item]:
+    return [(entry.type, entry.data) for entry in stream.entries()]
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part)
+    return hasher.hexdigest()
+
+
+def trace_of(folder: Path) -> dict[str, tuple[int, int, int, str]]:
+    """All that a look at a folder and its files can tell: nothing may have changed in it."""
+    found = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        stat = path.stat()
+        content = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path)] = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, content)
+    return found
+
+
+# Power cuts.
+
+
+def power_cut(
+    source: Path,
+    target: Path,
+    *lost: tuple[int, int],
+    boot: bytes = OTHER_BOOT,
+    change: Callable[[bytearray], None] | None = None,
+) -> Path:
+    """A copy of a stream file as another boot of the machine finds it.
+
+    The bytes of each span in `lost` are zeros: they never reached the disk. The commit
+    record says that it was written under `boot`.
+    """
+    content = bytearray(source.read_bytes())
+    record = records.get_record(content)
+    assert record is not None
+    page = content[:FIRST]
+    records.put_record(page, record._replace(boot_id=boot))
+    content[:FIRST] = page
+    for start, end in lost:
+        content[start:end] = bytes(end - start)
+    if change is not None:
+        change(content)
+    target.write_bytes(content)
+    return target
+
+
+def copied(path: Path, name: str) -> Path:
+    """The file as it is now, beside it: what a crash at this moment leaves."""
+    target = path.with_name(name)
+    shutil.copyfile(path, target)
+    return target
+
+
+# A disk that fails when it is told to.
+
+STEPS = ("data", "header", "sync", "mark")
+
+
+class FaultyFile(OsFile):
+    def __init__(self, fd: int, disk: FaultyDisk) -> None:
+        super().__init__(fd)
+        self.disk = disk
+
+    def write(self, data: Buffer, offset: int) -> None:
+        self.disk.meet("write")
+        super().write(data, offset)
+
+    def sync(self) -> None:
+        self.disk.meet("sync")
+        super().sync()
+
+    def resize(self, size: int, *, reserve: bool = True) -> None:
+        self.disk.resized.append(size)
+        self.disk.meet("resize", size)
+        super().resize(size, reserve=reserve)
+
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None:
+        """The steps of the real one, one by one, up to the one that is to fail."""
+        view, head = memoryview(arena), memoryview(page)
+        for step, name in enumerate(STEPS):
+            try:
+                self.disk.meet(f"commit {name}")
+            except OSError as error:
+                failed = CommitStepFailed(error.errno, error.strerror)
+                failed.step = step
+                raise failed from None
+            if name == "data":
+                for offset, start, length in segments:
+                    super().write(view[start : start + length], offset)
+            elif name == "sync":
+                if sync:
+                    super().sync()
+            else:
+                span = before if name == "header" else after
+                super().write(head[slice(*span)], span[0])
+        for waker in wakers:
+            os.write(waker, bytes(8))
+
+
+class FaultyDisk(OsDisk):
+    """The real disk, but what stands in `faults` fails: a name of an operation -> errno.
+
+    ``commit data|header|sync|mark``, ``write``, ``sync``, ``resize``; `largest` bounds
+    the sizes that a resize may have.
+    """
+
+    def __init__(self) -> None:
+        self.faults: dict[str, int] = {}
+        self.largest: int | None = None
+        self.resized: list[int] = []
+
+    def meet(self, what: str, size: int = 0) -> None:
+        number = self.faults.get(what)
+        if self.largest is not None and size > self.largest:
+            number = errno.ENOSPC
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    def open(self, path: str, *, write: bool) -> FaultyFile:
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        return FaultyFile(fd, self)
+
+    def create(self, path: str) -> FaultyFile:
+        return FaultyFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC), self)
+
+
+def _is_file(file: FaultyFile) -> File:
+    return file  # mypy says here where the double no longer fits the protocol
