@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from array import array
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.oracle import PAGE, lay_out, pack
+
+# No deadlines: a sanitized build on a busy machine may take its time.
+usual = settings(deadline=None)
+thorough = settings(max_examples=500, deadline=None)
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1

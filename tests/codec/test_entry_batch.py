@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from tests.codec.made_up import pages
+from tests.codec.made_up import pages, usual
 from tests.oracle import PAGE, pack
 
 DATA = [b"", b"a", b"bb", b"ccc", b"dddd"]
@@ -22,6 +22,7 @@ ENTRIES = [Entry(10 + i, i, data) for i, data in enumerate(DATA)]
 
 
 @given(pages(), st.slices(12))
+@usual
 def test_a_sequence_of_entries(made: tuple[bytes, int, int], part: slice) -> None:
     content, first, file_offset = made
     batch = scan(content, first, file_offset=file_offset)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, EntryPacker, scan
@@ -20,7 +20,7 @@ from datastreamer.errors import (
     NoOperation,
     UsageError,
 )
-from tests.codec.made_up import U32, U64, data, event_kinds, kinds
+from tests.codec.made_up import U32, U64, data, event_kinds, kinds, thorough, usual
 from tests.oracle import PAGE, lay_out, pack
 
 LARGEST = bytes(PAGE - 17)
@@ -119,7 +119,7 @@ def do(packer: EntryPacker, step: Any) -> list[tuple[int, bytes]]:
 
 
 @given(places, st.integers(0, 2**40), st.lists(steps, max_size=12))
-@settings(max_examples=300)
+@thorough
 def test_layout(length: int, number: int, taken: list[Any]) -> None:
     packer = begun(length, number)
     entries: list[tuple[int, bytes]] = []
@@ -142,6 +142,7 @@ def test_layout(length: int, number: int, taken: list[Any]) -> None:
 
 
 @given(places, st.lists(steps, max_size=12))
+@usual
 def test_drained_pieces_make_the_same_file(length: int, taken: list[Any]) -> None:
     packer, whole = begun(length, 3), begun(length, 3)
     file: dict[int, bytes] = {}
@@ -197,6 +198,13 @@ def test_operation_begins_with_a_padding_mark() -> None:
     assert packer.segments == [(4096 + PAGE - 5, 0, 1), (4096 + PAGE, 1, 18)]
     assert [bytes(span) for span in packer.entry_spans()] == [pack(9, 1, b"x")]
     assert bytes(packer.arena) == b"\0" + pack(9, 1, b"x")
+
+
+def test_a_padding_mark_finds_its_place_in_the_arena() -> None:
+    """The first entry makes the arena just as large as it needs to be."""
+    packer = begun(4096 + PAGE - 5)
+    packer.add_entry(1, bytes(100_000))
+    check(packer, [(1, bytes(100_000))], 4096 + PAGE - 5, 0)
 
 
 def test_any_bytes_like_data() -> None:
@@ -404,6 +412,7 @@ class Spiller(EntryPacker):
 
 
 @given(places, st.integers(0, 500), st.lists(steps.filter(lambda s: s[0] != "drain"), max_size=20))
+@usual
 def test_spilling_makes_the_same_file(length: int, spill_size: int, taken: list[Any]) -> None:
     packer, whole = Spiller(spill_size), begun(length, 3)
     packer.begin(length, 3)
@@ -436,7 +445,7 @@ def test_nothing_may_change_the_items_while_they_are_packed() -> None:
         def spill(self) -> None:
             super().spill()
             self.items.clear()
-            gc.collect()
+            self.others = [[None] * 100 for _ in range(50)]  # takes the memory, if it can
 
     packer = Emptying(200)
     packer.begin(4096, 0)
@@ -546,12 +555,17 @@ def test_views_neither_move_nor_change() -> None:
     view, spans = packer.arena, packer.entry_spans()
     packer.add_entries(2, [b"x" * 1000] * 500)
     assert view == before
+    everything, all_spans = packer.arena, packer.entry_spans()
+    copy = bytes(everything)
     packer.drain()
-    packer.add_entry(3, b"y" * 40)
-    assert view == before
+    packer.add_entries(3, [b"y" * 40] * 100)
+    assert everything == b"".join(all_spans) == copy
+    last = packer.arena
+    copy_of_last = bytes(last)
     packer.begin(4096, 0)
     packer.add_entry(4, b"z" * 40)
     check(packer, [(4, b"z" * 40)], 4096, 0)
+    assert last == copy_of_last
     del packer
     gc.collect()
     assert view == before
@@ -560,6 +574,20 @@ def test_views_neither_move_nor_change() -> None:
     assert (view.format, view.itemsize, view.ndim) == ("B", 1, 1)
     with pytest.raises(TypeError):
         view[0] = 1
+
+
+def test_the_arena_is_kept_where_nobody_looks_at_it() -> None:
+    packer = begun()
+    packer.add_entry(1, b"x")
+    first = packer.arena.obj
+    for forget in (packer.drain, lambda: packer.begin(4096, 0)):
+        forget()
+        packer.add_entry(1, b"y")
+        assert packer.arena.obj is first
+    view = packer.arena
+    packer.drain()
+    assert packer.arena.obj is not first
+    assert view.tobytes() == pack(0, 1, b"y")
 
 
 def test_data_from_the_arena_itself() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from datastreamer._codec import PageTable, entry_at, scan, walk
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import Header
-from tests.codec.made_up import damaged, exactly, pages
+from tests.codec.made_up import damaged, exactly, pages, thorough, usual
 from tests.oracle import PAGE, Damage, pack
 from tests.oracle import scan as oracle_scan
 
@@ -45,18 +45,20 @@ def walked(content: bytes, due: int, file_offset: int) -> Any:
 
 
 @given(pages())
+@usual
 def test_walk(made: tuple[bytes, int, int]) -> None:
     assert walked(*made) == one_page(*made)
 
 
 @given(st.data(), pages())
-@settings(max_examples=500)
+@thorough
 def test_walk_over_damage(data: st.DataObject, made: tuple[bytes, int, int]) -> None:
     content = data.draw(damaged(made[0]))
     assert walked(content, *made[1:]) == one_page(content, *made[1:])
 
 
 @given(st.binary(max_size=9), st.integers(0, 200), st.binary(max_size=9))
+@usual
 def test_walk_keeps_to_its_span(before: bytes, size: int, behind: bytes) -> None:
     content = CONTENT[:size]
     end, number = walk(content, FIRST, file_offset=START)
@@ -113,7 +115,7 @@ def test_entry_at_says_what_is_wrong() -> None:
 
 
 @given(st.data())
-@settings(max_examples=500)
+@thorough
 def test_entry_at_in_damage(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
     content = data.draw(damaged(CONTENT[: OFFSETS[count]]))
@@ -168,7 +170,7 @@ def test_table_of_a_page() -> None:
 
 
 @given(st.lists(st.integers(0, len(PADDED)), max_size=8), st.data())
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_table_grows_with_the_page(ends: list[int], data: st.DataObject) -> None:
     table = PageTable(FIRST, START)
     before = 0
@@ -209,7 +211,7 @@ def test_table_of_a_full_page() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@thorough
 def test_a_damaged_page_leaves_the_table_as_it_was(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 120))
     table = PageTable(FIRST, START)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import Header
-from tests.codec.made_up import damaged, exactly, pages, wires
+from tests.codec.made_up import damaged, exactly, pages, thorough, usual, wires
 from tests.oracle import HEAD, PAGE, Damage, pack
 from tests.oracle import scan as oracle_scan
 
@@ -39,6 +39,7 @@ def expected(content: bytes, due: int | None, file_offset: int | None, **options
 
 
 @given(wires(), st.booleans())
+@usual
 def test_wire(made: tuple[bytes, int], given_number: bool) -> None:
     content, first = made
     due = first if given_number else None
@@ -47,6 +48,7 @@ def test_wire(made: tuple[bytes, int], given_number: bool) -> None:
 
 
 @given(pages(), st.booleans())
+@usual
 def test_file(made: tuple[bytes, int, int], given_number: bool) -> None:
     content, first, file_offset = made
     due = first if given_number else None
@@ -55,7 +57,7 @@ def test_file(made: tuple[bytes, int, int], given_number: bool) -> None:
 
 
 @given(st.data(), wires())
-@settings(max_examples=500)
+@thorough
 def test_damaged_wire(data: st.DataObject, made: tuple[bytes, int]) -> None:
     content, first = data.draw(damaged(made[0])), made[1]
     for due in (first, None):
@@ -63,7 +65,7 @@ def test_damaged_wire(data: st.DataObject, made: tuple[bytes, int]) -> None:
 
 
 @given(st.data(), pages())
-@settings(max_examples=500)
+@thorough
 def test_damaged_file(data: st.DataObject, made: tuple[bytes, int, int]) -> None:
     content, first, file_offset = data.draw(damaged(made[0])), made[1], made[2]
     for due in (first, None):
@@ -71,12 +73,14 @@ def test_damaged_file(data: st.DataObject, made: tuple[bytes, int, int]) -> None
 
 
 @given(st.binary(max_size=120), st.sampled_from([None, 4096, 4097, 4096 + PAGE - 40]))
+@usual
 def test_noise(content: bytes, file_offset: int | None) -> None:
     for due in (0, None):
         assert outcome(content, due, file_offset) == expected(content, due, file_offset)
 
 
 @given(pages(), st.integers(0, 400))
+@usual
 def test_bound_of_data(made: tuple[bytes, int, int], bound: int) -> None:
     content, first, file_offset = made
     for place in (None, file_offset):
@@ -86,6 +90,7 @@ def test_bound_of_data(made: tuple[bytes, int, int], bound: int) -> None:
 
 
 @given(st.data(), pages(), st.binary(max_size=60), st.binary(max_size=60))
+@usual
 def test_what_stands_around_the_span_does_not_matter(
     data: st.DataObject, made: tuple[bytes, int, int], before: bytes, behind: bytes
 ) -> None:
@@ -102,6 +107,7 @@ def test_what_stands_around_the_span_does_not_matter(
 
 
 @given(pages(), st.integers(0, 12))
+@usual
 def test_at_most_so_many(made: tuple[bytes, int, int], most: int) -> None:
     content, first, file_offset = made
     everything = scan(content, first, file_offset=file_offset)
@@ -113,6 +119,7 @@ def test_at_most_so_many(made: tuple[bytes, int, int], most: int) -> None:
 
 
 @given(wires(), st.lists(st.integers(0, 400), max_size=6))
+@usual
 def test_wire_in_pieces(made: tuple[bytes, int], cuts: list[int]) -> None:
     """What one pass calls "more to come" is found by the next, with more bytes."""
     content, due = made
@@ -218,6 +225,7 @@ def test_empty_batches() -> None:
         assert (batch.packed(), batch.nbytes, batch.more, batch.needed) == (b"", 0, False, 0)
         assert batch.offsets.tolist() == batch.lengths.tolist() == batch.types.tolist() == []
     assert scan(pack(9, 1, b"abc")[:18]).first_number == 9
+    assert scan(pack(9, 1, b"abc")[:16]).first_number == 0
 
 
 @pytest.mark.parametrize(
@@ -314,7 +322,7 @@ def test_real_stream(real: tuple[bytes, EntryBatch]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=500)
+@thorough
 def test_damaged_real_stream(real: tuple[bytes, EntryBatch], data: st.DataObject) -> None:
     content, batch = real
     at = data.draw(st.integers(0, len(batch) - 1))
