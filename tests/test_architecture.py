@@ -29,7 +29,8 @@ LAYERS = [
     {"storage", "protocol", "reassembly", "zkevm"},
     {"net", "arrow"},
     {"spark"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

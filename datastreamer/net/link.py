@@ -142,8 +142,10 @@ class Link:
         except StopIteration as done:
             outcome: T = done.value
             return outcome
-        except trio.ClosedResourceError:
-            raise StreamClosed("this client was closed while it was in use") from None
+        except (trio.ClosedResourceError, ConnectionLost):
+            if self._closed:
+                raise StreamClosed("this client was closed while it was in use") from None
+            raise
 
     async def _send(self, data: bytes) -> None:
         if data and self._channel is not None:

@@ -5,6 +5,8 @@ Knows neither trio nor what is said on a connection.
 
 from __future__ import annotations
 
+import os
+
 from datastreamer.errors import ConnectFailed, ConnectionLost, UsageError
 
 
@@ -36,6 +38,11 @@ def connection_lost(peer: str, error: Exception) -> ConnectionLost:
 
 def _reason(error: BaseException) -> str:
     """What the system says, without its numbers."""
-    while isinstance(error.__cause__, OSError):
+    while error.__cause__ is not None:
         error = error.__cause__
+    # trio tells of all addresses that it tried.
+    error = next(iter(getattr(error, "exceptions", ())), error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number is not None and number > 0:
+        return os.strerror(number)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import trio
 
-from datastreamer.errors import DamagedFile
+from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.net._fanout import fan_out
 from datastreamer.net.listen import address_of, open_listeners
 from datastreamer.net.session import Session, State
@@ -32,7 +32,11 @@ _PASS_NS = 2_000_000
 # A commit wakes the pass; this often it looks for one that did not.
 _POLL_SECONDS = 0.010
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# What accept gives where the listener itself is no more.
+_NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
+# After a header or an entry that cannot be read.
+_DAMAGE_PAUSE = 1.0
 
 
 class Server:
@@ -49,9 +53,9 @@ class Server:
         self._max_clients = max_clients
         self._epoch = stream.epoch
         self._waker = waker
-        # While entries are being taken back or changed nothing behind the view is sent.
+        # How many changes of what was committed are under way in this process.
         self._held = 0
-        self._released = trio.Event()
+        self._settled = trio.Event()
 
     async def run(
         self,
@@ -73,6 +77,7 @@ class Server:
                 task_status.started([_name(listener) for listener in listeners])
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        short_of_descriptors = False
         while True:
             try:
                 connection, address = listener.accept()
@@ -80,12 +85,16 @@ class Server:
                 await trio.lowlevel.wait_readable(listener)
                 continue
             except OSError as error:
+                if error.errno in _NO_LISTENER:
+                    raise
                 if error.errno in _OUT_OF_DESCRIPTORS:
-                    _log.error(
-                        "a connection waits: %s; raise the limit of open files", error.strerror
-                    )
+                    if not short_of_descriptors:
+                        _log.error("connections wait: %s; raise the limit", error.strerror)
+                    short_of_descriptors = True
                     await trio.sleep(_ACCEPT_PAUSE)
+                await trio.lowlevel.checkpoint()
                 continue
+            short_of_descriptors = False
             if len(self.sessions) >= self._max_clients:
                 _log.warning(
                     "%s refused: %d clients are connected, which is the limit",
@@ -93,14 +102,23 @@ class Server:
                     len(self.sessions),
                 )
                 connection.close()
-                continue
-            nursery.start_soon(self.handle, SocketTransport(connection, address_of(address)))
+            else:
+                session = self._admit(SocketTransport(connection, address_of(address)))
+                nursery.start_soon(self._look_after, session)
+            await trio.lowlevel.checkpoint()
 
     async def handle(self, transport: Transport) -> None:
         """Serve one client until it is done. Its failures are its own."""
+        await self._look_after(self._admit(transport))
+
+    def _admit(self, transport: Transport) -> Session:
         session = Session(self, transport)
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
+        return session
+
+    async def _look_after(self, session: Session) -> None:
+        transport = session.transport
         try:
             await session.run()
         finally:
@@ -127,35 +145,46 @@ class Server:
             session.state = State.CATCH_UP
 
     async def _pass_forever(self, wakeup: int) -> None:
+        trouble = ""
         while True:
+            await self._settle()
             try:
-                if self._held:
-                    await self._released.wait()
                 self.stream.refresh()
-                if self.stream.epoch != self._epoch:
-                    self._start_over()
-                await self._catch_up_live()
-            except DamagedFile as error:
-                # Nothing of it is sent. Sessions that come to the place end there.
-                _log.error("the live clients wait: %s", error)
-                await trio.sleep(1)
+            except (StreamFileError, OSError) as error:
+                # Idle clients are served on; the file may be repaired.
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.error("nothing new can be seen: %s", trouble)
+                await trio.sleep(_DAMAGE_PAUSE)
                 continue
+            trouble = ""
+            if self.stream.epoch != self._epoch:
+                self._start_over()
+            await self._catch_up_live()
             with trio.move_on_after(_POLL_SECONDS):
                 await trio.lowlevel.wait_readable(wakeup)
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 4096)
 
     async def _catch_up_live(self) -> None:
-        while True:
+        while not self.changing:
             head = self.stream.reader.head
             place = Cursor(*self.view.head)
-            if self._held or place.number >= head.entries:
+            if place.number >= head.entries:
                 return
             if not self._live:
-                self.view.head = head
-                self._wake_parked()
+                self._move_view(head)
                 return
-            chunk = self.stream.reader.chunk(place, _PASS_BYTES)
+            try:
+                chunk = self.stream.reader.chunk(place, _PASS_BYTES)
+            except DamagedFile:
+                # Not the pass's to judge: each client comes there by itself, and ends there.
+                if not self.outdated():
+                    self._dismiss(list(self._live))
+                    self._move_view(head)
+                continue
+            if self.outdated():
+                return
             while behind := [s for s in self._live if s.cursor.number == place.number]:
                 results = fan_out([self._live[s] for s in behind], chunk.data, _PASS_NS)
                 size = len(chunk.data)
@@ -166,11 +195,21 @@ class Server:
                         self._drop_out(session, place, chunk.start, sent)
                 if len(results) < len(behind):
                     await trio.lowlevel.checkpoint()
-                    if self._held or tuple(self.view.head) != tuple(place):
+                    if self.changing:
+                        # Who has this run already waits for the next one by himself.
+                        self._dismiss([s for s in self._live if s.cursor.number > place.number])
                         return
-            self.view.head = Head(*chunk.next)
-            self._wake_parked()
+            self._move_view(Head(*chunk.next))
             await trio.lowlevel.checkpoint()
+
+    def _move_view(self, head: Head) -> None:
+        self.view.head = head
+        self._wake_parked()
+
+    def _dismiss(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            self.leave_live(session)
+            session.wake()
 
     def _drop_out(self, session: Session, place: Cursor, start: int, sent: int) -> None:
         """A client took less than the whole run, or is gone: its own sender goes on."""
@@ -187,35 +226,61 @@ class Server:
 
     # Changes of what was sent already.
 
+    @property
+    def changing(self) -> bool:
+        """Whether committed entries are being taken back or changed, or were just now.
+
+        Nothing is read or sent then, but by whom it cannot concern.
+        """
+        return self._held > 0 or self.stream.epoch != self._epoch
+
+    def outdated(self) -> bool:
+        """Whether what was just read may be of another history, or half changed."""
+        self.stream.refresh()
+        return self.changing
+
+    async def settled(self) -> None:
+        """Return when no change is under way."""
+        while self.changing:
+            await self._settled.wait()
+
+    async def _settle(self) -> None:
+        """Wait for the end of a change in this process."""
+        while self._held:
+            await self._settled.wait()
+
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to go or to be changed: end whom that concerns, now."""
         if done:
-            self.view.forget()
-            self._epoch = self.stream.epoch
             self._held -= 1
-            if not self._held:
-                self._released.set()
+            self._begin_anew()
             return
-        self._held += 1
-        self._released = trio.Event()
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
+        self._held += 1
         for session in list(self.sessions):
             if session.concerned(start, offset, stop, end):
                 self._end(session, "truncated" if stop is None else "changed", start)
+            elif stop is None:
+                session.cut_short(start, offset)
         if stop is None:
             # Who waits at the end waits at the new one; nothing behind it is sent any more.
             self.view.head = min(self.view.head, Head(offset, start))
 
     def _start_over(self) -> None:
         """Another process took entries back or changed them; what, is not known here."""
-        self._epoch = self.stream.epoch
-        self.view.forget()
         self.view.head = self.stream.reader.head
         for session in list(self.sessions):
-            if session.state in (State.CATCH_UP, State.LIVE):
+            if session.streaming:
                 self._end(session, "changed by another process", self.view.head.entries)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.view.forget()
+        self._epoch = self.stream.epoch
+        settled, self._settled = self._settled, trio.Event()
+        settled.set()
         self._wake_parked()
 
     def _end(self, session: Session, what: str, number: int) -> None:
@@ -226,9 +291,7 @@ class Server:
             number,
             session.cursor.number,
         )
-        self.leave_live(session)
-        session.transport.reset()
-        session.wake()
+        session.end()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until every streaming client has been sent all that is committed now.

@@ -9,6 +9,7 @@ was not taken yet is read again from the file.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fcntl
 import logging
@@ -19,7 +20,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from datastreamer.errors import DatastreamerError, UnknownBookmark, UnknownEntry
+from datastreamer.errors import (
+    DamagedEntry,
+    DamagedFile,
+    DatastreamerError,
+    UnknownBookmark,
+    UnknownEntry,
+)
 from datastreamer.format import (
     RESULT_BAD_FROM_BOOKMARK,
     RESULT_BAD_FROM_ENTRY,
@@ -53,6 +60,8 @@ _ANSWERS_BYTES = 64 * 1024
 # A client that asks on while it streams and reads nothing is not asked what else it wants.
 _WAITING_RESULTS = 64
 _DRAIN_SECONDS = 1.0
+# A client that asks without a pause lets the others have theirs after so many questions.
+_QUESTIONS_A_TURN = 64
 # A look-up that has to read more than this from the stream is done in a thread.
 _INLINE_SCAN = 1 << 20
 
@@ -77,32 +86,50 @@ class Session:
         self._server = server
         self._stream = server.stream
         self._protocol = ServerConnection(server.stream.header.stream_type)
-        self._started_from = 0
+        # What the kernel was only pointed to, in this streaming or in an earlier one that it
+        # may still be busy with: nothing before this entry, nothing behind this offset.
+        self._sent_from = 0
         self._sent_by_file = 0
         self._span: Span | None = None
         self._answers: list[bytes] = []
         self._answered = 0
+        # The epoch that the waiting answers were read in.
+        self._answers_epoch = 0
         # While streaming: Results to put between two entries, and what to do after them.
         self._results: list[bytes] = []
         self._results_sent = trio.Event()
         self._ending = False
         self._wake: trio.Event | None = None
         self._streaming_done = trio.Event()
+        self._scope = trio.CancelScope()
 
     # The reading task.
 
     async def run(self) -> None:
         """Serve the client until it is done. Its failures are its own: they are logged."""
-        async with trio.open_nursery() as nursery:
-            try:
-                await self._read_commands(nursery)
-            except Exception as error:
-                self._failed(error)
-            nursery.cancel_scope.cancel()
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                try:
+                    await self._read_commands(nursery)
+                except Exception as error:
+                    self._failed(error)
+                self._scope.cancel()
+
+    def end(self) -> None:
+        """Tear the connection down: what is still under way to the client is dropped."""
+        self._server.leave_live(self)
+        self.transport.reset()
+        self._scope.cancel()
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it is to be sent entries, and has not been ended."""
+        return self._protocol.streaming and not self._scope.cancel_called
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
             _log.debug("%s: gone: %s", self.transport.peer, error)
+            self._scope.cancel()
             return
         if isinstance(error, DatastreamerError):
             _log.error("%s: connection ended: %s", self.transport.peer, error)
@@ -110,17 +137,21 @@ class Session:
             _log.error(
                 "%s: connection ended by a fault of the server", self.transport.peer, exc_info=error
             )
-        self.transport.reset()
+        self.end()
 
     async def _read_commands(self, nursery: trio.Nursery) -> None:
         protocol = self._protocol
+        server = self._server
         while True:
             event = protocol.next_event()
             if event is None:
                 if self._answers:
                     await self._send_answers()
                 protocol.receive(await self.transport.receive())
-            elif isinstance(event, EntryQuery):
+                continue
+            if server.changing:
+                await server.settled()
+            if isinstance(event, EntryQuery):
                 self._answer(self._entry(event.number))
             elif isinstance(event, BookmarkQuery):
                 self._answer(await self._first_event(event.key))
@@ -141,15 +172,25 @@ class Session:
             else:
                 await self._leave(event)
                 return
-            if self._answered >= _ANSWERS_BYTES:
+            if self._answered >= _ANSWERS_BYTES or len(self._answers) >= _QUESTIONS_A_TURN:
                 await self._send_answers()
+                await trio.lowlevel.checkpoint()
 
     def _answer(self, answer: bytes) -> None:
+        if not self._answers:
+            self._answers_epoch = self._stream.epoch
         self._answers.append(answer)
         self._answered += len(answer)
 
     async def _send_answers(self) -> None:
         answers, self._answers, self._answered = self._answers, [], 0
+        if not self._stream.writable:
+            self._stream.refresh()
+            if self._stream.epoch != self._answers_epoch:
+                # Another process was changing the file while they were read.
+                _log.info("%s: connection ended: what it asked for changed", self.transport.peer)
+                self.end()
+                await trio.lowlevel.checkpoint()
         data = answers[0] if len(answers) == 1 else b"".join(answers)
         sent = self.transport.send_now(data)
         if sent < len(data):
@@ -167,13 +208,21 @@ class Session:
             return messages.OK + messages.NOT_FOUND
 
     async def _bookmark(self, key: bytes) -> int | None:
-        self._stream.refresh()
+        stream = self._stream
+        stream.refresh()
         try:
-            if self._stream.bookmarks.unread() <= _INLINE_SCAN:
-                return self._stream.bookmark(key)
-            return await trio.to_thread.run_sync(self._stream.bookmark, key)
+            if stream.bookmarks.unread() <= _INLINE_SCAN:
+                return stream.bookmark(key)
         except UnknownBookmark:
             return None
+        while True:
+            epoch = stream.epoch
+            number: int | None = None
+            with contextlib.suppress(UnknownBookmark):
+                number = await trio.to_thread.run_sync(stream.bookmark, key)
+            await self._server.settled()
+            if stream.epoch == epoch:
+                return number
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)
@@ -231,18 +280,20 @@ class Session:
         if isinstance(start, Refuse):
             await self._refuse(start)
             return
-        self._answer(messages.OK)
-        await self._send_answers()
+        # From here on a change of the stream may concern it.
         self._protocol.started()
         self.state = State.CATCH_UP
-        self.cursor = Cursor(0, start)
-        self._started_from = start
-        self._sent_by_file = 0
+        self.cursor, self.at = Cursor(0, start), 0
+        if not self._unacknowledged():
+            self._sent_from, self._sent_by_file = start, 0
+        self._sent_from = min(self._sent_from, start)
         self._span = None
         self._ending = False
         self._results = []
         self._streaming_done = trio.Event()
-        nursery.start_soon(self._send_entries, nursery.cancel_scope)
+        self._answer(messages.OK)
+        await self._send_answers()
+        nursery.start_soon(self._send_entries)
 
     async def _end_streaming(self, result: bytes) -> None:
         """Have the sender end the entry it is in, send `result` and stop."""
@@ -261,35 +312,47 @@ class Session:
         self.state = State.CATCH_UP
         self.wake()
 
-    async def _send_entries(self, scope: trio.CancelScope) -> None:
+    async def _send_entries(self) -> None:
         """The sender: whatever has to wait for this client waits here."""
         try:
-            await self._find_place()
-            while True:
-                if self._results and self._between_entries():
-                    results, self._results = b"".join(self._results), []
-                    await self.transport.send(results)
-                    self._results_sent.set()
-                    self._results_sent = trio.Event()
-                    if self._ending:
-                        break
-                    continue
-                if self.cursor.number < self._server.view.head.entries or self._half_sent():
-                    await self._send_some()
-                else:
-                    await self._go_live()
+            while not await self._next_turn():
+                pass
             self.state = State.IDLE
             self._streaming_done.set()
         except Exception as error:
             self._failed(error)
-            scope.cancel()
 
-    async def _find_place(self) -> None:
-        number = self.cursor.number
-        while number > self._server.view.head.entries:
-            # Committed, but the pass has not come to it yet.
+    async def _next_turn(self) -> bool:
+        """Send something, or wait until there is something; True after a Stop's Result."""
+        server, placed = self._server, self.cursor.offset > 0
+        behind = server.view.head.entries - self.cursor.number
+        if server.changing:
             await self._park()
-        self.cursor = self._server.view.cursor(number)
+        elif placed and self._results and self._between_entries():
+            results, self._results = b"".join(self._results), []
+            await self.transport.send(results)
+            self._results_sent.set()
+            self._results_sent = trio.Event()
+            return self._ending
+        elif behind > 0:
+            if not placed:
+                self._take_place()
+                # A Stop that came with the Start does not overtake the first entries.
+                await self._send_some(_COPY_BYTES)
+            else:
+                # Where a Result waits, only to the end of the entry.
+                await self._send_some(1 if self._results else _COPY_BYTES)
+        elif behind < 0 or self._half_sent():
+            # Committed, but the pass is not through with it.
+            await self._park()
+        elif not placed:
+            self._take_place()
+        else:
+            await self._go_live()
+        return False
+
+    def _take_place(self) -> None:
+        self.cursor = self._server.view.cursor(self.cursor.number)
         self.at = self.cursor.offset
 
     async def _park(self) -> None:
@@ -321,42 +384,51 @@ class Session:
                 self.cursor, self._span = span.next, None
         return not self._half_sent()
 
-    async def _send_some(self) -> None:
-        """One turn of catching up."""
+    async def _send_some(self, copy: int) -> None:
+        """One turn of catching up; `copy` bytes of whole entries where they are copied."""
         view = self._server.view
         if self._span is not None:
             await self._send_span(self._span)
             return
-        far = self.cursor.offset < view.head.length - _COPIED_TAIL
-        if far and not self._half_sent() and self.transport.socket_fd is not None:
-            span = view.span(self.cursor)
-            self._span, self.at = span, span.start
-            await self._send_span(span)
+        try:
+            far = self.cursor.offset < view.head.length - _COPIED_TAIL
+            if far and not self._half_sent() and self.transport.socket_fd is not None:
+                span = view.span(self.cursor)
+                if self._server.outdated():
+                    return
+                self._span, self.at = span, span.start
+                await self._send_span(span)
+                return
+            # After the end of this entry sendfile goes on.
+            chunk = view.chunk(self.cursor, 1 if far else copy)
+        except DamagedFile:
+            if self._server.outdated():
+                return
+            raise
+        if self._server.outdated():
             return
-        # Only to the end of the entry where a Result waits, or sendfile goes on from there.
-        chunk = view.chunk(self.cursor, 1 if self._results or far else _COPY_BYTES)
         at = max(self.at, chunk.start)
         rest = chunk.data[at - chunk.start :]
+        sent = len(rest)
         if self.transport.socket_fd is None:
+            self.at = at + sent  # on its way: what changes there now concerns this client
             await self.transport.send(rest)
-            sent = len(rest)
         else:
             sent = self.transport.send_now(rest)
-        self._advance(chunk.boundary(at + sent), at + sent)
+        self.cursor = chunk.boundary(at + sent)
+        self.at = max(at + sent, self.cursor.offset)
         if sent < len(rest):
             del chunk, rest  # a client that stops reading holds no entry in memory
             await self.transport.wait_writable()
         else:
             await trio.lowlevel.checkpoint()
 
-    def _advance(self, boundary: Cursor, at: int) -> None:
-        self.cursor = boundary
-        self.at = max(at, boundary.offset)
-
     async def _send_span(self, span: Span) -> None:
-        fd = self._stream.fileno()
         count = min(span.end - self.at, _SENDFILE_BYTES)
-        sent = self.transport.send_file(fd, self.at, count)
+        try:
+            sent = self.transport.send_file(self._stream.fileno(), self.at, count)
+        except EOFError:
+            raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
         self.at += sent
         self._sent_by_file = max(self._sent_by_file, self.at)
         if self.at == span.end:
@@ -390,13 +462,24 @@ class Session:
         who has been sent any of them; an update who may not have received yet what the
         kernel only refers to.
         """
-        if not self._protocol.streaming:
+        if self.streaming:
+            half_sent = self._half_sent()
+            if stop is None and (self.cursor.number > start or (half_sent and self.at > offset)):
+                return True
+            if half_sent and offset < self.at < end:
+                return True  # it would get the end of another entry than the beginning
+        if self._sent_by_file <= offset or self._scope.cancel_called:
             return False
-        if stop is None:
-            return self.cursor.number > start or (self._half_sent() and self.at > offset)
-        if self._started_from >= stop or self._sent_by_file <= offset:
-            return False
-        return self.at - self._unacknowledged() < end
+        unsent = self._unacknowledged()
+        if not unsent or stop is None:
+            return unsent > 0
+        return self._sent_from < stop and min(self.at, self._sent_by_file) - unsent < end
+
+    def cut_short(self, start: int, offset: int) -> None:
+        """The entries from `start` on, at file offset `offset`, are about to go."""
+        span = self._span
+        if span is not None and span.end > offset:
+            self._span = Span(span.start, offset, Cursor(offset, start))
 
     def _unacknowledged(self) -> int:
         """An upper bound for the bytes sent that the peer has not confirmed."""

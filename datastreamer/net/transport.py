@@ -45,7 +45,10 @@ class Transport(Protocol):
         """Return when `send_now` or `send_file` may get further."""
 
     def send_file(self, file: int, offset: int, count: int) -> int:
-        """As `send_now`, straight from a file. Only where there is a `socket_fd`."""
+        """As `send_now`, straight from a file. Only where there is a `socket_fd`.
+
+        Raises `EOFError` where the file has nothing at `offset`.
+        """
 
     async def end_sending(self) -> None:
         """Tell the peer that nothing more comes."""
@@ -77,14 +80,23 @@ class SocketTransport:
         return self._fd if self._fd >= 0 else None
 
     async def receive(self) -> bytes:
-        while True:
-            try:
-                return self._socket.recv(RECEIVE_SIZE)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise _broken(error) from error
-            await trio.lowlevel.wait_readable(self._socket)
+        try:
+            data = self._receive_now()
+            if data is not None:
+                # A peer that always has something to say lets the others have a turn.
+                await trio.lowlevel.checkpoint()
+            while data is None:
+                await trio.lowlevel.wait_readable(self._socket)
+                data = self._receive_now()
+        except (OSError, ValueError) as error:
+            raise _broken(error) from error
+        return data
+
+    def _receive_now(self) -> bytes | None:
+        try:
+            return self._socket.recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            return None
 
     async def send(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -104,11 +116,14 @@ class SocketTransport:
 
     def send_file(self, file: int, offset: int, count: int) -> int:
         try:
-            if sys.platform != "linux":
-                return self.send_now(os.pread(file, count, offset))
-            sent = os.sendfile(self._fd, file, offset, count)
-            if count and not sent:
-                raise trio.BrokenResourceError(f"the file ends at byte {offset}")
+            if sys.platform == "linux":
+                sent = os.sendfile(self._fd, file, offset, count)
+                at_end = not sent
+            else:
+                data = os.pread(file, count, offset)
+                sent, at_end = self.send_now(data), not data
+            if count and at_end:
+                raise EOFError(f"the file ends at byte {offset}")
             return sent
         except BlockingIOError:
             return 0

@@ -187,7 +187,9 @@ class ClientConnection:
     def _turn_over(self) -> None:
         """Go on in a buffer with room, the unread bytes at its beginning."""
         old, unread = self._buffer, bytes(self._buffer[self._start : self._end])
-        size = max(self._size, self._need + (self._size >> 2))
+        # More unread than one packet needs: somebody feeds much without taking events.
+        wanted = self._need if len(unread) < self._need else 2 * len(unread)
+        size = max(self._size, wanted + (self._size >> 2))
         self._view.release()
         self._kept.append(old)
         for number, kept in enumerate(self._kept):

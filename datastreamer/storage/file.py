@@ -178,9 +178,7 @@ class StreamFile:
             raise
 
     @classmethod
-    def _open_beside_writer(
-        cls, file: File, path: str, page: bytes, header: Header
-    ) -> StreamFile:
+    def _open_beside_writer(cls, file: File, path: str, page: bytes, header: Header) -> StreamFile:
         """Nothing is judged while somebody writes: his mark says how far to go."""
         head = Head(header.total_length, header.total_entries)
         judged = Judgement(header, head, head, None, records.NO_ID, 0, False)
@@ -552,9 +550,9 @@ class StreamFile:
 
 
 def _open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, write: bool) -> File:
-    if isinstance(path, int):
-        return OsFile(os.dup(path))
     try:
+        if isinstance(path, int):
+            return OsFile(os.dup(path))
         if os.path.isdir(path):
             raise NotAStream(shown, "is a folder, not a stream file")
         if os.path.exists(path) and not os.path.isfile(path):

@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, PageTable, entry_at, scan, walk
-from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
+from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
@@ -38,6 +38,9 @@ from datastreamer.storage.record import Head
 _KNOWN_PAGES = 1 << 16
 _TABLES = 256
 _ANSWER = bytes([PACKET_ANSWER])
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class Cursor(NamedTuple):
@@ -86,24 +89,44 @@ class Reader:
         self._ends: dict[int, int] = {}
         self._tables: OrderedDict[int, PageTable] = OrderedDict()
         self._guard = threading.Lock()
+        self._changes = 0
 
     def forget(self) -> None:
         """Drop what is known of pages: entries were taken back or changed."""
+        with self._guard:
+            self._changes += 1
+        self._drop()
+
+    def _drop(self) -> None:
         with self._guard:
             # New ones: who reads beside this keeps what he finds to himself.
             self._first_numbers = {}
             self._ends = {}
             self._tables.clear()
 
+    def _steadily(self, read: Callable[[A], T], what: A) -> T:
+        """`read(what)`: once more where the stream was changed meanwhile, and before damage
+        is believed."""
+        doubted = False
+        while True:
+            changes = self._changes
+            try:
+                found = read(what)
+            except DamagedEntry:
+                self._drop()
+                if changes == self._changes:
+                    if doubted:
+                        raise
+                    doubted = True
+            else:
+                if changes == self._changes:
+                    return found
+
     # Where entries stand.
 
     def cursor(self, number: int) -> Cursor:
         """The place of entry `number`, or of the next one where it is the total."""
-        try:
-            return self._cursor(number)
-        except DamagedEntry:
-            self.forget()
-            return self._cursor(number)
+        return self._steadily(self._cursor, number)
 
     def _cursor(self, number: int) -> Cursor:
         head = self.head
@@ -145,11 +168,7 @@ class Reader:
 
     def _find(self, number: int) -> tuple[bytes, int, int]:
         """Bytes that hold entry `number`, where its head stands in them, its data's size."""
-        try:
-            return self._look_up(number)
-        except DamagedEntry:
-            self.forget()
-            return self._look_up(number)
+        return self._steadily(self._look_up, number)
 
     def _look_up(self, number: int) -> tuple[bytes, int, int]:
         offset, number_there, limit = self._near(number, self.head)
@@ -173,20 +192,20 @@ class Reader:
         with self._guard:
             table = self._tables.get(page)
             if table is None or number >= table.next_number:
-                table = self._tabulate(page, table, head)
+                table = self._tabulate(page, table, head, number)
             self._tables.move_to_end(page)
             if not table.first_number <= number < table.next_number:
                 raise DamagedEntry(
                     self._path,
                     table.end_offset,
-                    f"the page holds entries {table.first_number} to {table.next_number - 1}, "
-                    f"but not entry {number}",
+                    f"the page ends before entry {table.next_number}, and entry {number} is due",
                 )
             found: tuple[int, int, int] = table.find(number)
         return found
 
-    def _tabulate(self, page: int, table: PageTable | None, head: Head) -> PageTable:
-        """The page's table, as far as the head allows now. Holds the guard."""
+    def _tabulate(self, page: int, table: PageTable | None, head: Head, number: int) -> PageTable:
+        """The page's table, as far as the head allows now; damage behind `number` is not
+        looked at. Holds the guard."""
         start = page_start(page)
         if table is None:
             table = PageTable(self.first_number(page), start)
@@ -195,11 +214,13 @@ class Reader:
                 self._tables.popitem(last=False)
         since = table.end_offset
         until = min(start + PAGE_SIZE, head.length)
+        content = self._file.read(until - since, since)
         try:
-            table.extend(self._file.read(until - since, since), since)
+            table.extend(content, since)
         except CorruptEntries as error:
-            del self._tables[page]
-            raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+            table.extend(content[: error.offset], since)
+            if number >= table.next_number:
+                raise DamagedEntry(self._path, since + error.offset, error.reason) from None
         return table
 
     def first_number(self, page: int) -> int:
@@ -246,17 +267,14 @@ class Reader:
         """The whole entries from `cursor`, at most `max_bytes` of file, and the place after.
 
         They stand in one page, so their bytes are together. At least one entry where any is
-        committed behind the cursor, even one larger than `max_bytes`. Raises `UnknownEntry`
-        where the stream was cut back to before the cursor.
+        committed behind the cursor, even one larger than `max_bytes`; none past damage, which
+        raises only where the next run begins with it. Raises `UnknownEntry` where the stream
+        was cut back to before the cursor.
         """
-        try:
-            return self._run(cursor, max_bytes)
-        except DamagedEntry:
-            self.forget()
-            return self._run(cursor, max_bytes)
+        return self._steadily(self._run, (cursor, max_bytes))
 
-    def _run(self, cursor: Cursor, max_bytes: int) -> tuple[EntryBatch, Cursor]:
-        offset, number = cursor
+    def _run(self, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
+        (offset, number), max_bytes = what
         head = self.head
         if number > head.entries:
             raise UnknownEntry(number, head.entries)
@@ -267,7 +285,9 @@ class Reader:
             try:
                 batch = scan(near, number, file_offset=offset)
             except CorruptEntries as error:
-                raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
+                batch = scan(near, number, file_offset=offset, end=error.offset)
+                if not batch:
+                    raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
             place = Cursor(offset + batch.end, batch.next_number)
             if batch or number == head.entries:
                 break
@@ -281,8 +301,8 @@ class Reader:
                 size = max(batch.needed, 2 * size)
             elif batch.more:
                 raise DamagedEntry(self._path, offset, f"entry {number} is cut off")
-            else:  # nothing but padding up to the end of what was read
-                offset = page_start(page_of(offset) + 1)
+            else:
+                offset = self._past_padding(Cursor(offset, number), head)
         if place.offset >= head.length or place.number >= head.entries:
             place = self._end(place, head)
         return batch, place
@@ -331,11 +351,18 @@ class Reader:
             raise UnknownEntry(start, total)
         if start >= stop:
             return
-        cursor = self.cursor(start)
+        changes, cursor = self._changes, self.cursor(start)
         while cursor.number < stop:
-            batch, cursor = self.run(cursor, max_bytes)
-            if not batch:  # the stream was cut back meanwhile
-                raise UnknownEntry(cursor.number, self.head.entries)
+            try:
+                batch, cursor = self.run(cursor, max_bytes)
+            except DamagedEntry:
+                if changes == self._changes:
+                    raise
+                batch = None
+            if not batch:
+                raise NotFound(
+                    f"the stream was cut back while it was read, to before entry {cursor.number}"
+                )
             if cursor.number > stop:
                 batch = batch[: stop - batch.first_number]
             yield batch
@@ -346,11 +373,7 @@ class Reader:
         Empty (start = end) where nothing is committed behind the cursor. The entry at
         the cursor is looked at; the others are vouched for by the page's directory.
         """
-        try:
-            return self._span(cursor)
-        except DamagedEntry:
-            self.forget()
-            return self._span(cursor)
+        return self._steadily(self._span, cursor)
 
     def _span(self, cursor: Cursor) -> Span:
         offset, number = cursor
@@ -359,7 +382,7 @@ class Reader:
             return Span(offset, offset, cursor)
         first = self._head_at(offset)
         if first != number:
-            offset = self._past_padding(cursor)
+            offset = self._past_padding(cursor, head)
         page = page_of(offset)
         following = page_start(page + 1)
         if head.length < following:
@@ -370,13 +393,19 @@ class Reader:
             end = self._page_end(page, beyond)
         return Span(offset, end, Cursor(following, beyond))
 
-    def _past_padding(self, cursor: Cursor) -> int:
+    def _past_padding(self, cursor: Cursor, head: Head) -> int:
         """The next page's start, where the cursor stands at padding that can be believed."""
         offset, number = cursor
+        if not self._padding_at(offset):
+            raise DamagedEntry(self._path, offset, f"entry {number} is due, and is not there")
         following = page_start(page_of(offset) + 1)
-        if self._padding_at(offset) and self._head_at(following) == number:
-            return following
-        raise DamagedEntry(self._path, offset, f"entry {number} does not stand there")
+        if following >= head.length or self._head_at(following) != number:
+            raise DamagedEntry(
+                self._path,
+                offset,
+                f"padding, but the next page does not begin with entry {number}",
+            )
+        return following
 
     def _page_end(self, page: int, beyond: int) -> int:
         """Where the entries of a page end; `beyond` is the number of the one after it."""
@@ -413,23 +442,25 @@ class Reader:
         return span.next
 
 
-def plausible(file: File, head: Head) -> bool:
-    """Whether the chain of the last page's entries ends exactly at `head`.
+def doubt(file: File, head: Head) -> str:
+    """Why the entries of the last page do not end exactly at `head`; empty where they do.
 
-    Or with the padding before it, where it is the start of a page.
+    A head at the start of a page may stand behind the padding of the page before.
     """
     length, entries = head
     if entries == 0:
-        return length == HEADER_PAGE_SIZE
-    if length <= HEADER_PAGE_SIZE or entries > (length - HEADER_PAGE_SIZE) // ENTRY_HEAD_SIZE:
-        return False
+        return "" if length == HEADER_PAGE_SIZE else "an empty stream ends with the header page"
     start = page_start(pages_for(length) - 1)
     content = file.read(length - start, start)
     if len(content) < length - start:
-        return False
+        return "the file ends before"
     try:
         batch = scan(content, None, file_offset=start)
-    except CorruptEntries:
-        return False
-    ends = start + batch.end == length or (len(content) == PAGE_SIZE and not batch.more)
-    return bool(ends and batch.next_number == entries)
+    except CorruptEntries as error:
+        return f"at byte {start + error.offset}: {error.reason}"
+    end = start + batch.end
+    if end == length or (len(content) == PAGE_SIZE and not batch.more):
+        if batch.next_number == entries:
+            return ""
+        return f"entry {batch.next_number - 1} is the last before there"
+    return f"at byte {end}: {'an entry is cut off' if batch.more else 'there is padding'}"

@@ -29,7 +29,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.disk import File
-from datastreamer.storage.reader import plausible
+from datastreamer.storage.reader import doubt
 from datastreamer.storage.record import (
     NO_ID,
     CommitRecord,
@@ -126,12 +126,11 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
         )
 
 
-def _judge_unrecorded(
-    file: File, page: bytes, path: str, header: Header, head: Head
-) -> Judgement:
+def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: Head) -> Judgement:
     """A header that no record vouches for: another program's, or a torn one."""
     slots = get_synced(page)
-    if not plausible(file, head):
+    why = doubt(file, head)
+    if why:
         known = ", ".join(
             f"entry {s.header.total_entries} at byte {s.header.total_length}" for s in slots
         )
@@ -139,7 +138,7 @@ def _judge_unrecorded(
             path,
             HEADER_OFFSET,
             f"the header says that the stream ends with {head.entries} entries at byte "
-            f"{head.length}, and its entries do not; "
+            f"{head.length}, and its last page does not: {why}; "
             + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
         )
     stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
@@ -193,4 +192,3 @@ def visible(page: bytes) -> tuple[Head, int] | None:
     if mark.head.length > record.after.length:
         return None
     return mark.head, record.epoch
-

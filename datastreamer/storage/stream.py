@@ -38,6 +38,7 @@ from datastreamer.format import (
     U64_MAX,
     Header,
 )
+from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
 from datastreamer.storage.file import StreamFile, SyncPolicy
@@ -111,7 +112,11 @@ class DataStream:
         self._keeper: BookmarkKeeper | None = None
         self._on_change: list[ChangeCallback] = []
         if file.writable:
-            self._bookmarks()
+            try:
+                self._bookmarks()
+            except BaseException:
+                file.close()
+                raise
         _open_streams.add(self)
 
     # Making and opening.
@@ -140,6 +145,7 @@ class DataStream:
             if not 0 <= number <= U64_MAX:
                 raise ValueError(f"the {name} is a u64, not {number}")
         _check_policy(sync)
+        opener(index)
         header = Header(version, system_id, stream_type)
         return cls(StreamFile.create(path, header, sync=sync, disk=disk), index)
 
@@ -168,6 +174,8 @@ class DataStream:
         """
         _check_policy(sync)
         write = not (read_only or follow)
+        if write:
+            opener(index)
         file = StreamFile.open(
             path, stream_type=stream_type, write=write, sync=sync, disk=disk, name=name
         )
@@ -282,18 +290,30 @@ class DataStream:
         `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
         `BadEntryType`, `EntryTooLarge`; the operation goes on without the entry.
         """
-        return self._op.add_entry(type, data)
+        try:
+            return self._op.add_entry(type, data)
+        except NoOperation:
+            self._ensure_open()
+            raise
 
     def add_bookmark(self, key: Buffer) -> int:
         """Add a bookmark of 1 to 16 bytes to the open operation; gives its entry number."""
-        return self._op.add_bookmark(key)
+        try:
+            return self._op.add_bookmark(key)
+        except NoOperation:
+            self._ensure_open()
+            raise
 
     def add_entries(self, type: int | Sequence[int], data: Iterable[Buffer]) -> range:
         """Add many events in one call; gives their numbers. All of them or, on an error, none.
 
         `type` is one type for all, or one for each of `data`.
         """
-        return self._op.add_entries(type, data)
+        try:
+            return self._op.add_entries(type, data)
+        except NoOperation:
+            self._ensure_open()
+            raise
 
     def commit_atomic_op(self) -> None:
         """Make the operation part of the stream.
@@ -354,22 +374,31 @@ class DataStream:
     ) -> Iterator[EntryBatch]:
         """The same entries in runs of about `max_bytes` of file, without an object each."""
         self._ensure_open()
-        return self._file.reader.batches(start, stop, max_bytes)
+        return self._while_open(self._file.reader.batches(start, stop, max_bytes))
+
+    def _while_open(self, batches: Iterator[EntryBatch]) -> Iterator[EntryBatch]:
+        while True:
+            self._ensure_open()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def bookmark(self, key: bytes) -> int:
         """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
         self._ensure_open()
         if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
-        keeper = self._bookmarks()
-        for _ in range(3):
+        keeper, doubts = self._bookmarks(), 0
+        while doubts < 3:
             number = keeper.newest(key)
             if number is None:
                 raise UnknownBookmark(key)
             if self._stands_at(key, number):
                 return number
+            # The stream was cut back meanwhile, or the index is wrong.
             if not (self._follows and self.refresh()):
-                keeper.distrust()
+                doubts += keeper.distrust(key, number)
         raise UnknownBookmark(key)
 
     def _stands_at(self, key: bytes, number: int) -> bool:
@@ -435,7 +464,7 @@ class DataStream:
         """
         reader = self._ensure_changeable("update")
         entry = reader.entry(number)
-        new = bytes(data)
+        new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
         if entry.type == TYPE_BOOKMARK:
             raise UpdateRefused(f"entry {number} is a bookmark, and those are not updated")
         if type == TYPE_BOOKMARK:

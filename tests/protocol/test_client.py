@@ -176,10 +176,8 @@ def test_a_refusal_answers_any_request(cut: Cut, number: int) -> None:
     assert not connection.streaming
 
 
-@cuts
+@pytest.mark.parametrize("cut", [whole, in_elevens])
 def test_the_largest_answer(cut: Cut) -> None:
-    if cut is bytewise:
-        pytest.skip("a million pieces")
     data = bytes(range(256)) * 4095 + bytes(239)
     assert len(data) + 17 == PAGE_SIZE
     connection = asked(EntryQuery(7), HeaderQuery())
@@ -280,15 +278,19 @@ def test_entries_that_arrive_together_come_in_one_batch() -> None:
 )
 def test_numbers_follow_one_another(cut: Cut, numbers: tuple[int, ...], words: str) -> None:
     connection = streaming()
-    good = list(numbers[:2]) if len(numbers) > 1 else []
-    events: list[Any] = []
-    with pytest.raises(ProtocolViolation, match=f"stub:1 sent .*{words}"):
+    connection_events: list[Any] = []
+
+    def feed() -> None:
         for piece in cut(packed(*numbers)):
             connection.feed(piece)
             while (event := connection.next_event()) is not None:
-                assert isinstance(event, EntriesReceived)
-                events += event.batch
-    assert events == entries(*good)
+                connection_events.append(event)
+
+    with pytest.raises(ProtocolViolation, match=f"stub:1 sent .*{words}"):
+        feed()
+    # What came before the damage is handed out, however the bytes were cut.
+    before = [entry for event in connection_events for entry in event.batch]
+    assert before == entries(*numbers[:2] if len(numbers) > 1 else ())
 
 
 @cuts
@@ -357,15 +359,13 @@ def test_the_end_is_told_as_often_as_asked() -> None:
     [
         (EntryQuery(0), OK + encode_answer(0, 1, b"abc")),
         (Stop(), OK),
-        (HeaderQuery(), HEADER.pack()),
+        (HeaderQuery(), OK + HEADER.pack()),
     ],
 )
 def test_the_end_inside_an_answer(command: Command, sent: bytes) -> None:
-    if isinstance(command, HeaderQuery):
-        sent = OK + sent
     for size in range(len(sent)):
         connection = asked(command)
-        connection.feed(sent[:size]) if size else None
+        connection.feed(sent[:size])
         connection.feed(b"")
         unread = size if size < len(OK) else size - len(OK)
         assert taken(connection) == [PeerEnded(unread)]
@@ -395,7 +395,7 @@ class TestBuffers:
     @pytest.mark.parametrize("piece", [1_000, 77_777, 3_000_000])
     @pytest.mark.parametrize("size", [0, 200, 60_000])
     def test_batches_that_are_kept_keep_their_bytes(self, piece: int, size: int) -> None:
-        total = 5_000_000 // (size + 500)
+        total = 5_000_000 // (size + 17)
         batches = self.stream(streaming(), total, size, piece)
         assert len(batches) > 1
         numbers = [entry.number for batch in batches for entry in batch]

@@ -203,15 +203,19 @@ class FaultyDisk(OsDisk):
     """The real disk, but what stands in `faults` fails: a name of an operation -> errno.
 
     ``commit data|header|sync|mark``, ``write``, ``sync``, ``resize``; `largest` bounds
-    the sizes that a resize may have.
+    the sizes that a resize may have. What stands in `before` is called before the
+    operation of that name.
     """
 
     def __init__(self) -> None:
         self.faults: dict[str, int] = {}
+        self.before: dict[str, Callable[[], object]] = {}
         self.largest: int | None = None
         self.resized: list[int] = []
 
     def meet(self, what: str, size: int = 0) -> None:
+        if what in self.before:
+            self.before[what]()
         number = self.faults.get(what)
         if self.largest is not None and size > self.largest:
             number = errno.ENOSPC

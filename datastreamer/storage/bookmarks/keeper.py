@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_128_digest
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import IndexFailed, StreamFileError, UnknownEntry
+from datastreamer.errors import IndexFailed, NotFound, StreamFileError, UnknownEntry
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
 from datastreamer.storage.disk import File
@@ -33,7 +33,11 @@ _FLUSH_KEYS = 20_000
 _FLUSH_SECONDS = 2.0
 _DIGEST_SIZE = 64 * 1024
 _CATCH_UP_BYTES = 16 * PAGE_SIZE
-_TRIES = 3
+_TRIES = 100
+
+
+class _MovedError(Exception):
+    """The index changed while it was asked."""
 
 
 class BookmarkKeeper:
@@ -83,7 +87,7 @@ class BookmarkKeeper:
         try:
             self._indexed = self._trusted(self._index)
         except IndexFailed as error:
-            self._say_wrong(str(error))
+            _log.warning("%s: the bookmark index cannot be read: %s", self._path, error)
             if self._write:
                 self._index.clear()
             else:
@@ -128,10 +132,10 @@ class BookmarkKeeper:
         for _ in range(_TRIES):
             try:
                 return self._newest(key)
+            except (_MovedError, NotFound):
+                continue  # the stream was cut back meanwhile
             except IndexFailed as error:
-                self.distrust(str(error))
-            except UnknownEntry:
-                continue  # the stream was cut back while its end was read
+                self._mend(lambda: True, str(error))
         return bookmarks_of(self._reader.batches(0)).get(key)
 
     def _newest(self, key: bytes) -> int | None:
@@ -145,7 +149,12 @@ class BookmarkKeeper:
             found = self._scan_gap(key, indexed, known_from)
             if found is not None:
                 return found
-        return index.newest(key) if index is not None and indexed.entries else None
+        if index is None or not indexed.entries:
+            return None
+        found = index.newest(key)
+        if self._index is not index or self._indexed.entries < indexed.entries:
+            raise _MovedError  # it was emptied or cut back while it was asked
+        return found
 
     def unread(self) -> int:
         """How many bytes of the stream the next look-up may have to read."""
@@ -153,20 +162,32 @@ class BookmarkKeeper:
         behind = 0 if self._write else self._reader.head.length - self._known_to.offset
         return max(0, gap) + max(0, behind)
 
-    def distrust(self, why: str = "it names an entry that is not what it says") -> None:
-        """The index is not to be believed: a writer builds it again, in the background."""
-        self._say_wrong(why)
-        if not self._write:
-            with self._guard:
-                self._drop_index()
-            return
-        with self._writing:
-            self._forget_index()
-        with self._guard:
-            self._work.notify()
+    def distrust(self, key: bytes, number: int) -> bool:
+        """Entry `number` is no bookmark `key`, as `newest` said: if it still says so, the
+        index is wrong, and is built again in the background (a reader does without)."""
+        return self._mend(
+            lambda: self._newest(key) == number,
+            f"it says that entry {number} is the bookmark 0x{key.hex()}",
+        )
 
-    def _say_wrong(self, why: str) -> None:
-        _log.warning("%s: the bookmark index is wrong, it is built again: %s", self._path, why)
+    def _mend(self, wrong: Callable[[], bool], why: str) -> bool:
+        with self._writing:
+            try:
+                if not wrong():
+                    return False
+            except (_MovedError, NotFound):
+                return False
+            except IndexFailed as error:
+                why = str(error)
+            _log.warning("%s: the bookmark index is wrong, it is built again: %s", self._path, why)
+            if self._write:
+                self._forget_index()
+        with self._guard:
+            if self._write:
+                self._work.notify()
+            else:
+                self._drop_index()
+        return True
 
     def lag(self) -> int:
         """How many entries at the end of the stream the index does not cover yet."""
@@ -272,6 +293,9 @@ class BookmarkKeeper:
     def committed(self, bookmarks: list[tuple[bytes, int]], synced: Head) -> None:
         """Bookmarks of an operation that was just committed; `synced` is on disk."""
         with self._guard:
+            if bookmarks[0][1] < self._known_from.number:
+                # The index was given up between the commit and this: it is read again.
+                bookmarks = [it for it in bookmarks if it[1] >= self._known_from.number]
             self._recent.update(bookmarks)
             self._waiting += bookmarks
             self._synced = synced
@@ -324,7 +348,7 @@ class BookmarkKeeper:
     def _work_once(self) -> None:
         try:
             self.wait()
-        except (StreamFileError, UnknownEntry, OSError) as error:
+        except (StreamFileError, NotFound, OSError) as error:
             if not self._failing and not self._closing:
                 _log.error(
                     "%s: bookmarks are not indexed, look-ups read the stream: %s",
@@ -337,24 +361,29 @@ class BookmarkKeeper:
 
     def _catch_up(self) -> None:
         """Index what the file holds, memory does not and the index does not."""
-        while not self._closing:
-            with self._writing:
-                with self._guard:
-                    index, start, target = self._index, self._indexed, self._known_from
-                    if self._write:
-                        target = min(target, Cursor(*self._synced), key=lambda it: it.number)
-                if index is None or start.entries >= target.number:
-                    return
-                cursor, found = Cursor(*start), list[tuple[bytes, int]]()
-                while cursor.number < target.number and (
-                    cursor.offset - start.length < _CATCH_UP_BYTES
-                ):
-                    batch, cursor = self._reader.run(cursor)
-                    if cursor.number > target.number:
-                        batch = batch[: target.number - batch.first_number]
-                        cursor = target
-                    found += batch.bookmarks()
-                self._add(index, found, Head(*cursor))
+        while not self._closing and self._catch_up_some():
+            pass
+
+    def _catch_up_some(self) -> bool:
+        """One transaction of it; False where nothing was left to do."""
+        with self._writing:
+            with self._guard:
+                index, start, target = self._index, self._indexed, self._known_from
+                if self._write:
+                    target = min(target, Cursor(*self._synced), key=lambda it: it.number)
+            if index is None or start.entries >= target.number:
+                return False
+            cursor, found = Cursor(*start), list[tuple[bytes, int]]()
+            while cursor.number < target.number and (
+                cursor.offset - start.length < _CATCH_UP_BYTES
+            ):
+                batch, cursor = self._reader.run(cursor)
+                if cursor.number > target.number:
+                    batch = batch[: target.number - batch.first_number]
+                    cursor = target
+                found += batch.bookmarks()
+            self._add(index, found, Head(*cursor))
+            return True
 
     def _flush(self) -> None:
         """Write what waits and is on disk into the index, in one transaction."""

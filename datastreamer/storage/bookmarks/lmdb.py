@@ -26,6 +26,14 @@ _MAX_READERS = 1024
 _NUMBER = struct.Struct(">Q")
 _WATERMARK = struct.Struct(">IQQ")
 _LAYOUT = 1
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
 
 
 def index_folder(path: str) -> str:
@@ -63,22 +71,27 @@ class _Shared:
         )
         self.write = write
         try:
-            self._ensure_whole()
+            self.ensure_whole()
             self.env.reader_check()
             self.meta = self.env.open_db(b"meta", create=write)
-            self.keys = self.env.open_db(
-                b"bookmarks", create=write, dupsort=True, dupfixed=True
-            )
+            self.keys = self.env.open_db(b"bookmarks", create=write, dupsort=True, dupfixed=True)
         except BaseException:
             self.env.close()
             raise
 
-    def _ensure_whole(self) -> None:
-        """Refuse a file that is cut short: a look at what it lacks would end the process."""
+    def ensure_whole(self) -> None:
+        """See to it that no page is past the file's end: a look at it would end the process.
+
+        LMDB leaves out free pages at the end now and then; the writer makes up for it, so
+        that a reader may take a file that lacks some for one that was cut short.
+        """
         needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
-        size = os.path.getsize(os.path.join(self.folder, "data.mdb"))
+        data = os.path.join(self.folder, "data.mdb")
+        size = os.path.getsize(data)
+        if size < needed and not self.write:
+            raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
-            raise lmdb.CorruptedError(f"data.mdb has {size} of at least {needed} bytes")
+            os.truncate(data, needed)  # a page of zeros is an error when it is read, no more
 
     def renew(self) -> None:
         """Begin anew with empty files."""
@@ -161,43 +174,44 @@ class LmdbIndex(BookmarkIndex):
             cursor.last_dup()
             return int(_NUMBER.unpack(cursor.value())[0])
 
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[tuple[_Shared, lmdb.Transaction]]:
+        shared = self._env()
+        try:
+            with shared.env.begin(write=True) as transaction:
+                yield shared, transaction
+            shared.ensure_whole()
+        except (lmdb.Error, OSError) as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
     def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
         pack = _NUMBER.pack
         # Sorted within a transaction, LMDB takes in about twice as many a second.
         items = sorted((key, pack(number)) for key, number in bookmarks)
-        shared = self._env()
-        try:
-            with shared.env.begin(write=True) as transaction:
-                with transaction.cursor(db=shared.keys) as cursor:
-                    cursor.putmulti(items, dupdata=True)
-                self._put_watermark(transaction, watermark)
-        except lmdb.Error as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        with self._change() as (shared, transaction):
+            with transaction.cursor(db=shared.keys) as cursor:
+                cursor.putmulti(items, dupdata=True)
+            self._put_watermark(transaction, watermark)
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        shared = self._env()
-        try:
-            with shared.env.begin(write=True) as transaction:
-                for key, number in bookmarks:
-                    transaction.delete(key, _NUMBER.pack(number), db=shared.keys)
-                self._put_watermark(transaction, watermark)
-        except lmdb.Error as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        with self._change() as (shared, transaction):
+            for key, number in bookmarks:
+                transaction.delete(key, _NUMBER.pack(number), db=shared.keys)
+            self._put_watermark(transaction, watermark)
 
     def _put_watermark(self, transaction: lmdb.Transaction, watermark: Watermark) -> None:
         packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
         transaction.put(b"watermark", packed + watermark.identity, db=self._env().meta)
 
     def clear(self) -> None:
-        shared = self._env()
         try:
-            with shared.env.begin(write=True) as transaction:
+            with self._change() as (shared, transaction):
                 transaction.drop(shared.keys, delete=False)
                 transaction.drop(shared.meta, delete=False)
-        except lmdb.Error:
+        except IndexFailed:
             # Too damaged to be emptied page by page.
             try:
-                shared.renew()
+                self._env().renew()
             except (lmdb.Error, OSError) as error:
                 raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
@@ -227,6 +241,8 @@ def open_index(path: str, write: bool) -> LmdbIndex:
     except IndexFailed as error:
         if not write:
             raise IndexReadOnly(folder, error.what) from error
+        if not isinstance(error.__cause__, _DAMAGE):
+            raise  # no memory, no permission: it may be as good as ever
     try:
         _remove_files(folder)
     except OSError as error:

@@ -1,0 +1,49 @@
+"""`datastreamer bookmark`: what a bookmark leads to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.options import (
+    FormatOption,
+    JsonOption,
+    Key,
+    KeyArgument,
+    LogFormatOption,
+    LogLevelOption,
+    SourceArgument,
+    StreamTypeOption,
+    chosen_format,
+)
+from datastreamer.cli.outcome import write_out
+from datastreamer.cli.output import one_entry
+from datastreamer.cli.source import open_source
+
+EntryNumberOption = Annotated[
+    bool,
+    typer.Option("--entry-number", help="Print only the number of the bookmark's own entry."),
+]
+
+
+def bookmark(
+    source: SourceArgument,
+    key: KeyArgument,
+    entry_number: EntryNumberOption = False,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Print the first event at or after a bookmark."""
+    wanted = Key(key)
+    shape = chosen_format(format, json)
+    with open_source(source, stream_type) as stream:
+        version = stream.header().version
+        if entry_number:
+            shown = b"%d\n" % stream.bookmark(wanted.of(version))
+        else:
+            shown = one_entry(stream.first_event(wanted.of(version)), shape, version)
+    write_out(shown)

@@ -1,0 +1,144 @@
+"""`datastreamer cat`: entries, from anywhere to anywhere, once or for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.options import (
+    FormatOption,
+    JsonOption,
+    Key,
+    LogFormatOption,
+    LogLevelOption,
+    SourceArgument,
+    StreamTypeOption,
+    chosen_format,
+    number_parser,
+    read_number,
+    read_type,
+)
+from datastreamer.cli.outcome import ended_by_closed_pipe, ended_by_signal, write_out
+from datastreamer.cli.output import form_of
+from datastreamer.cli.progress import Progress
+from datastreamer.cli.source import check_start, open_source
+from datastreamer.format import U64_MAX
+
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="N|latest", help="The first entry [0]; latest: only what comes after now."
+    ),
+]
+FromBookmarkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-bookmark",
+        metavar="KEY",
+        help="Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
+    ),
+]
+ToOption = Annotated[
+    int | None,
+    typer.Option(
+        "--to", parser=number_parser(U64_MAX), metavar="N", help="The last entry, included."
+    ),
+]
+CountOption = Annotated[
+    int | None,
+    typer.Option(
+        "--count", parser=number_parser(U64_MAX), metavar="N", help="At most so many entries."
+    ),
+]
+TypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type", metavar="T", help="Only entries of this type, decimal or 0x...; repeatable."
+    ),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", help="Go on with what is committed later, until Ctrl-C.")
+]
+
+
+def cat(
+    source: SourceArgument,
+    start: FromOption = None,
+    from_bookmark: FromBookmarkOption = None,
+    to: ToOption = None,
+    count: CountOption = None,
+    types: TypeOption = None,
+    follow: FollowOption = False,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Print entries: all that are committed now, or a part, or what is to come."""
+    if start is not None and from_bookmark is not None:
+        raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
+    key = None if from_bookmark is None else Key(from_bookmark)
+    number = None
+    if start not in (None, "latest"):
+        number = read_number(start or "", U64_MAX, "--from")
+        if to is not None and to < number:
+            raise typer.BadParameter(f"--to {to} stands before --from {number}")
+    wanted = frozenset(map(read_type, types or ()))
+    shape = chosen_format(format, json)
+    with _ending(follow), open_source(source, stream_type, follow=follow) as stream:
+        header = stream.header()
+        begin: int | bytes
+        if key is not None:
+            begin = key.of(header.version)
+        else:
+            begin = header.total_entries if start == "latest" else number or 0
+            check_start(begin, header)
+        stop = None if follow else header.total_entries
+        if to is not None:
+            stop = to + 1 if stop is None else min(to + 1, stop)
+        if isinstance(begin, int) and stop is not None and stop <= begin:
+            return
+        form = form_of(shape, header)
+        write_out(form.begin())
+        if count == 0:
+            return
+        with _progress(source, follow, header.total_entries) as progress:
+            for batch in stream.batches(begin, stop):
+                chosen = _choose(batch, wanted, count)
+                if chosen:
+                    write_out(form.render(chosen))
+                    if count is not None:
+                        count -= len(chosen)
+                        if not count:
+                            return
+                progress.advance(len(batch))
+
+
+def _choose(
+    batch: EntryBatch, wanted: frozenset[int], count: int | None
+) -> EntryBatch | Sequence[Entry]:
+    """Those of the batch that are of a wanted type (none: all), `count` at most."""
+    if not wanted:
+        return batch if count is None else batch[:count]
+    places = [at for at, kind in enumerate(batch.types) if kind in wanted]
+    return [batch[at] for at in places[:count]]
+
+
+@contextlib.contextmanager
+def _ending(follow: bool) -> Iterator[None]:
+    if not follow:
+        yield
+        return
+    with ended_by_signal(), ended_by_closed_pipe():
+        yield
+
+
+def _progress(source: str, follow: bool, total: int) -> Progress:
+    # On a terminal the entries themselves are what is seen.
+    return Progress(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())

@@ -1,0 +1,87 @@
+"""`datastreamer demo`: a made-up sequencer that writes a stream."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli import logs
+from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
+from datastreamer.cli.outcome import asked_to_end
+from datastreamer.cli.pace import progress, write_at_pace
+from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
+from datastreamer.errors import FileMissing
+from datastreamer.format import U64_MAX
+from datastreamer.storage.stream import DataStream
+
+
+def _read_rate(value: str | float) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < math.inf:
+        raise typer.BadParameter(f"it is operations a second, 0 or more, not {value!r}")
+    return rate
+
+
+OpsOption = Annotated[
+    int,
+    typer.Option(
+        "--ops",
+        parser=number_parser(U64_MAX),
+        metavar="N",
+        help="Atomic operations to write, a block each.",
+    ),
+]
+RateOption = Annotated[
+    float,
+    typer.Option(
+        "--rate",
+        parser=_read_rate,
+        metavar="R",
+        help="Operations a second; 0: as fast as the disk takes them.",
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        parser=number_parser(U64_MAX),
+        metavar="N",
+        help="The same seed writes the same bytes.",
+    ),
+]
+
+
+def demo(
+    file: FileArgument,
+    ops: OpsOption = 1000,
+    rate: RateOption = 0.0,
+    seed: SeedOption = 0,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Write a made-up sequencer's blocks to a stream.
+
+    The file is made if it is missing. Each operation is a batch bookmark, a block bookmark, StartL2Block, L2Tx and EndL2Block
+    in the fixed layouts of version 1; numbers go on from what the file holds.
+    """
+    with asked_to_end() as ending, _open(file) as stream:
+        sequencer = Sequencer(stream, seed)
+        began = time.monotonic()
+        done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, ending, fixed=True)
+        logs.say(
+            f"{progress(done, ops, time.monotonic() - began)}; {file} holds "
+            f"{stream.total_entries:,} entries"
+        )
+
+
+def _open(file: str) -> DataStream:
+    try:
+        return DataStream.open(file)
+    except FileMissing:
+        return DataStream.create(file, version=VERSION, system_id=SYSTEM_ID)

@@ -1,0 +1,29 @@
+"""`dsapp`: the demo program, with the options that users of the Go program know.
+
+Light to import, as a console script should be: see `run`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from datastreamer.cli.outcome import run
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `dsapp` with `arguments` (None: the process's); gives the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    # Go programs take -port for --port.
+    return run("dsapp", _program, [re.sub("^-(?=[a-z]{2})", "--", word) for word in given])
+
+
+def _program() -> typer.Typer:
+    from datastreamer.cli.dsapp.program import program
+
+    return program

@@ -1,0 +1,193 @@
+"""`dsapp client`: asks a server, or prints what it streams."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.dsapp.options import LogOption
+from datastreamer.cli.dsapp.sanity import Sanity
+from datastreamer.cli.options import LogLevel, number_parser, read_number
+from datastreamer.cli.outcome import Failure, ended_by_closed_pipe, ended_by_signal, write_out
+from datastreamer.cli.source import check_start, read_address
+from datastreamer.errors import BadFromBookmark, UnknownBookmark
+from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
+from datastreamer.net.blocking import BlockingClient
+from datastreamer.zkevm.keys import Mark, key_of, mark_of, raw_key
+
+_log = logging.getLogger(__name__)
+
+ServerOption = Annotated[
+    str, typer.Option("--server", metavar="HOST:PORT", help="The server to connect to.")
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="latest|N",
+        help="Stream from this entry; latest: only what comes after now "
+        "[latest; 0 with --sanitycheck].",
+    ),
+]
+
+
+def _number(name: str, text: str, metavar: str = "N") -> object:
+    return typer.Option(name, parser=number_parser(U64_MAX), metavar=metavar, help=text)
+
+
+FromBookmarkOption = Annotated[
+    int | None, _number("--frombookmark", "Stream from this bookmark; goes before --from.")
+]
+HeaderOption = Annotated[bool, typer.Option("--header", help="Print the stream's header.")]
+EntryOption = Annotated[int | None, _number("--entry", "Print this entry.")]
+BookmarkOption = Annotated[
+    int | None, _number("--bookmark", "Print the first event at or after this bookmark.")
+]
+BookmarkTypeOption = Annotated[
+    int,
+    typer.Option(
+        "--bookmarktype",
+        parser=number_parser(255),
+        metavar="T",
+        help="The type in the bookmark's key. Streams of version 1: 0 block, 1 batch; from "
+        "version 2 on: 1 batch, 2 block.",
+    ),
+]
+SanityCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--sanitycheck",
+        help="Check the sequence of entries and of block and batch bookmarks up to the last "
+        "entry there is now, and end.",
+    ),
+]
+DumpBatchOption = Annotated[int | None, _number("--dumpbatch", "Print the entries of this batch.")]
+
+
+def client(
+    server: ServerOption = "127.0.0.1:6900",
+    start: FromOption = None,
+    frombookmark: FromBookmarkOption = None,
+    header: HeaderOption = False,
+    entry: EntryOption = None,
+    bookmark: BookmarkOption = None,
+    bookmarktype: BookmarkTypeOption = 0,
+    sanitycheck: SanityCheckOption = False,
+    dumpbatch: DumpBatchOption = None,
+    log: LogOption = LogLevel.info,
+) -> None:
+    """Print entries as a server streams them, until Ctrl-C.
+
+    --header, --entry, --bookmark and --dumpbatch print what they ask for, and end.
+    """
+    address = read_address(server)
+    if address is None:
+        raise typer.BadParameter(f"{server!r} is not HOST:PORT", param_hint="'--server'")
+    first = None
+    if start not in (None, "latest"):
+        first = read_number(start or "", U64_MAX, "--from")
+    with (
+        ended_by_signal(),
+        ended_by_closed_pipe(),
+        BlockingClient(*address, stream_type=STREAM_TYPE_SEQUENCER) as connection,
+    ):
+        now = connection.header()
+        queried = False
+        if header:
+            queried = True
+            _print(_header_line(now))
+        if entry is not None:
+            queried = True
+            _print(_entry_line(connection.entry(entry)))
+        if bookmark is not None:
+            queried = True
+            _print(_entry_line(connection.bookmark(raw_key(now.version, bookmarktype, bookmark))))
+        if dumpbatch is not None:
+            queried = True
+            _dump_batch(connection, now, dumpbatch)
+        if queried:
+            return
+        begin: int | bytes
+        if frombookmark is not None:
+            begin = raw_key(now.version, bookmarktype, frombookmark)
+        elif sanitycheck and start is None:
+            begin = 0
+        else:
+            begin = now.total_entries if first is None else first
+            check_start(begin, now)
+        if sanitycheck:
+            sanity = Sanity(now.version)
+            _stream(connection, begin, now.total_entries, sanity.check)
+            _print(f"sanity check: {sanity}")
+            if sanity.wrong:
+                raise Failure(f"the sanity check found {sanity.wrong} things wrong")
+        else:
+            _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
+            _stream(connection, begin, None, _print_entries)
+
+
+def _stream(
+    connection: BlockingClient,
+    begin: int | bytes,
+    stop: int | None,
+    take: Callable[[EntryBatch], object],
+) -> None:
+    """Hand all entries to `take`, until it returns something true."""
+    if isinstance(begin, int):
+        batches = connection.batches(from_entry=begin, stop=stop)
+    else:
+        batches = connection.batches(from_bookmark=begin, stop=stop)
+    try:
+        for batch in batches:
+            if take(batch):
+                return
+    except BadFromBookmark:
+        assert isinstance(begin, bytes)
+        raise UnknownBookmark(begin) from None
+
+
+def _dump_batch(connection: BlockingClient, header: Header, number: int) -> None:
+    mark = Mark("batch", number)
+    _print(f"batch {number}:")
+
+    def take(batch: EntryBatch) -> bool:
+        for entry in batch:
+            if entry.type == TYPE_BOOKMARK:
+                found = mark_of(header.version, entry.data)
+                if found is not None and found.kind == "batch" and found != mark:
+                    return True
+            _print(_entry_line(entry))
+        return False
+
+    _stream(connection, key_of(header.version, mark), header.total_entries, take)
+
+
+def _header_line(header: Header) -> str:
+    return (
+        f"header: totalLength {header.total_length}, totalEntries {header.total_entries}, "
+        f"version {header.version}, systemID {header.system_id}, "
+        f"streamType {header.stream_type}"
+    )
+
+
+def _entry_line(entry: Entry) -> str:
+    return (
+        f"entry: number {entry.number}, type {entry.type}, length {len(entry.data)}, "
+        f"data 0x{entry.data.hex()}"
+    )
+
+
+def _print(line: str) -> None:
+    write_out(f"{line}\n".encode("ascii"))
+
+
+def _print_entries(batch: EntryBatch) -> None:
+    columns = zip(
+        range(batch.first_number, batch.next_number), batch.types, batch.lengths, strict=True
+    )
+    lines = [f"entry: number {n}, type {kind}, length {size}\n" for n, kind, size in columns]
+    write_out("".join(lines).encode("ascii"))

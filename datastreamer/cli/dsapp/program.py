@@ -1,0 +1,45 @@
+"""`dsapp` put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.dsapp.client import client
+from datastreamer.cli.dsapp.server import server
+from datastreamer.cli.options import new_program
+
+program = new_program()
+
+
+@program.callback(invoke_without_command=True)
+def dsapp(context: typer.Context) -> None:
+    """Demo server and client of a stream.
+
+    The operator's tool is datastreamer.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@program.command("help")
+def show_help(
+    context: typer.Context,
+    command: Annotated[str | None, typer.Argument(help="A command of dsapp.")] = None,
+) -> None:
+    """Show the help of a command."""
+    above = context.parent
+    assert above is not None
+    if command is None:
+        typer.echo(above.get_help())
+        return
+    known = typer.main.get_group(program).get_command(above, command)
+    if known is None:
+        raise typer.BadParameter(f"there is no command {command!r}")
+    with known.make_context(command, [], parent=above, resilient_parsing=True) as its:
+        typer.echo(its.get_help())
+
+
+for verb in (server, client):
+    program.command()(verb)

@@ -1,0 +1,54 @@
+"""What `dsapp client --sanitycheck` looks at: sequences of entries and of bookmarks."""
+
+from __future__ import annotations
+
+import logging
+
+from datastreamer._codec import EntryBatch
+from datastreamer.zkevm.keys import Kind, mark_of
+
+_log = logging.getLogger(__name__)
+
+
+class Sanity:
+    """Entries follow one another, and so do the bookmarks of blocks and of batches.
+
+    What is wrong is logged and counted in `wrong`; ``str()`` says what was seen.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.wrong = 0
+        self._version = version
+        self._entries: tuple[int, int] | None = None
+        self._marks: dict[Kind, tuple[int, int]] = {}
+
+    def check(self, batch: EntryBatch) -> None:
+        """Look at the entries that come next."""
+        if self._entries is None:
+            self._entries = batch.first_number, batch.first_number
+        first, due = self._entries
+        if batch.first_number != due:
+            self._complain("entry", batch.first_number, batch.first_number, due)
+        self._entries = first, batch.next_number
+        for key, number in batch.bookmarks():
+            mark = mark_of(self._version, key)
+            if mark is None:
+                continue
+            first, due = self._marks.get(mark.kind, (mark.number, mark.number))
+            if mark.number != due:
+                self._complain(mark.kind, number, mark.number, due)
+            self._marks[mark.kind] = first, mark.number + 1
+
+    def _complain(self, what: str, entry: int, found: int, due: int) -> None:
+        self.wrong += 1
+        how = "again" if found < due else "too early"
+        _log.warning("at entry %d: %s %d %s, where %d is due", entry, what, found, how, due)
+
+    def __str__(self) -> str:
+        seen = {"entries": self._entries, "blocks": self._marks.get("block")}
+        seen["batches"] = self._marks.get("batch")
+        parts = [
+            f"{what} {span[0]} to {span[1] - 1}" if span else f"no {what}"
+            for what, span in seen.items()
+        ]
+        return f"{', '.join(parts)}: {f'{self.wrong} wrong' if self.wrong else 'in order'}"

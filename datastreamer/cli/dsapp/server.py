@@ -1,0 +1,102 @@
+"""`dsapp server`: writes made-up blocks and serves them meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.dsapp.options import LogOption
+from datastreamer.cli.options import LogLevel, number_parser
+from datastreamer.cli.outcome import asked_to_end
+from datastreamer.cli.pace import progress, write_at_pace
+from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
+from datastreamer.format import DEFAULT_PORT, U64_MAX
+from datastreamer.net.embed import StreamServer
+from datastreamer.net.listen import address_of
+
+_log = logging.getLogger(__name__)
+
+# Who streams has this long to be sent everything after the last operation.
+_DRAIN_SECONDS = 30.0
+
+PortOption = Annotated[
+    int, typer.Option("--port", parser=number_parser(65535), metavar="PORT", help="Listen there.")
+]
+FileOption = Annotated[str, typer.Option("--file", metavar="FILE", help="The stream file.")]
+SleepOption = Annotated[
+    int,
+    typer.Option(
+        "--sleep",
+        parser=number_parser(U64_MAX),
+        metavar="MS",
+        help="Milliseconds before each operation.",
+    ),
+]
+OpersOption = Annotated[
+    int,
+    typer.Option(
+        "--opers",
+        parser=number_parser(U64_MAX),
+        metavar="N",
+        help="Atomic operations; the server ends after them.",
+    ),
+]
+WriteTimeoutOption = Annotated[
+    int,
+    typer.Option(
+        "--writetimeout",
+        parser=number_parser(U64_MAX),
+        metavar="MS",
+        help="Taken and not acted on yet: a client that takes nothing is left alone.",
+    ),
+]
+InactivityTimeoutOption = Annotated[
+    int,
+    typer.Option(
+        "--inactivitytimeout",
+        parser=number_parser(U64_MAX),
+        metavar="S",
+        help="Taken and not acted on yet: a client that asks nothing is left alone.",
+    ),
+]
+
+
+def server(
+    port: PortOption = DEFAULT_PORT,
+    file: FileOption = "datastream.bin",
+    sleep: SleepOption = 0,
+    opers: OpersOption = 1_000_000,
+    writetimeout: WriteTimeoutOption = 0,
+    inactivitytimeout: InactivityTimeoutOption = 120,
+    log: LogOption = LogLevel.info,
+) -> None:
+    """Serve a stream while writing made-up blocks to it; end after them.
+
+    Each operation is a batch bookmark, a block bookmark, StartL2Block, L2Tx and EndL2Block
+    in the fixed layouts of version 1; numbers go on from what the file holds. At the end
+    every streaming client is sent all there is, for 30 s at most.
+    """
+    with (
+        asked_to_end() as ending,
+        StreamServer(file, port=port, version=VERSION, system_id=SYSTEM_ID) as serving,
+    ):
+        stream = serving.stream
+        _log.info(
+            "serving %s (%d entries) on %s",
+            file,
+            stream.total_entries,
+            ", ".join(map(address_of, serving.addresses)),
+        )
+        sequencer = Sequencer(stream)
+        began = time.monotonic()
+        done = write_at_pace(sequencer, opers, sleep / 1000, ending, fixed=False)
+        _log.info(
+            "%s; the stream holds %d entries",
+            progress(done, opers, time.monotonic() - began),
+            stream.total_entries,
+        )
+        if not ending.is_set() and not serving.drain(_DRAIN_SECONDS):
+            _log.warning("a client did not take all within %g s", _DRAIN_SECONDS)

@@ -1,0 +1,43 @@
+"""`datastreamer entry`: one entry by its number."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.options import (
+    FormatOption,
+    JsonOption,
+    LogFormatOption,
+    LogLevelOption,
+    SourceArgument,
+    StreamTypeOption,
+    chosen_format,
+    number_parser,
+)
+from datastreamer.cli.outcome import write_out
+from datastreamer.cli.output import one_entry
+from datastreamer.cli.source import open_source
+from datastreamer.format import U64_MAX
+
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="The entry's number.")
+]
+
+
+def entry(
+    source: SourceArgument,
+    number: NumberArgument,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Print one entry by its number."""
+    shape = chosen_format(format, json)
+    with open_source(source, stream_type) as stream:
+        found = stream.entry(number)
+        version = stream.header().version
+    write_out(one_entry(found, shape, version))

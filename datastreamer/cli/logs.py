@@ -1,0 +1,98 @@
+"""What is written to stderr: the log, errors and hints, as text or as JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+Style = Literal["text", "json"]
+
+_NAMES = {"warning": "warn", "critical": "error"}
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever stderr is at the moment."""
+
+    style: Style = "text"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # A log that nobody reads any more is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = _NAMES.get(record.levelname.lower(), record.levelname.lower())
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + logging.Formatter().formatException(record.exc_info)
+        moment = time.localtime(record.created)
+        milliseconds = int(record.created * 1000) % 1000
+        if self.style == "json":
+            zone = time.strftime("%z", moment)
+            line = {
+                "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{milliseconds:03}{zone}",
+                "level": level,
+                "logger": record.name,
+                "message": message,
+            }
+            return json.dumps(line)
+        shown = time.strftime("%Y-%m-%d %H:%M:%S", moment)
+        return f"{shown}.{milliseconds:03} {level:5} {message}"
+
+
+_handler = _Stderr()
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """The process's log goes to stderr, from level info on, as text."""
+    root = logging.getLogger()
+    level = root.level
+    _handler.style = "text"
+    root.addHandler(_handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(_handler)
+        root.setLevel(level)
+
+
+def set_level(name: str) -> None:
+    """Log from this level on: debug, info, warn or error."""
+    logging.getLogger().setLevel(_LEVELS[name])
+
+
+def set_style(style: Style) -> None:
+    """Log as text or as JSON lines."""
+    _handler.style = style
+
+
+def say(text: str) -> None:
+    """A line for people that no log level hides; in a JSON log a line of it."""
+    _write(text, "info")
+
+
+def say_error(text: str) -> None:
+    """The line that says why it failed."""
+    _write(text if _handler.style == "json" else f"error: {text}", "error")
+
+
+def _write(text: str, level: str) -> None:
+    if _handler.style == "json":
+        text = json.dumps({"level": level, "message": text})
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

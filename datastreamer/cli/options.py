@@ -1,0 +1,203 @@
+"""Arguments and options that several commands share, and how they are read.
+
+Wrong usage is `typer.BadParameter`, here and in the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli import logs
+from datastreamer.errors import BadBookmark
+from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
+from datastreamer.zkevm.keys import Mark, key_of
+
+
+class LogLevel(str, Enum):
+    """From which level on things are logged."""
+
+    debug = "debug"
+    info = "info"
+    warn = "warn"
+    error = "error"
+
+
+class LogFormat(str, Enum):
+    """How the log is written."""
+
+    text = "text"
+    json = "json"
+
+
+class Format(str, Enum):
+    """How data is written to standard output."""
+
+    table = "table"
+    jsonl = "jsonl"
+    hex = "hex"
+    raw = "raw"
+
+
+def new_program() -> typer.Typer:
+    """An empty program with what all of ours have in common."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+# Numbers.
+
+
+def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
+    """A decimal number from `least` to `most`."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise typer.BadParameter(f"{what} is a number from {least} to {most}, not {text!r}")
+    return int(text)
+
+
+def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
+    """Reads an option's value. Parsers see defaults as well."""
+
+    def read(value: str | int) -> int:
+        return read_number(str(value), most, least=least)
+
+    return read
+
+
+def read_type(text: str) -> int:
+    """An entry type, in decimal or as 0x... in hex."""
+    if re.fullmatch("0[xX][0-9a-fA-F]+", text):
+        text = str(int(text, 16))
+    return read_number(text, U32_MAX, "an entry type")
+
+
+# The log, everywhere.
+
+
+def _set_log_level(level: LogLevel | None) -> LogLevel | None:
+    if level is not None:
+        logs.set_level(level.value)
+    return level
+
+
+def _set_log_format(style: LogFormat | None) -> LogFormat | None:
+    if style is not None:
+        logs.set_style(style.value)
+    return style
+
+
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", callback=_set_log_level, help="Log from this level on [info]."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", callback=_set_log_format, help="Log as text or JSON [text]."),
+]
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        from datastreamer import __version__
+
+        typer.echo(f"datastreamer {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+    ),
+]
+
+# Where it is read from.
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="A stream file, or HOST:PORT of a server.")
+]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The stream file.")]
+StreamTypeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stream-type",
+        parser=number_parser(U64_MAX),
+        metavar="T",
+        help="The stream's type: what a server is asked for [1], what a file has to be.",
+    ),
+]
+
+# How it is written.
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format", help="How to write it [table on a terminal, else jsonl]; raw: entries' bytes."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format jsonl.")]
+
+
+def chosen_format(format: Format | None, json: bool) -> Format:
+    """What --format and --json come to, or what suits standard output."""
+    if json:
+        if format not in (None, Format.jsonl):
+            raise typer.BadParameter(f"--json and --format {format.value} are two formats")
+        return Format.jsonl
+    if format is not None:
+        return format
+    return Format.table if sys.stdout.isatty() else Format.jsonl
+
+
+# Keys of bookmarks.
+
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY", help="0x... in hex, block:N, batch:N, or text."),
+]
+
+
+class Key:
+    """A bookmark's key as it was written; its bytes may depend on the stream's version."""
+
+    def __init__(self, text: str) -> None:
+        self._mark: Mark | None = None
+        self._bytes = b""
+        kind, colon, number = text.partition(":")
+        if text[:2].lower() == "0x":
+            try:
+                self._bytes = bytes.fromhex(text[2:])
+            except ValueError:
+                raise typer.BadParameter(
+                    f"{text!r} is no hex: 0x, then two digits a byte"
+                ) from None
+        elif colon and kind in ("block", "batch"):
+            value = read_number(number, U64_MAX, f"what follows {kind}:")
+            self._mark = Mark("block" if kind == "block" else "batch", value)
+        else:
+            self._bytes = os.fsencode(text)
+        if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
+            raise typer.BadParameter(
+                f"a bookmark's key is 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} is "
+                f"{len(self._bytes)}"
+            )
+
+    def of(self, version: int) -> bytes:
+        """Its bytes in a stream of this version."""
+        if self._mark is None:
+            return self._bytes
+        try:
+            return key_of(version, self._mark)
+        except BadBookmark as error:
+            raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,229 @@
+"""How a program ends: exit codes, one line for an error, signals, closed pipes.
+
+0 done, 1 it failed, 2 wrong usage. Owns what is written to stderr about failures; no
+traceback reaches a user. Light to import: the program itself is made under its care.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from datastreamer.cli import logs
+from datastreamer.errors import DatastreamerError
+
+if TYPE_CHECKING:
+    import typer
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+_log = logging.getLogger(__name__)
+
+# How often the watcher of a pipe looks whether it is still needed.
+_LOOK_MS = 250
+
+
+class Failure(Exception):
+    """A command cannot do what it was asked for; ``str()`` is the line that says so."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where the main thread stands, as Ctrl-C is."""
+
+
+def run(name: str, program: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
+    """Run the program that `program` makes; gives the exit code and raises nothing."""
+    return guard(lambda: _invoke(name, program(), list(arguments)))
+
+
+def guard(work: Callable[[], int]) -> int:
+    """Do `work`, which gives an exit code; whatever it raises becomes one, and a line."""
+    with _standard_streams(), logs.to_stderr(), _on_signal(_terminate, signal.SIGTERM):
+        try:
+            try:
+                return work()
+            finally:
+                sys.stdout.flush()
+        except KeyboardInterrupt as error:
+            logs.say_error("ended by SIGTERM" if isinstance(error, Terminated) else "interrupted")
+            return FAILED
+        except BrokenPipeError:
+            # Whoever read our output has enough.
+            _discard_stdout()
+            return DONE
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
+            return _failed(error)
+
+
+def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
+    import typer
+
+    # Typer brings its own copy of click or uses click's, by its version; what all errors
+    # of usage are is found from one that it names in either.
+    usage_error: Any = typer.BadParameter.__mro__[2]
+    command = typer.main.get_command(program)
+    try:
+        with command.make_context(name, arguments) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    except usage_error as error:
+        logs.say_error(_one_line(error.format_message()))
+        if error.ctx is not None:
+            logs.say(f"{error.ctx.command_path} -h tells how it is used")
+        return WRONG_USAGE
+    return DONE
+
+
+def _failed(error: BaseException) -> int:
+    while inner := getattr(error, "exceptions", None):
+        # A group of what went wrong in several tasks: the first is the reason.
+        error = inner[0]
+    if isinstance(error, DatastreamerError | Failure):
+        text = str(error)
+    elif isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what
+        if error.filename == STDOUT:
+            _discard_stdout()
+    else:
+        text = f"a fault of this program: {type(error).__name__}: {error}"
+    logs.say_error(_one_line(text))
+    _log.debug("where it happened", exc_info=error)
+    return FAILED
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Standard output.
+
+STDOUT = "standard output"
+
+
+def write_out(data: bytes) -> None:
+    """Write to standard output, at once. A failure names it."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror, STDOUT) from error
+
+
+def _discard_stdout() -> None:
+    """What is still buffered goes nowhere, and the interpreter's last flush is quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _standard_streams() -> Iterator[None]:
+    """A stream that was closed before we began takes what is written and drops it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    yield
+
+
+# Signals.
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _on_signal(handler: Handler, *numbers: int) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(number, signal.signal(number, handler)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, known in before:
+            signal.signal(number, known)
+
+
+@contextlib.contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """SIGINT and SIGTERM end the block, wherever it is, and that is its good end.
+
+    Also where the process was started with SIGINT ignored, as shells do with `&`.
+    """
+    with _on_signal(_interrupt, signal.SIGINT):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+            _log.debug("ended by %s", name)
+
+
+@contextlib.contextmanager
+def asked_to_end() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set: for work that must not be cut off anywhere."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.set()
+
+    with _on_signal(ask, signal.SIGINT, signal.SIGTERM):
+        yield asked
+
+
+@contextlib.contextmanager
+def ended_by_closed_pipe() -> Iterator[None]:
+    """Whoever reads our output going away ends the block, even while nothing is written.
+
+    Inside `ended_by_signal`, whose signal it uses.
+    """
+    import select
+    import stat
+
+    try:
+        fd = sys.stdout.fileno()
+        pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except (OSError, ValueError):
+        pipe = False
+    if not pipe:
+        yield
+        return
+    gone, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, 0)
+        while not over.is_set():
+            if poll.poll(_LOOK_MS):
+                gone.set()
+                if not over.is_set():
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    threading.Thread(target=watch, name="watcher of standard output", daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not gone.is_set():
+            raise
+    finally:
+        over.set()

@@ -1,0 +1,47 @@
+"""Operations at a pace, told about as they go: what `demo` and `dsapp server` have in common."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from datastreamer.cli.sequencer import ENTRIES_PER_OPERATION, Sequencer
+
+_log = logging.getLogger(__name__)
+
+_TELL_SECONDS = 5.0
+
+
+def write_at_pace(
+    sequencer: Sequencer, operations: int, pause: float, ending: threading.Event, *, fixed: bool
+) -> int:
+    """Write `operations` blocks, or as many until `ending` is set; gives how many.
+
+    `pause` is in seconds: after each block, or from one block's beginning to the next's
+    where the rate is `fixed`. Tells of the progress in the log.
+    """
+    began = time.monotonic()
+    told = due = began
+    for written in range(operations):
+        if ending.is_set():
+            return written
+        if pause:
+            due += pause
+            if ending.wait(max(0.0, due - time.monotonic()) if fixed else pause):
+                return written
+        sequencer.write()
+        now = time.monotonic()
+        if now - told >= _TELL_SECONDS:
+            told = now
+            _log.info("%s", progress(written + 1, operations, now - began))
+    return operations
+
+
+def progress(written: int, operations: int, seconds: float) -> str:
+    """How far it is, for people."""
+    rate = f" ({written / seconds:,.0f} a second)" if seconds > 0 else ""
+    return (
+        f"{written:,} of {operations:,} operations, {written * ENTRIES_PER_OPERATION:,} entries, "
+        f"in {seconds:.1f} s{rate}"
+    )

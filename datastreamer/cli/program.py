@@ -1,0 +1,34 @@
+"""`datastreamer` put together: its verbs, each in a file of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from datastreamer.cli.bookmark import bookmark
+from datastreamer.cli.cat import cat
+from datastreamer.cli.demo import demo
+from datastreamer.cli.entry import entry
+from datastreamer.cli.info import info
+from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
+from datastreamer.cli.serve import serve
+
+program = new_program()
+
+
+@program.callback(invoke_without_command=True)
+def datastreamer(
+    context: typer.Context,
+    version: VersionOption = False,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Serve and read streams: append-only files of numbered entries with bookmarks.
+
+    SOURCE is a stream file, or HOST:PORT of a server.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for verb in (serve, info, cat, entry, bookmark, demo):
+    program.command()(verb)

@@ -1,0 +1,63 @@
+"""A progress bar on stderr for work that takes over a second, where somebody sees it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import rich.progress
+
+_PATIENCE = 1.0
+
+
+class Progress:
+    """A context manager; `advance` is cheap enough for every page of a file."""
+
+    def __init__(self, doing: str, total: int, *, wanted: bool = True) -> None:
+        self._doing = doing
+        self._total = total
+        self._done = 0
+        self._due = time.monotonic() + _PATIENCE
+        self._wanted = wanted and sys.stderr.isatty()
+        self._bar: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        """So much more of the total is done."""
+        self._done += count
+        if not self._wanted:
+            return
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+        elif time.monotonic() >= self._due:
+            self._show()
+
+    def _show(self) -> None:
+        import rich.console
+        import rich.progress
+
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=rich.console.Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._doing, total=self._total, completed=self._done)
+        self._bar.start()

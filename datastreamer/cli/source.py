@@ -1,0 +1,206 @@
+"""SOURCE: a stream file or a server, read in the same way.
+
+Owns what the argument means, and the reading side of both. Files are opened for
+reading only: nothing is written, not even beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Protocol
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.outcome import Failure
+from datastreamer.errors import BadFromBookmark, FileMissing, UnknownBookmark, UnknownEntry
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.net.blocking import BlockingClient
+from datastreamer.storage.stream import DataStream
+
+# A follower looks for new entries so often; a look is one small read.
+_POLL_SECONDS = 0.01
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
+
+
+class Source(Protocol):
+    """A stream to read from; a context manager that closes it."""
+
+    name: str
+
+    def __enter__(self) -> Source: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def header(self) -> Header:
+        """What is committed now."""
+
+    def entry(self, number: int) -> Entry:
+        """The entry of this number. Raises `UnknownEntry`."""
+
+    def first_event(self, key: bytes) -> Entry:
+        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
+
+    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
+        """Entries from a number or bookmark on, up to and not including `stop`.
+
+        Waits for what is committed later; without a `stop` it does not end.
+        """
+
+
+def open_source(text: str, stream_type: int | None = None, *, follow: bool = False) -> Source:
+    """The stream that `text` names. A path that exists wins over HOST:PORT.
+
+    `follow` says that entries are wanted which another process has yet to commit.
+    """
+    if not os.path.lexists(text):
+        address = read_address(text)
+        if address is not None:
+            return ServerSource(*address, stream_type)
+        if "/" not in text and ":" in text:
+            raise Failure(
+                f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
+                "[::1]:6900"
+            )
+    return FileSource(text, stream_type, follow)
+
+
+def read_address(text: str) -> tuple[str, int] | None:
+    """Host and port of HOST:PORT, [IPV6]:PORT or tcp://..., or None where it is none."""
+    if text.startswith("tcps://"):
+        raise Failure(f"{text}: this version does not speak TLS; tcp:// is without it")
+    is_url = text.startswith("tcp://")
+    found = _ADDRESS.fullmatch(text[6:].rstrip("/") if is_url else text)
+    if found is None:
+        if is_url:
+            raise typer.BadParameter(f"{text!r}: a server is named as tcp://HOST:PORT")
+        return None
+    host, port = found["v6"] or found["host"], int(found["port"])
+    if not host:
+        raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
+    if not 0 < port < 1 << 16:
+        raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
+    return host, port
+
+
+class FileSource:
+    """A stream file."""
+
+    def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
+        self.name = path
+        try:
+            self._stream = DataStream.open(
+                path, stream_type=stream_type, read_only=True, follow=follow
+            )
+        except FileMissing:
+            hint = "" if "/" in path else ", and no HOST:PORT either"
+            raise Failure(f"{path}: no such file{hint}") from None
+
+    @property
+    def stream(self) -> DataStream:
+        return self._stream
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    def header(self) -> Header:
+        self._stream.refresh()
+        return self._stream.header
+
+    def entry(self, number: int) -> Entry:
+        return self._stream.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        return self._stream.first_event_after_bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        return self._stream.bookmark(key)
+
+    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
+        stream = self._stream
+        number = start if isinstance(start, int) else stream.bookmark(start)
+        epoch = stream.epoch
+        while True:
+            for batch in stream.batches(number, stop):
+                number = batch.next_number
+                yield batch
+            if stop is not None and number >= stop:
+                return
+            while not stream.refresh():
+                time.sleep(_POLL_SECONDS)
+            if stream.epoch != epoch or stream.total_entries < number:
+                raise Failure(
+                    f"{self.name}: entries were taken back or changed while it was read (up to "
+                    f"entry {number - 1}); the stream holds {stream.total_entries} now"
+                )
+
+
+class ServerSource:
+    """A server."""
+
+    def __init__(self, host: str, port: int, stream_type: int | None) -> None:
+        wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
+        self._client = BlockingClient(host, port, stream_type=wanted)
+        self.name = self._client.peer
+
+    def __enter__(self) -> ServerSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+    def header(self) -> Header:
+        return self._client.header()
+
+    def entry(self, number: int) -> Entry:
+        return self._client.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        return self._client.bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        try:
+            with self._client.batches(from_bookmark=key) as batches:
+                return next(batches).first_number
+        except BadFromBookmark:
+            raise UnknownBookmark(key) from None
+
+    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
+        try:
+            if isinstance(start, int):
+                yield from self._client.batches(from_entry=start, stop=stop)
+            else:
+                yield from self._client.batches(from_bookmark=start, stop=stop)
+        except BadFromBookmark:
+            assert isinstance(start, bytes)
+            raise UnknownBookmark(start) from None
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` where reading cannot begin at `start` yet."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

@@ -1,0 +1,157 @@
+"""Commands as real processes: started, waited for by what they write, ended by signals."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PATIENCE = 30.0
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONWARNINGS": "error",
+    "COLUMNS": "100",
+}
+
+
+def command(*words: object, module: str = "datastreamer") -> list[str]:
+    return [sys.executable, "-m", module, *map(str, words)]
+
+
+class Lines:
+    """What a process writes to one of its streams, line by line, never waited for in vain."""
+
+    def __init__(self, source: IO[str]) -> None:
+        self.seen: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._read, args=(source,), daemon=True)
+        self._thread.start()
+
+    def _read(self, source: IO[str]) -> None:
+        for line in source:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def next(self) -> str | None:
+        """The next line; None at the end."""
+        line = self._queue.get(timeout=PATIENCE)
+        if line is not None:
+            self.seen.append(line)
+        return line
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """The next line that has `pattern`."""
+        while (line := self.next()) is not None:
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line with {pattern!r} in {self.seen}")
+
+    def rest(self) -> list[str]:
+        """All lines that were not asked for yet, once the stream has ended."""
+        lines = []
+        while (line := self.next()) is not None:
+            lines.append(line)
+        return lines
+
+
+class Running:
+    """A process under way."""
+
+    def __init__(self, words: list[str], cwd: Path) -> None:
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env=ENVIRONMENT,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.out = Lines(self.process.stdout)
+        self.err = Lines(self.process.stderr)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code."""
+        return self.process.wait(PATIENCE)
+
+    def port(self) -> int:
+        """The port that a server says it listens on."""
+        return int(self.err.until(r"serving .* on .*?:(\d+)")[1])
+
+
+@contextmanager
+def running(*words: object, cwd: Path, module: str = "datastreamer") -> Iterator[Running]:
+    """A process that is killed at the end of the block if it is still there."""
+    started = Running(command(*words, module=module), cwd)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+        started.out.rest()
+        started.err.rest()
+        for stream in (started.process.stdout, started.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def done(
+    *words: object, cwd: Path, module: str = "datastreamer"
+) -> subprocess.CompletedProcess[str]:
+    """A process that has ended."""
+    return subprocess.run(
+        command(*words, module=module),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def piped(words: list[str], into: str, cwd: Path) -> tuple[int, str, str]:
+    """``words | into``: exit code of the first, output of the second, errors of both."""
+    reader = subprocess.Popen(
+        into, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdin is not None
+    writer = subprocess.Popen(
+        words, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, cwd=cwd, env=ENVIRONMENT
+    )
+    reader.stdin.close()
+    reader.stdin = None
+    try:
+        errors = writer.communicate(timeout=PATIENCE)[1]
+        output = reader.communicate(timeout=PATIENCE)[0]
+    finally:
+        writer.kill()
+        reader.kill()
+    return writer.returncode, output, errors
+
+
+def until(condition: object, what: str) -> None:
+    """Poll for what no line tells."""
+    assert callable(condition)
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
+        os.sched_yield()

@@ -1,0 +1,123 @@
+"""`cat`: the same from a file and from a server."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from datastreamer.net.embed import StreamServer
+from datastreamer.storage.stream import DataStream
+from tests.cli.conftest import ENTRIES, Invoke
+from tests.interop.plain import digest, scan
+
+
+def numbers(outcome: object) -> list[int]:
+    return [entry["number"] for entry in outcome.objects]  # type: ignore[attr-defined]
+
+
+def test_everything(invoke: Invoke, made: Path, source: str) -> None:
+    cat = invoke("cat", source)
+    assert (cat.code, cat.err) == (0, "")
+    assert cat.objects == [
+        {"number": e.number, "type": e.type, "length": len(e.data), "data": f"0x{e.data.hex()}"}
+        for e in scan(made)
+    ]
+    first = '{"number": 0, "type": 176, "length": 9, "data": "0x010000000000000000"}'
+    assert cat.lines[0] == first
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (["--from", "190"], range(190, 200)),
+        (["--from", "199"], [199]),
+        (["--from", "200"], []),
+        (["--from", "latest"], []),
+        (["--from", "0", "--to", "0"], [0]),
+        (["--from", "10", "--to", "12"], [10, 11, 12]),
+        (["--to", "1000000", "--from", "198"], [198, 199]),
+        (["--count", "3"], [0, 1, 2]),
+        (["--count", "0"], []),
+        (["--from-bookmark", "block:39"], range(196, 200)),
+        (["--from-bookmark", "batch:39", "--to", "197"], [195, 196, 197]),
+        (["--from-bookmark", "0x01000000000000001e", "--count", "1"], [150]),
+        (["--from-bookmark", "batch:39", "--to", "3"], []),
+        (["--type", "3"], range(4, 200, 5)),
+        (["--type", "0x3", "--type", "1", "--count", "3"], [2, 4, 7]),
+        (["--type", "0xb0", "--from", "10", "--to", "14"], [10, 11]),
+        (["--type", "99"], []),
+    ],
+)
+def test_parts(invoke: Invoke, source: str, options: list[str], expected: list[int]) -> None:
+    cat = invoke("cat", source, *options)
+    assert cat.code == 0, cat
+    assert numbers(cat) == list(expected)
+
+
+def test_raw_and_hex_are_the_bytes_of_the_entries(invoke: Invoke, made: Path, source: str) -> None:
+    packed = b"".join(entry.packed for entry in scan(made))
+    assert invoke("cat", source, "--format", "raw").out == packed
+    as_hex = invoke("cat", source, "--format", "hex")
+    assert b"".join(map(bytes.fromhex, as_hex.lines)) == packed
+    assert len(as_hex.lines) == ENTRIES
+    some = invoke("cat", source, "--format", "raw", "--type", "2", "--count", "2").out
+    assert some == b"".join([entry.packed for entry in scan(made) if entry.type == 2][:2])
+
+
+def test_a_table(invoke: Invoke, source: str) -> None:
+    cat = invoke("cat", source, "--format", "table", "--count", "4")
+    head, *rows = cat.lines
+    assert head.split() == ["NUMBER", "TYPE", "LENGTH", "DATA"]
+    assert rows[1].split() == ["1", "bookmark", "9", "0x000000000000000000", "(block:0)"]
+    assert rows[2].split()[:3] == ["2", "1", "122"]
+    assert rows[2].endswith("...")
+    assert len({len(row) for row in rows[2:]}) == 1
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--from", "201"], "no entry 201: the stream holds 0 to 199"),
+        (["--from-bookmark", "block:40"], "no bookmark 0x000000000000000028 in the stream"),
+    ],
+)
+def test_what_is_not_there(invoke: Invoke, source: str, options: list[str], message: str) -> None:
+    assert message in invoke("cat", source, *options).failed()
+
+
+def test_a_file_that_grows_is_read_to_its_end_at_the_start(invoke: Invoke, copy: Path) -> None:
+    with DataStream.open(copy, sync="os") as stream:
+        assert len(invoke("cat", copy).lines) == ENTRIES
+        with stream.atomic_op() as op:
+            op.add_entry(7, b"more")
+        assert len(invoke("cat", copy).lines) == ENTRIES + 1
+
+
+def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
+    DataStream.create(tmp_path / "empty.bin", sync="os").close()
+    assert invoke("cat", tmp_path / "empty.bin") == (0, b"", "")
+    failed = invoke("cat", tmp_path / "empty.bin", "--from", "1").failed()
+    assert failed == "no entry 1: the stream holds none"
+
+
+def test_the_real_stream(invoke: Invoke, real_stream: Path) -> None:
+    entries = scan(real_stream)
+    raw = invoke("cat", real_stream, "--format", "raw").out
+    assert hashlib.sha256(raw).hexdigest() == digest(entries)
+    found = invoke("cat", real_stream).objects
+    assert len(found) == 34_723
+    assert [(e["number"], e["type"], e["data"]) for e in found] == [
+        (e.number, e.type, f"0x{e.data.hex()}") for e in entries
+    ]
+    batch = invoke("cat", real_stream, "--from-bookmark", "batch:1", "--count", "1").objects[0]
+    assert batch["number"] == 5
+
+
+def test_the_real_stream_over_tcp(invoke: Invoke, real_stream: Path, tmp_path: Path) -> None:
+    copy = shutil.copyfile(real_stream, tmp_path / "real.bin")
+    with StreamServer(copy, host="127.0.0.1", port=0) as serving:
+        raw = invoke("cat", f"127.0.0.1:{serving.port}", "--format", "raw").out
+    assert hashlib.sha256(raw).hexdigest() == digest(scan(real_stream))

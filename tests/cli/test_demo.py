@@ -1,0 +1,121 @@
+"""`demo`: made-up blocks that are the same for the same seed and go on where they ended."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from datastreamer.cli.sequencer import Sequencer
+from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.fixed import started
+from datastreamer.zkevm.keys import Mark, mark_of
+from tests.cli.conftest import Invoke
+from tests.cli.process import running
+from tests.interop.plain import header, scan
+
+
+def test_what_it_writes(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "demo.bin"
+    demo = invoke("demo", path, "--ops", "3")
+    assert (demo.code, demo.out) == (0, b"")
+    assert demo.err.startswith("3 of 3 operations, 15 entries, in ")
+    assert demo.err.endswith("; " + str(path) + " holds 15 entries\n")
+    found = header(path)
+    assert (found["version"], found["system_id"], found["stream_type"]) == (1, 137, 1)
+    entries = scan(path)
+    assert [entry.type for entry in entries] == 3 * [0xB0, 0xB0, 1, 2, 3]
+    for block in range(3):
+        batch_mark, block_mark, start, transaction, end = entries[5 * block : 5 * block + 5]
+        assert mark_of(1, batch_mark.data) == Mark("batch", block)
+        assert mark_of(1, block_mark.data) == Mark("block", block)
+        assert len(start.data) == 122
+        assert started(start.data) == (block, block)
+        assert len(end.data) == 72
+        assert end.data[:8] == block.to_bytes(8, "big")
+        assert int.from_bytes(transaction.data[34:38], "big") == len(transaction.data) - 38
+        assert len(list_items(transaction.data[38:])) == 9
+
+
+def list_items(rlp: bytes) -> list[bytes]:
+    """The items of an RLP list of strings, all of it."""
+
+    def head(at: int, kind: int) -> tuple[int, int]:
+        size = rlp[at] - kind
+        if size < 56:
+            return at + 1, size
+        digits = size - 55
+        return at + 1 + digits, int.from_bytes(rlp[at + 1 : at + 1 + digits], "big")
+
+    at, size = head(0, 0xC0)
+    assert at + size == len(rlp)
+    items = []
+    while at < len(rlp):
+        if rlp[at] < 0x80:
+            items.append(rlp[at : at + 1])
+            at += 1
+        else:
+            at, size = head(at, 0x80)
+            items.append(rlp[at : at + size])
+            at += size
+    assert at == len(rlp)
+    return items
+
+
+def test_the_same_seed_writes_the_same(invoke: Invoke, tmp_path: Path) -> None:
+    for name, parts, seed in [("a", [5], 1), ("b", [2, 0, 3], 1), ("c", [5], 2)]:
+        for ops in parts:
+            words = ("demo", tmp_path / name, "--ops", ops, "--seed", seed)
+            assert invoke(*words).code == 0
+    a, b, c = ([entry.data for entry in scan(tmp_path / name)] for name in "abc")
+    assert a == b
+    assert a != c
+    assert len({len(data) for data in a[3::5]}) > 1
+
+
+def test_goes_on_behind_other_entries(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "demo.bin"
+    assert invoke("demo", path, "--ops", "2").code == 0
+    with DataStream.open(path, sync="os") as stream, stream.atomic_op() as op:
+        op.add_entries(9, [b""] * 5000)
+        op.add_entry(1, b"no StartL2Block")
+    assert invoke("demo", path, "--ops", "1").code == 0
+    assert mark_of(1, scan(path)[-4].data) == Mark("block", 2)
+
+
+def test_writes_no_blocks_of_another_version(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "demo.bin"
+    DataStream.create(path, version=2, sync="os").close()
+    assert "a stream of version 2" in invoke("demo", path).failed()
+    assert header(path)["total_entries"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_between_operations(tmp_path: Path, number: signal.Signals) -> None:
+    words = ("demo", "demo.bin", "--ops", "1000000", "--rate", "200")
+    with running(*words, cwd=tmp_path) as writing:
+        with running("cat", "demo.bin", "--follow", "--count", "5", cwd=tmp_path) as waiting:
+            # The stream may not be there yet.
+            code = waiting.wait()
+        while code:
+            with running("cat", "demo.bin", "--follow", "--count", "5", cwd=tmp_path) as waiting:
+                code = waiting.wait()
+        writing.signal(number)
+        assert writing.wait() == 0
+        (line,) = writing.err.rest()
+    entries = len(scan(tmp_path / "demo.bin"))
+    assert entries % 5 == 0
+    assert line.endswith(f"demo.bin holds {entries:,} entries")
+
+
+def test_a_pace(tmp_path: Path, invoke: Invoke) -> None:
+    words = ("demo", tmp_path / "demo.bin", "--ops", "5", "--rate", "20")
+    text = invoke(*words).err
+    assert float(text.split(" in ")[1].split(" s")[0]) >= 0.2
+
+
+def test_locked(invoke: Invoke, copy: Path) -> None:
+    with DataStream.open(copy) as stream:
+        assert Sequencer(stream).block == 40
+        assert "locked by another writer" in invoke("demo", copy).failed()

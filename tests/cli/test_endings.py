@@ -1,0 +1,141 @@
+"""Pipes that close, signals, servers that go: commands as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from datastreamer.format import Header
+from datastreamer.storage.stream import DataStream
+from tests.cli.conftest import ENTRIES
+from tests.cli.process import ENVIRONMENT, command, done, piped, running
+
+
+@pytest.mark.parametrize(
+    "words, into, lines",
+    [
+        (["cat", "FILE"], "head -n 3", 3),
+        (["cat", "FILE", "--format", "table"], "head -n 2", 2),
+        (["cat", "SERVER", "--follow"], "head -n 3", 3),
+        (["info", "FILE", "--format", "table"], "head -n 1", 1),
+        (["cat", "FILE", "--follow", "--from", "latest"], "true", 0),
+        (["cat", "SERVER", "--follow", "--from", "latest"], "true", 0),
+        (["-h"], "true", 0),
+    ],
+)
+def test_a_closed_pipe_is_silent(
+    made: Path, server: str, words: list[str], into: str, lines: int
+) -> None:
+    where = {"FILE": str(made), "SERVER": server}
+    called = command(*(where.get(word, word) for word in words))
+    code, output, errors = piped(called, into, made.parent)
+    assert (code, errors) == (0, "")
+    assert len(output.splitlines()) == lines
+
+
+def test_more_than_a_pipe_holds(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "long.bin", sync="os") as stream, stream.atomic_op() as op:
+        op.add_entries(1, [bytes(1000)] * 3000)
+    code, output, errors = piped(command("cat", "long.bin"), "head -n 1", tmp_path)
+    assert (code, errors) == (0, "")
+    assert output.startswith('{"number": 0, "type": 1, "length": 1000, "data": "0x000')
+
+
+def test_a_full_disk(made: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "wb") as full:
+        failed = subprocess.run(
+            command("cat", made), check=False, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT
+        )
+    assert failed.returncode == 1
+    assert failed.stderr == b"error: standard output: No space left on device\n"
+
+
+def test_no_output_at_all(made: Path) -> None:
+    words = " ".join(command("cat", made))
+    closed = subprocess.run(f"{words} >&-", shell=True, check=False, env=ENVIRONMENT)
+    assert closed.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["file", "server"])
+def test_a_signal_is_the_good_end_of_following(
+    made: Path, server: str, kind: str, number: signal.Signals
+) -> None:
+    what = made if kind == "file" else server
+    with running("cat", what, "--follow", "--from", "198", cwd=made.parent) as following:
+        following.out.until('"number": 199')
+        following.signal(number)
+        assert following.wait() == 0
+        assert (following.out.rest(), following.err.rest()) == ([], [])
+
+
+def test_a_file_is_followed(copy: Path) -> None:
+    words = ("cat", copy, "--follow", "--type", "7", "--count", "2")
+    with (
+        running(*words, cwd=copy.parent) as following,
+        DataStream.open(copy, sync="os") as stream,
+    ):
+        for data in (b"\x01", b"\x02"):
+            with stream.atomic_op() as op:
+                op.add_entry(7, data)
+            following.out.until(f'"data": "0x{data.hex()}"')
+        assert following.wait() == 0
+
+
+def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
+    with (
+        DataStream.open(copy, sync="os") as stream,
+        running("cat", copy, "--follow", "--from", "199", cwd=copy.parent) as following,
+    ):
+        following.out.until('"number": 199')
+        stream.truncate(100)
+        assert following.wait() == 1
+        (line,) = following.err.rest()
+        assert "entries were taken back or changed while it was read" in line
+
+
+def test_a_server_that_goes(copy: Path) -> None:
+    words = ("serve", copy, "--host", "127.0.0.1", "--port", "0")
+    with running(*words, cwd=copy.parent) as serving:
+        what = f"127.0.0.1:{serving.port()}"
+        with running("cat", what, "--follow", cwd=copy.parent) as following:
+            following.out.until(f'"number": {ENTRIES - 1}')
+            serving.signal(signal.SIGKILL)
+            assert following.wait() == 1
+            (line,) = following.err.rest()
+            assert line.startswith(f"error: {what} closed the connection")
+
+
+def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:
+    ok = b"\xff" + struct.pack(">II", 11, 0) + b"OK"
+    entry = struct.pack(">BIIQ", 2, 18, 7, 0) + b"x"
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(16, socket.MSG_WAITALL)
+            connection.sendall(ok + Header(total_entries=5, total_length=8000).pack())
+            connection.recv(24, socket.MSG_WAITALL)
+            connection.sendall(ok + entry + entry[:12])
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        what = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        cat = done("cat", what, cwd=tmp_path)
+        thread.join()
+    assert cat.returncode == 1
+    assert cat.stdout == '{"number": 0, "type": 7, "length": 1, "data": "0x78"}\n'
+    assert cat.stderr.startswith(f"error: {what} closed the connection in the middle of")
+    assert cat.stderr.count("\n") == 1

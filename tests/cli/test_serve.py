@@ -1,0 +1,148 @@
+"""`serve` as a process: what it says, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from datastreamer.cli.serve import serve as serve_verb
+from datastreamer.net.blocking import BlockingClient
+from datastreamer.storage.stream import DataStream
+from tests.cli.conftest import Invoke
+from tests.cli.process import done, running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serves_until_a_signal(copy: Path, number: signal.Signals) -> None:
+    with running("serve", copy, "--host", "127.0.0.1", "--port", "0", cwd=copy.parent) as serving:
+        port = serving.port()
+        assert "(200 entries) on 127.0.0.1:" in serving.err.seen[-1]
+        with BlockingClient("127.0.0.1", port) as client:
+            assert client.header().total_entries == 200
+            refused = done("serve", copy, "--port", "0", cwd=copy.parent)
+            assert refused.returncode == 1
+            assert f"locked by another writer, process {serving.process.pid}" in refused.stderr
+            with client.batches() as batches:
+                assert next(batches).first_number == 0
+                serving.signal(number)
+                assert serving.wait() == 0
+        assert serving.out.rest() == []
+        (line,) = serving.err.rest()
+        assert line.endswith(f"ended by {number.name}")
+
+
+def test_creates_a_stream(tmp_path: Path) -> None:
+    words = ("serve", "new.bin", "--host", "127.0.0.1", "--port", "0")
+    refused = done(*words, cwd=tmp_path)
+    assert refused.returncode == 1
+    expected = "error: new.bin: no such file; --create makes an empty stream there\n"
+    assert refused.stderr == expected
+    assert list(tmp_path.iterdir()) == []
+    what = ("--create", "--system-id", "7", "--stream-version", "3", "--stream-type", "2")
+    with running(*words, *what, cwd=tmp_path) as serving:
+        with BlockingClient("127.0.0.1", serving.port(), stream_type=2) as client:
+            assert client.header()[:3] == (3, 7, 2)
+        serving.signal(signal.SIGINT)
+        assert serving.wait() == 0
+
+
+def test_an_existing_file_brings_its_own(copy: Path) -> None:
+    words = ("serve", copy, "--create", "--system-id", "7", "--port", "0", "--host", "127.0.0.1")
+    with running(*words, cwd=copy.parent) as serving:
+        warning = serving.err.next()
+        assert warning is not None
+        assert "warn " in warning
+        assert warning.endswith("the existing file's system id is 137, not 7")
+        with BlockingClient("127.0.0.1", serving.port()) as client:
+            assert client.header().system_id == 137
+
+
+def test_a_port_in_use(copy: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("serve", "new.bin", "--create", "--host", "127.0.0.1", "--port", port)
+        refused = done(*words, cwd=copy.parent)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already")
+    assert refused.stderr.count("\n") == 1
+    assert not (copy.parent / "new.bin").exists()
+
+
+def test_an_address_that_is_none_of_ours(invoke: Invoke, copy: Path) -> None:
+    failed = invoke("serve", copy, "--host", "192.0.2.1", "--port", "0").failed()
+    assert failed.startswith("cannot listen on 192.0.2.1:0")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("folder", "folder: is a folder, not a stream file"),
+        ("text", "text: no stream file"),
+        ("cut", "cut: at byte 6000: the file's size is 6000 bytes"),
+    ],
+)
+def test_nothing_to_serve(
+    invoke: Invoke,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("text").write_text("no stream\n" * 1000)
+    Path("cut").write_bytes(made.read_bytes()[:6000])
+    for more in ([], ["--follow"], ["--create"]):
+        failed = invoke("serve", name, "--host", "127.0.0.1", "--port", "0", *more)
+        assert message in failed.failed()
+
+
+def test_serves_what_another_process_writes(copy: Path) -> None:
+    words = ("serve", copy, "--follow", "--host", "127.0.0.1", "--port", "0")
+    with (
+        DataStream.open(copy, sync="os") as stream,
+        running(*words, cwd=copy.parent) as serving,
+        BlockingClient("127.0.0.1", serving.port()) as client,
+    ):
+        assert "written by others" in serving.err.seen[-1]
+        batches = client.batches(from_entry=200)
+        with batches, stream.atomic_op() as op:
+            op.add_entry(7, b"later")
+            stream.commit_atomic_op()
+            assert next(batches)[0].data == b"later"
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+
+
+def test_a_file_that_cannot_be_written_is_followed(
+    invoke: Invoke, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def until_signal(open_stream: object, **_: object) -> str:
+        assert callable(open_stream)
+        with open_stream() as stream:
+            seen.append(stream.writable)
+        return "SIGINT"
+
+    monkeypatch.setitem(serve_verb.__globals__, "serve_until_signal", until_signal)
+    assert invoke("serve", copy).code == 0
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert invoke("serve", copy).code == 0
+    assert seen == [True, False]
+
+
+def test_at_most_so_many_clients(copy: Path) -> None:
+    words = ("serve", copy, "--max-clients", "1", "--host", "127.0.0.1", "--port", "0")
+    with running(*words, cwd=copy.parent) as serving:
+        port = serving.port()
+        with BlockingClient("127.0.0.1", port) as client:
+            assert client.header().total_entries == 200
+            with socket.create_connection(("127.0.0.1", port)) as second:
+                assert second.recv(1) == b""
+            assert serving.err.until("refused: 1 clients are connected")

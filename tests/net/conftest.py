@@ -1,0 +1,198 @@
+"""A server under test and raw clients of it: bytes out, exact bytes in."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from datastreamer.net.server import Server, serve
+from datastreamer.net.transport import StreamTransport
+from datastreamer.storage.stream import DataStream
+from tests.net import model
+
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """What a test leaves open is collected, and complains, within that test."""
+    yield
+    gc.collect(0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stream.bin"
+
+
+@pytest.fixture
+def stream(path: Path) -> Iterator[DataStream]:
+    """An empty stream, open for writing."""
+    with DataStream.create(path, sync="os", index="memory") as made:
+        yield made
+
+
+class Peer:
+    """A client that knows no protocol, over any stream of trio's."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self.stream = stream
+        self._got = bytearray()
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def send_bytewise(self, data: bytes) -> None:
+        for at in range(len(data)):
+            await self.stream.send_all(data[at : at + 1])
+            await trio.lowlevel.checkpoint()
+
+    async def read(self, size: int) -> bytes:
+        """Exactly `size` bytes; fails where the connection ends before."""
+        while len(self._got) < size:
+            more = await self.stream.receive_some(1 << 20)
+            assert more, (
+                f"the connection ended; {len(self._got)} of {size} bytes: {self._got!r:.200}"
+            )
+            self._got += more
+        data = bytes(self._got[:size])
+        del self._got[:size]
+        return data
+
+    async def expect(self, data: bytes) -> None:
+        """The next bytes are these."""
+        got = await self.read(len(data))
+        if got != data:
+            at = next(n for n, (a, b) in enumerate(zip(got, data, strict=True)) if a != b)
+            raise AssertionError(
+                f"byte {at} of {len(data)}: got {got[at : at + 40]!r}, not {data[at : at + 40]!r}"
+            )
+
+    async def ask(self, request: bytes, answer: bytes) -> None:
+        await self.send(request)
+        await self.expect(answer)
+
+    def unread(self, data: bytes) -> None:
+        """Have these bytes read again."""
+        self._got[:0] = data
+
+    async def packet(self) -> bytes:
+        head = await self.read(5)
+        return head + await self.read(int.from_bytes(head[1:], "big") - 5)
+
+    async def nothing_more(self) -> None:
+        """Whatever was sent so far has been read: an unknown command is answered next."""
+        await self.ask(model.unknown(), model.result(9))
+
+    async def rest(self) -> bytes:
+        """All that still comes, until the connection ends in good order."""
+        while more := await self.stream.receive_some(1 << 20):
+            self._got += more
+        data = bytes(self._got)
+        self._got.clear()
+        return data
+
+    async def ended(self) -> None:
+        assert await self.rest() == b""
+
+    async def was_reset(self) -> bytes:
+        """What still comes until the connection is torn down."""
+        with pytest.raises(trio.BrokenResourceError):
+            await self.rest()
+        return bytes(self._got)
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self.stream)
+
+
+class Rig:
+    """A running server, and a way to become its client."""
+
+    def __init__(self, server: Server, connect: Callable[[], Awaitable[Peer]]) -> None:
+        self.server = server
+        self._connect = connect
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Peer]:
+        peer = await self._connect()
+        try:
+            yield peer
+        finally:
+            await peer.close()
+
+
+@asynccontextmanager
+async def in_memory(stream: DataStream, *, patience: float = PATIENCE) -> AsyncIterator[Rig]:
+    """A server without listeners, whose clients come by memory streams."""
+    server = Server(stream)
+    with trio.fail_after(patience):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run, [])
+
+            async def connect() -> Peer:
+                ours, theirs = trio.testing.memory_stream_pair()
+                nursery.start_soon(server.handle, StreamTransport(theirs))
+                return Peer(ours)
+
+            yield Rig(server, connect)
+            nursery.cancel_scope.cancel()
+    assert not server.sessions
+    assert not server.parked
+
+
+@asynccontextmanager
+async def over_loopback(
+    stream: DataStream,
+    *,
+    patience: float = PATIENCE,
+    receive_buffer: int | None = None,
+    **options: int,
+) -> AsyncIterator[Rig]:
+    """A server on a free port. `receive_buffer` bounds what a client's kernel takes in."""
+    server = Server(stream, **options)
+    with trio.fail_after(patience):
+        async with trio.open_nursery() as nursery:
+            from datastreamer.net.listen import open_listeners
+
+            [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
+
+            async def connect() -> Peer:
+                with trio.socket.socket() as made:
+                    made.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+                    if receive_buffer is not None:
+                        made.setsockopt(
+                            trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, receive_buffer
+                        )
+                    await made.connect(address)
+                    kept = trio.socket.from_stdlib_socket(made._sock.dup())
+                return Peer(trio.SocketStream(kept))
+
+            yield Rig(server, connect)
+            nursery.cancel_scope.cancel()
+    assert not server.sessions
+
+
+def append(stream: DataStream, *entries: tuple[int, bytes]) -> None:
+    """One atomic operation with these entries; bookmarks by their type."""
+    with stream.atomic_op() as op:
+        for kind, data in entries:
+            if kind == model.BOOKMARK:
+                op.add_bookmark(data)
+            else:
+                op.add_entry(kind, data)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds; it changes by what other tasks do."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+__all__ = ["PATIENCE", "Peer", "Rig", "append", "functools", "in_memory", "over_loopback", "serve"]

@@ -1,0 +1,279 @@
+"""Catch-up, live and between them, over loopback: slow clients, Results in mid-entry, joins."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from datastreamer.net.session import State
+from datastreamer.storage.stream import DataStream
+from tests.net import model as wire
+from tests.net.conftest import Peer, Rig, append, over_loopback
+from tests.net.model import BOOKMARK, OK, Model, packets, result
+
+SMALL_BUFFER = 4096
+MIB = 1 << 20
+
+
+def modelled(stream: DataStream) -> Model:
+    return Model(Path(stream.path).read_bytes())
+
+
+def fill(stream: DataStream, size: int, seed: int = 1) -> None:
+    """Append about `size` bytes in entries from nothing to a whole page."""
+    choose = random.Random(seed)
+    end = stream.header.total_length + size
+    while stream.header.total_length < end:
+        sizes = choose.choices(
+            [0, 1, 100, 3_000, 60_000, 400_000, MIB - 17], [9, 9, 9, 9, 5, 2, 1], k=9
+        )
+        append(stream, (BOOKMARK, choose.randbytes(8)), *[(1, choose.randbytes(n)) for n in sizes])
+
+
+async def stalled(rig: Rig) -> None:
+    """Return when every sender has come to a stop, its client's buffers being full."""
+    await wait_all_tasks_blocked(0.002)
+
+
+async def read_to_result(peer: Peer) -> tuple[list[bytes], bytes]:
+    entries = []
+    while (packet := await peer.packet())[0] == 2:
+        entries.append(packet)
+    return entries, packet
+
+
+MODES = {"copied": 3 * MIB, "by sendfile": 10 * MIB}
+REQUESTS = {
+    "Stop": (wire.stop(), result(0)),
+    "unknown": (wire.unknown(), result(9)),
+    "Header": (wire.header(), result(1)),
+    "Entry and more": (wire.entry(0) + wire.stop() * 9, result(1)),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("request_", "answer"), REQUESTS.values(), ids=REQUESTS)
+async def test_a_result_to_a_client_that_stopped_reading(
+    stream: DataStream, size: int, request_: bytes, answer: bytes, seed: int
+) -> None:
+    fill(stream, size, seed)
+    model = modelled(stream)
+    async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
+        first = len(model.entries) // 7 * seed
+        await peer.ask(wire.start(first), OK)
+        await stalled(rig)
+        [session] = rig.server.sessions
+        assert (session._span is not None) == (size == MODES["by sendfile"])
+        await peer.send(request_)
+        await stalled(rig)
+        entries, told = await read_to_result(peer)
+        assert told == answer
+        assert b"".join(entries) == model.packed(first, first + len(entries))
+        # What was sent before is in buffers; the Result does not wait for the end.
+        assert sum(map(len, entries)) < 2.7 * MIB
+        if answer == result(0):
+            await peer.ask(wire.header(), OK + model.header())
+            await peer.ask(wire.start(first + len(entries)), OK)
+            await peer.expect(model.packed(first + len(entries)))
+        elif answer == result(9):
+            await peer.expect(model.packed(first + len(entries)))
+            await peer.nothing_more()
+        else:
+            await peer.ended()
+
+
+@pytest.mark.parametrize("entry_size", [200, 70_000, 900_000, MIB - 20])
+@pytest.mark.parametrize(("request_", "answer"), REQUESTS.values(), ids=REQUESTS)
+async def test_a_result_to_a_client_that_fell_out_of_the_pass(
+    stream: DataStream, entry_size: int, request_: bytes, answer: bytes
+) -> None:
+    async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK)
+        [session] = rig.server.sessions
+        await until_live(rig)
+        number = 0
+        while session.state is State.LIVE:
+            news = [
+                (1, b"%02d" % n + b"e" * entry_size) for n in range(max(1, 50_000 // entry_size))
+            ]
+            append(stream, *news, (BOOKMARK, b"%d" % number))
+            number += len(news) + 1
+            await stalled(rig)
+        if entry_size > 100_000:
+            assert session._half_sent()
+        append(stream, *[(2, b"later" * 50)] * 3)
+        model = modelled(stream)
+        await peer.send(request_)
+        await stalled(rig)
+        append(stream, (3, b"after the request"))
+        entries, told = await read_to_result(peer)
+        assert told == answer
+        assert b"".join(entries) == model.packed(0, len(entries))
+        model = modelled(stream)
+        if answer == result(0):
+            await peer.ask(wire.header(), OK + model.header())
+        elif answer == result(9):
+            await peer.expect(model.packed(len(entries)))
+            append(stream, (4, b"live again"))
+            await peer.expect(modelled(stream).packed(number + 4))
+            await peer.nothing_more()
+        else:
+            await peer.ended()
+
+
+async def until_live(rig: Rig) -> None:
+    await wait_all_tasks_blocked()
+    assert all(session.state is State.LIVE for session in rig.server.sessions)
+
+
+async def test_who_reads_nothing_hurts_nobody_and_loses_nothing(stream: DataStream) -> None:
+    """A dozen live clients, one of which stops for a while; nothing is kept for it."""
+    async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, AsyncExitStack() as stack:
+        lazy, *eager = [await stack.enter_async_context(rig.client()) for _ in range(12)]
+        for peer in (lazy, *eager):
+            await peer.ask(wire.start(0), OK)
+        await until_live(rig)
+        sent = 0
+        for turn in range(30):
+            append(stream, *[(turn, b"%d" % turn * size) for size in (1, 50_000, 0, 150_000)])
+            news = modelled(stream).packed(sent) if turn % 10 == 9 else b""
+            if news:
+                sent += 40
+                async with trio.open_nursery() as nursery:
+                    for peer in eager:
+                        nursery.start_soon(peer.expect, news)
+        behind = [s for s in rig.server.sessions if s.state is not State.LIVE]
+        assert len(behind) == 1
+        assert behind[0].cursor.number < 20
+        await lazy.expect(modelled(stream).packed())
+        await until_live(rig)
+        append(stream, (1, b"all together"))
+        for peer in (lazy, *eager):
+            await peer.expect(modelled(stream).packed(120))
+            await peer.nothing_more()
+
+
+@pytest.mark.parametrize("start", ["from the beginning", "from a bookmark", "at the end"])
+async def test_joining_a_stream_that_moves(stream: DataStream, start: str) -> None:
+    """Commits fall before, into and after the Start, many times: no loss, no repeat."""
+    append(stream, (BOOKMARK, b"here"), (1, b"there"))
+    async with over_loopback(stream) as rig, trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            number = 0
+            while True:
+                number += 1
+                append(stream, (1, b"%d" % number), *[(2, b"x" * 700)] * (number % 3))
+                for _ in range(number % 7):
+                    await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(write)
+        choose = random.Random(5)
+        for _ in range(60):
+            async with rig.client() as peer:
+                for _ in range(choose.randrange(6)):
+                    await trio.lowlevel.checkpoint()
+                first = {"from the beginning": 0, "from a bookmark": 0}.get(
+                    start, stream.total_entries
+                )
+                request = wire.start_bookmark(b"here") if "bookmark" in start else wire.start(first)
+                await peer.ask(request, OK)
+                goal = stream.total_entries + choose.randrange(1, 40)
+                got = [await peer.packet() for _ in range(first, goal)]
+                assert b"".join(got) == modelled(stream).packed(first, goal)
+                await peer.send(wire.stop() + wire.header())
+                entries, told = await read_to_result(peer)
+                assert told == OK
+                model = modelled(stream)
+                assert b"".join(entries) == model.packed(goal, goal + len(entries))
+                assert (await peer.packet(), (await peer.packet())[0]) == (OK, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_stop_and_start_again_on_one_connection(stream: DataStream) -> None:
+    async with over_loopback(stream) as rig, rig.client() as peer, trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            while True:
+                append(stream, *[(1, b"z" * 300)] * 5)
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(write)
+        choose = random.Random(3)
+        first = 0
+        for _ in range(80):
+            await peer.ask(wire.start(first), OK)
+            got = [await peer.packet() for _ in range(choose.randrange(30))]
+            await peer.send(wire.stop())
+            entries, told = await read_to_result(peer)
+            assert told == OK
+            got += entries
+            assert b"".join(got) == modelled(stream).packed(first, first + len(got))
+            await peer.ask(wire.entry(first), OK + b"\xfe" + modelled(stream).packed(first)[1:317])
+            first = choose.choice([first + len(got), 0, stream.total_entries])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_command_to_a_client_already_served_while_the_pass_rests(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass has no time for all; who has its run already asks for something meanwhile."""
+    from datastreamer.net import server as server_module
+
+    monkeypatch.setattr(server_module, "_PASS_NS", 0)  # eight clients a call
+    async with over_loopback(stream) as rig, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
+        for peer in peers:
+            await peer.ask(wire.start(0), OK)
+        await until_live(rig)
+        for turn in range(20):
+            append(stream, (1, b"%d" % turn))
+            for peer in peers:
+                await peer.send(wire.unknown())
+        model = modelled(stream)
+        for peer in peers:
+            got = packets(await peer.read(len(model.packed()) + 20 * len(result(9))))
+            assert got.count(result(9)) == 20
+            assert b"".join(p for p in got if p[0] == 2) == model.packed()
+            await peer.nothing_more()
+
+
+async def test_a_huge_operation_reaches_live_clients_whole(stream: DataStream) -> None:
+    async with over_loopback(stream) as rig, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(rig.client()) for _ in range(4)]
+        for peer in peers:
+            await peer.ask(wire.start(0), OK)
+        await until_live(rig)
+        with stream.atomic_op() as op:
+            op.add_entries(1, [bytes([n % 251]) * (n * 977 % 90_000) for n in range(400)])
+            await wait_all_tasks_blocked()
+            assert all(session.at <= 4096 for session in rig.server.sessions)
+        whole = modelled(stream).packed()
+        assert len(whole) > 12 * MIB
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(peer.expect, whole)
+        for peer in peers:
+            await peer.nothing_more()
+
+
+async def test_a_client_that_vanishes_while_live(stream: DataStream) -> None:
+    async with over_loopback(stream) as rig, rig.client() as stays:
+        await stays.ask(wire.start(0), OK)
+        for turn in range(10):
+            async with rig.client() as goes:
+                await goes.ask(wire.start(stream.total_entries), OK)
+                await until_live(rig)
+                goes.stream.setsockopt(  # type: ignore[attr-defined]
+                    trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )
+            append(stream, (1, b"%d" % turn))
+        await stays.expect(modelled(stream).packed())
+        await wait_all_tasks_blocked()
+        assert len(rig.server.sessions) == 1

@@ -1,0 +1,687 @@
+"""The index in step with its file: look-ups are right at once, whatever the index is.
+
+Where a look-up has to happen before the index has caught up, the keeper's thread is
+held at a gate, and let go when the test says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import IndexFailed, UnknownBookmark
+from datastreamer.storage.bookmarks import base, keeper
+from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.memory import MemoryIndex
+from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, make, scan_file
+
+PATIENCE = 30.0
+
+
+def operation(*keys: bytes, size: int = 200_000) -> list[Item]:
+    """Bookmarks, each followed by an event of about a fifth of a page."""
+    return [item for key in keys for item in ((BOOKMARK, key), (1, key * (size // len(key))))]
+
+
+HISTORY = [
+    operation(b"old", b"twice"),
+    operation(*(b"%d" % n for n in range(15))),
+    operation(b"twice", b"last"),
+]
+
+
+class Gate:
+    """Holds the keepers' threads before each transaction, outside of all locks."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Semaphore(0)
+        self.tickets = threading.Semaphore(0)
+        self.open = False
+
+    def pass_by(self, thread: threading.Thread | None) -> None:
+        if self.open or threading.current_thread() is not thread:
+            return
+        self.arrived.release()
+        assert self.tickets.acquire(timeout=PATIENCE)
+
+    def wait_for_it(self) -> None:
+        assert self.arrived.acquire(timeout=PATIENCE)
+
+    def let_one_pass(self) -> None:
+        self.tickets.release()
+        self.wait_for_it()
+
+    def let_go(self) -> None:
+        self.open = True
+        self.tickets.release(1000)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A catch-up does one page a transaction, and stops at the gate before each."""
+    gate = Gate()
+    chunk = BookmarkKeeper._catch_up_some
+
+    def held(self: BookmarkKeeper) -> bool:
+        gate.pass_by(self._thread)
+        return chunk(self)
+
+    monkeypatch.setattr(BookmarkKeeper, "_catch_up_some", held)
+    monkeypatch.setattr(keeper, "_CATCH_UP_BYTES", 1)
+    yield gate
+    gate.let_go()
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name(path.name + ".index")
+
+
+def known_of(path: Path) -> dict[bytes, int]:
+    return bookmarks_of(scan_file(path))
+
+
+def check(stream: DataStream, known: dict[bytes, int]) -> None:
+    assert {key: stream.bookmark(key) for key in known} == known
+    with pytest.raises(UnknownBookmark):
+        stream.bookmark(b"nobody")
+
+
+def check_index(path: Path, known: dict[bytes, int]) -> None:
+    """What is in the index itself, asked without the keeper."""
+    index = base.opener("lmdb")(str(path), False)
+    try:
+        assert {key: index.newest(key) for key in known} == known
+        assert len(index) == len(known)
+    finally:
+        index.close()
+
+
+# Damage to the index while nobody looks.
+
+
+def delete(path: Path) -> None:
+    shutil.rmtree(index_of(path))
+
+
+def write_garbage(path: Path) -> None:
+    (index_of(path) / "data.mdb").write_bytes(b"this was an index once. " * 1000)
+
+
+def empty_the_file(path: Path) -> None:
+    (index_of(path) / "data.mdb").write_bytes(b"")
+
+
+def cut_short(path: Path) -> None:
+    data = index_of(path) / "data.mdb"
+    data.write_bytes(data.read_bytes()[:8192])
+
+
+def zero_its_pages(path: Path) -> None:
+    data = index_of(path) / "data.mdb"
+    content = data.read_bytes()
+    data.write_bytes(content[:8192] + bytes(len(content) - 8192))
+
+
+def put_that_of_another_stream(path: Path) -> None:
+    other = make(
+        path.with_name("other.bin"), operation(b"old", b"alien"), operation(b"twice", b"x", b"7")
+    )
+    shutil.rmtree(index_of(path))
+    shutil.copytree(index_of(other), index_of(path))
+
+
+def put_one_of_another_layout(path: Path) -> None:
+    delete(path)
+    index = base.opener("lmdb")(str(path), True)
+    index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
+    with index._shared.env.begin(write=True) as transaction:  # type: ignore[attr-defined]
+        transaction.put(b"watermark", bytes(60), db=index._shared.meta)  # type: ignore[attr-defined]
+    index.close()
+
+
+DAMAGES = [
+    delete,
+    write_garbage,
+    empty_the_file,
+    cut_short,
+    zero_its_pages,
+    put_that_of_another_stream,
+    put_one_of_another_layout,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_mended_in_the_background(
+    tmp_path: Path, gate: Gate, damage: Callable[[Path], None]
+) -> None:
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY)
+    known = known_of(path)
+    check_index(path, known)
+    damage(path)
+    gate.open = False
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        check(stream, known)
+        gate.let_go()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        check(stream, known)
+        assert len(stream.bookmarks) == len(known)
+    check_index(path, known)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("mode", [{"read_only": True}, {"follow": True}])
+def test_damage_does_not_hurt_readers(
+    tmp_path: Path, damage: Callable[[Path], None], mode: dict[str, Any]
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    known = known_of(path)
+    damage(path)
+    with DataStream.open(path, **mode) as stream:
+        check(stream, known)
+        check(stream, known)
+        assert len(stream.bookmarks) == len(known)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 3])
+def test_right_at_every_stage_of_a_catch_up(tmp_path: Path, gate: Gate, stop_after: int) -> None:
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY)
+    known = known_of(path)
+    delete(path)
+    gate.open = False
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        for _ in range(stop_after):
+            gate.let_one_pass()
+        assert bool(stream.bookmarks.lag() < stream.total_entries) == bool(stop_after)
+        assert stream.bookmarks.lag() > 0
+        assert stream.bookmarks.unread() > 0
+        check(stream, known)
+        # What is committed meanwhile wins, over the index and over what it has not reached.
+        add(stream, operation(b"twice", b"3", b"new"))
+        known |= {b"twice": 38, b"3": 40, b"new": 42}
+        check(stream, known)
+        gate.let_go()
+        stream.bookmarks.wait()
+        assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
+        check(stream, known)
+    check_index(path, known)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", [0, 1, 3, 4, 15, 34, 36])
+def test_truncation_during_a_catch_up(
+    tmp_path: Path, gate: Gate, stop_after: int, number: int
+) -> None:
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY)
+    known = known_of(path)
+    delete(path)
+    gate.open = False
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        for _ in range(stop_after):
+            gate.let_one_pass()
+        entries = scan_file(path)
+        stream.truncate(number)
+        left = bookmarks_of(entries[:number])
+        check(stream, left)
+        for key in known.keys() - left.keys():
+            with pytest.raises(UnknownBookmark):
+                stream.bookmark(key)
+        # And on again, past where it stood: other entries under the old numbers.
+        add(stream, operation(b"other", *(b"o%d" % n for n in range(30))))
+        known = known_of(path)
+        check(stream, known)
+        gate.let_go()
+        stream.bookmarks.wait()
+        check(stream, known)
+        assert stream.bookmarks.lag() == 0
+        assert len(stream.bookmarks) == len(known)
+    check_index(path, known)
+
+
+def test_goes_on_from_its_watermark(tmp_path: Path, gate: Gate) -> None:
+    """An index that lags (the process was killed, say) is not built again."""
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY)
+    saved = tmp_path / "saved"
+    shutil.copytree(index_of(path), saved)
+    with DataStream.open(path) as stream:
+        before = stream.total_entries
+        add(stream, operation(b"twice", b"more"))
+    shutil.rmtree(index_of(path))
+    shutil.copytree(saved, index_of(path))
+    gate.open = False
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        assert stream.bookmarks.lag() == stream.total_entries - before == 4
+        check(stream, known_of(path))
+        gate.let_go()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+    check_index(path, known_of(path))
+
+
+def test_an_index_ahead_of_the_file(tmp_path: Path) -> None:
+    """The file was put back to an older state (in place), the index was not."""
+    path = make(tmp_path / "s.bin", HISTORY[0])
+    older = path.read_bytes()
+    with DataStream.open(path) as stream:
+        add(stream, HISTORY[2])
+    path.write_bytes(older)
+    with DataStream.open(path) as stream:
+        check(stream, {b"old": 0, b"twice": 2})
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"last")
+        add(stream, operation(b"x", b"y", b"z"))
+        check(stream, known_of(path))
+    check_index(path, known_of(path))
+
+
+def test_another_history_of_the_same_length(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", operation(b"one", b"two"))
+    other = make(tmp_path / "o.bin", operation(b"eno", b"owt"))
+    header = path.read_bytes()[:4096]
+    path.write_bytes(header + other.read_bytes()[4096:])
+    with DataStream.open(path) as stream:
+        check(stream, {b"eno": 0, b"owt": 2})
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"one")
+
+
+def test_a_copied_stream_does_not_believe_the_copied_index(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    copy = tmp_path / "copy.bin"
+    shutil.copyfile(path, copy)
+    shutil.copytree(index_of(path), index_of(copy))
+    with caplog.at_level(logging.INFO), DataStream.open(copy) as stream:
+        check(stream, known_of(path))
+    assert "the bookmark index is not this file's; it is built again" in caplog.text
+
+
+# While the stream is written.
+
+
+def test_after_a_close_nothing_is_left_to_do(tmp_path: Path, gate: Gate) -> None:
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY)
+    gate.open = False
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
+        gate.let_go()
+
+
+def test_only_what_is_on_disk_is_indexed(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path, sync="os") as stream:
+        add(stream, operation(b"a", b"b"))
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 4
+        check(stream, {b"a": 0, b"b": 2})
+        stream.sync()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        add(stream, operation(b"b"))
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 2
+        check(stream, {b"a": 0, b"b": 4})
+
+
+def test_rolled_back_bookmarks_are_never_seen(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        add(stream, operation(b"k"))
+        stream.start_atomic_op()
+        stream.add_bookmark(b"k")
+        stream.add_bookmark(b"new")
+        check(stream, {b"k": 0})
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"new")
+        stream.rollback_atomic_op()
+        stream.bookmarks.wait()
+        check(stream, {b"k": 0})
+        assert len(stream.bookmarks) == 1
+
+
+def test_truncation_brings_the_older_duplicate_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream:
+        add(stream, operation(b"k", size=10), operation(b"k", size=10))
+        stream.bookmarks.wait()
+        add(stream, operation(b"k", b"x", size=10))  # these are in memory alone
+        for number, want in [(5, 4), (4, 2), (3, 2), (1, 0)]:
+            stream.truncate(number)
+            assert stream.bookmark(b"k") == want
+            with pytest.raises(UnknownBookmark):
+                stream.bookmark(b"x")
+            stream.bookmarks.wait()
+            assert stream.bookmark(b"k") == want
+        stream.truncate(0)
+        with pytest.raises(UnknownBookmark):
+            stream.bookmark(b"k")
+        assert len(stream.bookmarks) == 0
+        add(stream, operation(b"x", b"k", size=10))
+        check(stream, {b"x": 0, b"k": 2})
+    check_index(path, {b"x": 0, b"k": 2})
+
+
+def test_the_index_goes_back_before_the_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    seen: list[Watermark | None] = []
+    with DataStream.open(path) as stream:
+        truncate = stream._file.truncate
+
+        def looked_at(number: int, offset: int) -> None:
+            index = base.opener("lmdb")(str(path), False)
+            seen.append(index.watermark())
+            index.close()
+            truncate(number, offset)
+
+        monkeypatch.setattr(stream._file, "truncate", looked_at)
+        stream.truncate(4)
+        assert seen[0] is not None
+        assert (seen[0].length, seen[0].entries) == (stream.header.total_length, 4)
+
+
+def test_a_wrong_index_is_found_out_and_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its watermark fits, its contents do not."""
+    path = make(tmp_path / "s.bin", *HISTORY)
+    index = base.opener("lmdb")(str(path), True)
+    mark = index.watermark()
+    assert mark is not None
+    index.add([(b"old", 33), (b"phantom", 5), (b"beyond", 10**6)], mark)
+    index.close()
+    with DataStream.open(path) as stream:
+        assert stream.bookmark(b"old") == 0
+        assert "the bookmark index is wrong, it is built again" in caplog.text
+        for key in (b"phantom", b"beyond"):
+            with pytest.raises(UnknownBookmark):
+                stream.bookmark(key)
+        stream.bookmarks.wait()
+        check(stream, known_of(path))
+    check_index(path, known_of(path))
+
+
+def test_rebuild(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path) as stream:
+        add(stream, operation(b"fresh"))
+        stream.bookmarks.rebuild()
+        assert stream.bookmarks.lag() == 0
+        check(stream, known_of(path))
+
+
+class Flaky(MemoryIndex):
+    """An index whose writing or reading fails while it is told to."""
+
+    failing: ClassVar[set[str]] = set()
+
+    def _meet(self, what: str) -> None:
+        if what in self.failing:
+            raise IndexFailed("flaky", f"no {what} today")
+
+    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        self._meet("add")
+        super().add(bookmarks, watermark)
+
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        self._meet("remove")
+        super().remove(bookmarks, watermark)
+
+    def newest(self, key: bytes) -> int | None:
+        self._meet("newest")
+        return super().newest(key)
+
+    def clear(self) -> None:
+        self._meet("clear")
+        super().clear()
+
+    def watermark(self) -> Watermark | None:
+        self._meet("watermark")
+        return super().watermark()
+
+
+@pytest.fixture
+def flaky() -> Iterator[set[str]]:
+    Flaky.failing = set()
+    base.register("flaky", lambda path, write: Flaky())
+    yield Flaky.failing
+    del base._openers["flaky"]
+
+
+def test_an_index_that_cannot_be_written(
+    tmp_path: Path, flaky: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    flaky.add("add")
+    with DataStream.open(path, index="flaky") as stream:
+        with pytest.raises(IndexFailed, match="no add today"):
+            stream.bookmarks.wait()
+        check(stream, known_of(path))
+        add(stream, operation(b"twice", b"new"))
+        check(stream, known_of(path))
+        flaky.clear()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        check(stream, known_of(path))
+        assert len(stream.bookmarks) == len(known_of(path))
+    told = [r for r in caplog.records if "bookmarks are not indexed" in r.message]
+    assert len(told) <= 1
+
+
+@pytest.mark.parametrize("fails", [{"newest"}, {"newest", "clear"}, {"newest", "clear", "add"}])
+def test_an_index_that_cannot_be_read(tmp_path: Path, flaky: set[str], fails: set[str]) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        stream.bookmarks.wait()
+        flaky |= fails
+        check(stream, known_of(path))
+        add(stream, operation(b"twice", b"new"))
+        check(stream, known_of(path))
+        stream.truncate(4)
+        check(stream, {b"old": 0, b"twice": 2})
+        flaky.clear()
+        check(stream, {b"old": 0, b"twice": 2})
+
+
+def test_a_truncation_needs_the_index(tmp_path: Path, flaky: set[str]) -> None:
+    """What would be left is an index ahead of the file; so nothing is done."""
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        stream.bookmarks.wait()
+        flaky.add("remove")
+        with pytest.raises(IndexFailed, match="no remove today"):
+            stream.truncate(4)
+        assert stream.total_entries == 38
+        check(stream, known_of(path))
+        flaky.clear()
+        stream.truncate(4)
+        check(stream, {b"old": 0, b"twice": 2})
+
+
+def test_the_way_of_the_index_is_blocked(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+    index_of(path).write_text("somebody's file")
+    with pytest.raises(IndexFailed, match=r"s\.bin\.index: is in the way of the bookmark index"):
+        DataStream.open(path)
+    assert index_of(path).read_text() == "somebody's file"
+    with DataStream.open(path, index="memory") as stream:  # and nothing is left locked
+        check(stream, known_of(path))
+    with DataStream.open(path, read_only=True) as stream:
+        check(stream, known_of(path))
+
+
+def test_many_waiting_bookmarks_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before so many wait or some time has gone by: the thread is woken by the count."""
+    monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
+    monkeypatch.setattr(keeper, "_FLUSH_SECONDS", 3600.0)
+    written = threading.Event()
+    flush = BookmarkKeeper._flush
+
+    def noted(self: BookmarkKeeper) -> None:
+        flush(self)
+        if self._indexed.entries:
+            written.set()
+
+    monkeypatch.setattr(BookmarkKeeper, "_flush", noted)
+    with DataStream.create(tmp_path / "s.bin") as stream:
+        add(stream, [(BOOKMARK, b"1"), (BOOKMARK, b"2")])
+        assert stream.bookmarks.lag() == 2
+        add(stream, [(BOOKMARK, b"3")])
+        assert written.wait(PATIENCE)
+
+
+def test_the_thread_is_not_woken_for_what_it_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
+    with DataStream.create(tmp_path / "s.bin", sync="os") as stream, monkeypatch.context() as patch:
+        woken: list[int] = []
+        patch.setattr(stream.bookmarks._work, "notify", lambda: woken.append(1))
+        for _ in range(5):
+            add(stream, [(BOOKMARK, b"k"), (1, b"")])
+        assert woken == []
+        stream.sync()
+        add(stream, [(BOOKMARK, b"k"), (1, b"")])
+        assert woken == [1]
+
+
+# Readers.
+
+
+def test_a_reader_without_an_index_keeps_one_of_its_own(tmp_path: Path, gate: Gate) -> None:
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+    known = known_of(path)
+    gate.open = False
+    with DataStream.open(path, read_only=True) as stream:
+        assert stream.bookmark(b"old") == 0  # one question is answered by a scan
+        assert stream.bookmarks.lag() == stream.total_entries
+        assert stream.bookmarks._thread is None
+        check(stream, known)
+        gate.wait_for_it()
+        check(stream, known)
+        gate.let_go()
+        stream.bookmarks.wait()
+        assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
+        check(stream, known)
+    assert not index_of(path).exists()
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@pytest.mark.parametrize("index", ["lmdb", "memory"])
+def test_a_follower(tmp_path: Path, index: str, asked_before: bool) -> None:
+    path = tmp_path / "s.bin"
+    with (
+        DataStream.create(path, index=index) as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+
+        def same() -> None:
+            follower.refresh()
+            known = known_of(path)
+            check(follower, known)
+            assert len(follower.bookmarks) == len(known)
+
+        if asked_before:
+            with pytest.raises(UnknownBookmark):
+                follower.bookmark(b"old")
+        add(stream, *HISTORY)
+        same()
+        stream.bookmarks.wait()  # now some of it is the index's
+        add(stream, operation(b"twice", b"after"))
+        same()
+        stream.truncate(5)
+        same()
+        with pytest.raises(UnknownBookmark):
+            follower.bookmark(b"after")
+        add(stream, operation(b"twice"), *HISTORY)
+        stream.bookmarks.wait()
+        same()
+        # Back, and on beyond, between two looks.
+        stream.truncate(3)
+        add(stream, operation(*(b"n%d" % n for n in range(40))))
+        same()
+        stream.truncate(0)
+        same()
+        assert len(follower.bookmarks) == 0
+
+
+def test_a_follower_begins_with_the_writer_s_index(tmp_path: Path) -> None:
+    """Also one that is still empty: no index of its own grows in the follower's memory."""
+    path = tmp_path / "s.bin"
+    with (
+        DataStream.create(path) as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        with pytest.raises(UnknownBookmark):
+            follower.bookmark(b"old")
+        add(stream, *HISTORY)
+        stream.bookmarks.wait()
+        follower.refresh()
+        check(follower, known_of(path))
+        assert follower.bookmarks.lag() == 0
+        assert follower.bookmarks._thread is None
+
+
+def test_a_follower_from_before_the_writer(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, follow=True) as follower:
+        check(follower, known_of(path))
+        with DataStream.open(path) as stream:
+            add(stream, operation(b"twice", b"next"))
+            follower.refresh()
+            check(follower, known_of(path))
+            stream.bookmarks.wait()
+            check(follower, known_of(path))
+            assert follower.bookmarks.lag() == 0
+
+
+def test_asked_from_threads_while_written_and_cut_back(tmp_path: Path) -> None:
+    """No answer is an error; each is a number that was right at some moment."""
+    with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
+        add(stream, [(BOOKMARK, b"base"), (1, b"")])
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                while not stop.is_set():
+                    assert stream.bookmark(b"base") == 0
+                    with contextlib.suppress(UnknownBookmark):
+                        assert stream.bookmark(b"k") >= 2
+            except BaseException as error:  # noqa: BLE001
+                failed.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for round_ in range(60):
+            add(stream, *[[(BOOKMARK, b"k"), (1, bytes(round_ * 50))] for _ in range(10)])
+            if round_ % 3 == 2:
+                stream.truncate(2)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failed == []

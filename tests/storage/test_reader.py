@@ -1,0 +1,609 @@
+"""Reading: where entries stand, runs of any size, spans, and what damage looks like."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datastreamer import DataStream
+from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
+from datastreamer.storage import reader as module
+from datastreamer.storage.disk import OsDisk, OsFile
+from datastreamer.storage.reader import Cursor, Reader, doubt
+from datastreamer.storage.record import Head
+from tests.storage.made import (
+    BOOKMARK,
+    FIRST,
+    LARGEST,
+    PAGE,
+    Item,
+    Scanned,
+    add,
+    header_of,
+    items,
+    make,
+    scan_file,
+)
+
+# Page 0: filled to the last byte. Page 1: small ones, then padding. Page 2: the largest
+# entry alone. Page 3: 17 bytes are left, and filled by an empty entry. Page 4: 16 are left.
+# Page 5: one byte is left. Page 6: the rest.
+HISTORY: list[list[Item]] = [
+    [(1, b"a" * 1000), (1, b"b" * (PAGE - 1017 - 17))],
+    [(BOOKMARK, b"k"), *[(2, bytes([n]) * n) for n in range(1, 200)]],
+    [(3, b"c" * LARGEST)],
+    [(4, b"d" * (PAGE - 34)), (4, b"")],
+    [(5, b"e" * (PAGE - 33))],
+    [(6, b"f" * (PAGE - 18)), (6, b"")],
+    [(BOOKMARK, b"l"), (BOOKMARK, b"m"), (7, b"last")],
+]
+
+
+class Counted(OsFile):
+    """Counts what is read."""
+
+    reads = 0
+    bytes_read = 0
+
+    def read(self, size: int, offset: int) -> bytes:
+        self.reads += 1
+        self.bytes_read += size
+        return super().read(size, offset)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("reader") / "s.bin", *HISTORY, index="memory")
+
+
+@pytest.fixture(scope="module")
+def scanned(path: Path) -> list[Scanned]:
+    return scan_file(path)
+
+
+def open_reader(path: Path, head: Head | None = None) -> tuple[Counted, Reader]:
+    opened = OsDisk().open(str(path), write=False)
+    file = Counted(opened.fileno())
+    opened._fd = -1
+    return file, Reader(file, str(path), head or Head(*header_of(path)[-2:]))
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[tuple[Counted, Reader]]:
+    file, reader = open_reader(path)
+    yield file, reader
+    file.close()
+
+
+@pytest.fixture
+def file(opened: tuple[Counted, Reader]) -> Counted:
+    return opened[0]
+
+
+@pytest.fixture
+def reader(opened: tuple[Counted, Reader]) -> Reader:
+    return opened[1]
+
+
+def test_the_history_has_the_pages_it_is_to_have(path: Path, scanned: list[Scanned]) -> None:
+    starts = [e.number for e in scanned if (e.offset - FIRST) % PAGE == 0]
+    assert starts == [0, 2, 202, 203, 205, 206, 207]
+    assert header_of(path)[-2] == FIRST + 6 * PAGE + 17 + 18 + 18 + 21
+
+
+@pytest.mark.parametrize("order", ["up", "down", "mixed"])
+def test_point_reads(reader: Reader, scanned: list[Scanned], order: str, path: Path) -> None:
+    numbers = {
+        "up": [e.number for e in scanned],
+        "down": [e.number for e in scanned][::-1],
+        "mixed": [e.number * 89 % len(scanned) for e in scanned],
+    }[order]
+    content = path.read_bytes()
+    for number in numbers:
+        want = scanned[number]
+        entry = reader.entry(number)
+        assert (entry.number, entry.type, entry.data) == want[:3]
+        packed = content[want.offset : want.offset + 17 + len(want.data)]
+        assert reader.packed(number) == packed
+        assert reader.answer(number) == b"\xfe" + packed[1:]
+        assert reader.cursor(number) == (want.offset, number)
+
+
+@pytest.mark.parametrize("number", [-1, 211, 2**64, -(2**70)])
+def test_there_is_no_such_entry(reader: Reader, scanned: list[Scanned], number: int) -> None:
+    assert len(scanned) == 211
+    for ask in (reader.entry, reader.packed, reader.answer):
+        with pytest.raises(UnknownEntry, match=f"no entry {number}: the stream holds 0 to 210"):
+            ask(number)
+    for start in (-1, 212):
+        with pytest.raises(UnknownEntry):
+            list(reader.batches(start))
+    with pytest.raises(UnknownEntry):
+        reader.cursor(212)
+    assert reader.cursor(211) == reader.head
+    with pytest.raises(UnknownEntry):
+        reader.run(Cursor(FIRST, 212))
+
+
+def test_an_empty_stream(tmp_path: Path) -> None:
+    file, reader = open_reader(make(tmp_path / "e.bin", index="memory"))
+    assert reader.cursor(0) == (FIRST, 0)
+    assert list(reader.batches(0)) == []
+    span = reader.span(reader.cursor(0))
+    assert span == (FIRST, FIRST, (FIRST, 0))
+    batch, place = reader.run(reader.cursor(0))
+    assert (len(batch), place) == (0, (FIRST, 0))
+    with pytest.raises(UnknownEntry, match="no entry 0: the stream holds none"):
+        reader.entry(0)
+    file.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 211), st.integers(0, 220), st.integers(1, 40_000) | st.just(PAGE))
+def test_runs(path: Path, scanned: list[Scanned], start: int, stop: int, max_bytes: int) -> None:
+    file, reader = open_reader(path)
+    runs = list(reader.batches(start, stop, max_bytes))
+    found = [(e.number, e.type, e.data) for run in runs for e in run]
+    assert found == [e[:3] for e in scanned[start : max(start, stop)]]
+    for run in runs:
+        assert run.end - run.start <= max(max_bytes, 17 + len(run[0].data))
+    file.close()
+
+
+def test_every_cursor_goes_on_to_the_end(reader: Reader, scanned: list[Scanned]) -> None:
+    """From each entry; from before the padding, where a run leaves it, too."""
+    for entry in scanned:
+        cursors = [Cursor(entry.offset, entry.number)]
+        if entry.number:
+            last = scanned[entry.number - 1]
+            cursors.append(Cursor(last.offset + 17 + len(last.data), entry.number))
+        for cursor in cursors:
+            batch, place = reader.run(cursor)
+            assert batch[0].number == entry.number
+            assert bytes(batch.data(0)) == entry.data
+            assert place.number == batch.next_number
+            span = reader.span(cursor)
+            assert span.start == entry.offset
+            chunk = reader.chunk(cursor, 5000)
+            assert chunk.start == entry.offset
+            assert bytes(chunk.data) == chunk.batch.packed()
+
+
+def test_spans_hold_whole_entries_of_one_page(
+    reader: Reader, scanned: list[Scanned], path: Path
+) -> None:
+    content, cursor, found = path.read_bytes(), Cursor(FIRST, 0), b""
+    spans = []
+    while (span := reader.span(cursor)).end > span.start:
+        spans.append(span)
+        found += content[span.start : span.end]
+        cursor = span.next
+    assert cursor == reader.head
+    assert len(spans) == 7
+    assert found == b"".join(content[e.offset : e.offset + 17 + len(e.data)] for e in scanned)
+    assert reader.span(cursor) == (cursor.offset, cursor.offset, cursor)
+
+
+def test_a_span_costs_a_look_when_its_page_is_known(reader: Reader, file: Counted) -> None:
+    cursor = Cursor(FIRST + PAGE, 2)
+    reader.span(cursor)
+    before = file.bytes_read
+    reader.span(cursor)
+    assert file.bytes_read - before == 17
+
+
+def test_the_boundary_of_a_span(reader: Reader, scanned: list[Scanned]) -> None:
+    span = reader.span(Cursor(FIRST + PAGE, 2))
+    for entry in scanned[2:202]:
+        for offset in (entry.offset - 5, entry.offset):
+            if offset >= span.start:
+                assert reader.boundary(span, 2, offset) == (entry.offset, entry.number)
+    assert reader.boundary(span, 2, span.end) == span.next
+
+
+def test_the_boundary_of_a_chunk(reader: Reader, scanned: list[Scanned]) -> None:
+    chunk = reader.chunk(Cursor(FIRST + PAGE, 2), PAGE)
+    ends = {e.offset: e.number for e in scanned[2:202]}
+    for offset in range(chunk.start, chunk.start + len(chunk.data)):
+        place = chunk.boundary(offset)
+        assert ends[place.offset] == place.number
+        assert place.offset <= offset
+        assert not any(place.offset < end <= offset for end in ends)
+    assert chunk.boundary(chunk.start + len(chunk.data)) == chunk.next
+
+
+def test_first_event(reader: Reader, scanned: list[Scanned]) -> None:
+    for number, want in [(0, 0), (2, 3), (3, 3), (201, 201), (208, 210), (209, 210)]:
+        found = reader.first_event(number)
+        assert found is not None
+        assert (found.number, found.data) == (want, scanned[want].data)
+    reader.head = Head(scanned[210].offset, 210)
+    assert reader.first_event(208) is None
+
+
+def test_first_event_behind_many_bookmarks(tmp_path: Path) -> None:
+    many: list[Item] = [(BOOKMARK, n.to_bytes(3, "big")) for n in range(60_000)]
+    file, reader = open_reader(make(tmp_path / "m.bin", many, [(1, b"event")], index="memory"))
+    found = reader.first_event(0)
+    assert found is not None
+    assert (found.number, found.data) == (60_000, b"event")
+    assert file.bytes_read < 3 * PAGE * 3
+    file.close()
+
+
+# What reading costs.
+
+
+@pytest.fixture(scope="module")
+def tall(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """130 pages of one entry each."""
+    path = tmp_path_factory.mktemp("tall") / "s.bin"
+    with DataStream.create(path, sync="os", index="memory") as stream, stream.atomic_op() as op:
+        for number in range(130):
+            op.add_entry(number, b"x" * 600_000)
+    return path
+
+
+def test_locating_takes_few_reads(tall: Path) -> None:
+    for number in range(130):
+        file, reader = open_reader(tall)
+        assert reader.entry(number).type == number
+        # 8 page starts for 130 pages, the page, the entry.
+        assert file.reads <= 1 + 8 + 1 + 1
+        before = file.reads
+        assert reader.entry(number).type == number
+        assert file.reads - before == 1
+        file.close()
+
+
+def test_a_page_is_tabulated_once(path: Path, scanned: list[Scanned]) -> None:
+    file, reader = open_reader(path)
+    reader.entry(100)
+    before = file.bytes_read
+    for number in range(3, 202):
+        reader.entry(number)
+    # No more than 32 entries or 8 KiB each, that is the promise of a point read.
+    assert file.bytes_read - before <= 199 * (8192 + 17 + 199)
+    file.close()
+
+
+def test_memory_is_bounded(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TABLES", 4)
+    monkeypatch.setattr(module, "_KNOWN_PAGES", 8)
+    file, reader = open_reader(tall)
+    cursor = Cursor(FIRST, 0)
+    for number in [*range(130), *range(129, -1, -1), *range(0, 130, 17)]:
+        assert reader.entry(number).type == number
+        cursor = reader.span(Cursor(FIRST + number * PAGE, number)).next
+        assert len(reader._tables) <= 4
+        assert len(reader._first_numbers) <= 8
+        assert len(reader._ends) <= 8
+    assert cursor.number > 0
+    file.close()
+
+
+# The head at the start of a page, behind padding: what a truncation leaves there.
+
+
+@pytest.mark.parametrize("number", [202, 206])
+def test_a_head_behind_padding(path: Path, scanned: list[Scanned], number: int) -> None:
+    head = Head(scanned[number].offset, number)
+    file, reader = open_reader(path, head)
+    assert doubt(file, head) == ""
+    assert [e.number for run in reader.batches(0) for e in run] == [*range(number)]
+    assert reader.cursor(number) == head
+    last = scanned[number - 1]
+    end = last.offset + 17 + len(last.data)
+    assert end < head.length
+    assert reader.span(Cursor(last.offset, last.number)) == (last.offset, end, head)
+    assert reader.run(Cursor(last.offset, last.number))[1] == head
+    assert reader.chunk(Cursor(last.offset, last.number), PAGE).next == head
+    # From before the padding there is nothing more to come.
+    batch, place = reader.run(Cursor(end, number))
+    assert (len(batch), place) == (0, head)
+    assert reader.entry(number - 1).data == last.data
+    file.close()
+
+
+def test_a_head_behind_a_full_page(path: Path, scanned: list[Scanned]) -> None:
+    head = Head(FIRST + PAGE, 2)
+    file, reader = open_reader(path, head)
+    assert doubt(file, head) == ""
+    assert reader.span(Cursor(FIRST, 0)) == (FIRST, FIRST + PAGE, head)
+    assert [e.number for run in reader.batches(0) for e in run] == [0, 1]
+    file.close()
+
+
+# Heads that cannot be.
+
+
+@pytest.mark.parametrize(
+    ("length", "entries", "why"),
+    [
+        (FIRST, 0, ""),
+        (FIRST + 1017, 1, ""),
+        (FIRST + 1017, 2, "entry 0 is the last before there"),
+        (FIRST + 1018, 1, f"at byte {FIRST + 1017}: an entry is cut off"),
+        (FIRST + 1016, 1, f"at byte {FIRST}: an entry is cut off"),
+        (FIRST + PAGE, 1, "entry 1 is the last before there"),
+        (FIRST + PAGE + 5, 2, f"at byte {FIRST + PAGE}: an entry is cut off"),
+        (FIRST + 2 * PAGE, 201, "entry 201 is the last before there"),
+        (FIRST + 2 * PAGE - 1, 202, "there is padding"),
+        (FIRST + 17, 0, "an empty stream ends with the header page"),
+        (FIRST + 900 * PAGE, 202, "the file ends before"),
+        (FIRST + 6 * PAGE + 100, 211, f"at byte {FIRST + 6 * PAGE + 74}: there is padding"),
+    ],
+)
+def test_doubt(path: Path, length: int, entries: int, why: str) -> None:
+    file, _ = open_reader(path)
+    said = doubt(file, Head(length, entries))
+    assert said.endswith(why) if why else said == ""
+    file.close()
+
+
+@pytest.mark.parametrize(("length", "entries"), [(0, 1), (0, -1), (5, 0), (-5, 0)])
+def test_a_head_that_the_entries_do_not_reach(path: Path, length: int, entries: int) -> None:
+    head = Head(header_of(path)[-2] + length, 211 + entries)
+    file, reader = open_reader(path, head)
+    with pytest.raises(DamagedEntry) as caught:
+        list(reader.batches(0))
+    assert caught.value.path == str(path)
+    if entries == 1:
+        with pytest.raises(DamagedEntry, match="the page ends before entry 211"):
+            reader.entry(211)
+    file.close()
+
+
+# Damage inside.
+
+
+def damaged(path: Path, target: Path, *changes: tuple[int, bytes]) -> tuple[Counted, Reader]:
+    content = bytearray(path.read_bytes())
+    for offset, data in changes:
+        content[offset : offset + len(data)] = data
+    target.write_bytes(content)
+    return open_reader(target)
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "says"),
+    [
+        (0, b"\x03", "packet type 3"),
+        (0, b"\x00", "padding"),
+        (1, b"\0\0\0\5", "entry length 5"),
+        (1, b"\0\x20\0\0", "entry length 2097152"),
+        (1, b"\0\x10\0\0", "past the end of its page"),
+        (9, b"\xff", "where 100 is due"),
+    ],
+)
+def test_damage_in_a_page(
+    path: Path, scanned: list[Scanned], tmp_path: Path, at: int, change: bytes, says: str
+) -> None:
+    place = scanned[100].offset
+    file, reader = damaged(path, tmp_path / "d.bin", (place + at, change))
+    asked: Sequence[object] = [100, 101, 201]
+    for number in asked:
+        with pytest.raises(DamagedEntry) as caught:
+            reader.entry(number)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"{tmp_path}/d.bin: at byte {place}: ")
+    good: list[int] = []
+    with pytest.raises(DamagedEntry, match=says) as caught:
+        good.extend(e.number for run in reader.batches(0) for e in run)
+    assert caught.value.offset == place
+    with pytest.raises(DamagedEntry):
+        reader.span(Cursor(place, 100))
+    # All around it is read.
+    assert [reader.entry(n).data for n in (0, 99, 202, 210)] == [
+        scanned[n].data for n in (0, 99, 202, 210)
+    ]
+    assert [e.number for run in reader.batches(202) for e in run] == [*range(202, 211)]
+    collected: list[int] = []
+    runs = reader.batches(0)
+    with pytest.raises(DamagedEntry):
+        while True:
+            collected += [e.number for e in next(runs)]
+    assert collected == [*range(100)]
+    file.close()
+
+
+@pytest.mark.parametrize("change", [b"\0", b"\x02\0\0\0\5", b"\x07"])
+def test_damage_at_a_page_s_start(
+    path: Path, scanned: list[Scanned], tmp_path: Path, change: bytes
+) -> None:
+    """The search goes by page starts: a point read may need the damaged one."""
+    place = scanned[203].offset
+    file, reader = damaged(path, tmp_path / "d.bin", (place, change))
+    with pytest.raises(DamagedEntry) as caught:
+        reader.entry(203)
+    assert caught.value.offset == place
+    with pytest.raises(DamagedEntry) as caught:
+        list(reader.batches(202))
+    assert caught.value.offset == place
+    with pytest.raises(DamagedEntry) as caught:
+        reader.span(Cursor(scanned[202].offset, 202))
+    assert caught.value.offset == place
+    assert reader.entry(210).data == b"last"
+    file.close()
+
+
+def test_padding_is_believed_only_with_the_next_number_behind_it(
+    path: Path, scanned: list[Scanned], tmp_path: Path
+) -> None:
+    """A page read as zeros, by a stale cache say, is not the end of its entries."""
+    start = scanned[150].offset
+    zeros = bytes(FIRST + 2 * PAGE - start)
+    file, reader = damaged(path, tmp_path / "d.bin", (start, zeros))
+    for ask in (lambda: list(reader.batches(0)), lambda: reader.span(Cursor(start, 150))):
+        with pytest.raises(DamagedEntry, match="next page does not begin with entry 150") as caught:
+            ask()
+        assert caught.value.offset == start
+    with pytest.raises(DamagedEntry, match="ends before entry 150, after it comes entry 202"):
+        reader.span(Cursor(FIRST + PAGE, 2))
+    with pytest.raises(DamagedEntry, match="the page ends before entry 150, and entry 160 is due"):
+        reader.entry(160)
+    file.close()
+
+
+def test_damage_is_looked_at_twice(
+    path: Path, scanned: list[Scanned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was wrong once and right the second time was a torn read, not damage."""
+    file, reader = open_reader(path)
+    reads = {"left": 0}
+    read = Counted.read
+
+    def torn(self: Counted, size: int, offset: int) -> bytes:
+        found = read(self, size, offset)
+        if reads["left"] and size > 17:
+            reads["left"] -= 1
+            return bytes(len(found))
+        return found
+
+    monkeypatch.setattr(Counted, "read", torn)
+    for ask in (
+        lambda: reader.entry(150),
+        lambda: reader.run(Cursor(scanned[202].offset, 202)),
+        lambda: reader.span(Cursor(scanned[150].offset, 150)),
+        lambda: reader.cursor(77),
+    ):
+        reader.forget()
+        reads["left"] = 1
+        ask()
+        assert reads["left"] == 0
+        reader.forget()
+        reads["left"] = 100
+        with pytest.raises(DamagedEntry):
+            ask()
+        reads["left"] = 0
+    file.close()
+
+
+def test_boundary_says_damage_in_the_file_s_offsets(
+    path: Path, scanned: list[Scanned], tmp_path: Path
+) -> None:
+    file, reader = open_reader(path)
+    span = reader.span(Cursor(FIRST + PAGE, 2))
+    file.close()
+    file, reader = damaged(path, tmp_path / "d.bin", (scanned[50].offset, b"\x09"))
+    with pytest.raises(DamagedEntry) as caught:
+        reader.boundary(span, 2, span.end)
+    assert caught.value.offset == scanned[50].offset
+    assert not isinstance(caught.value, CorruptEntries)
+    file.close()
+
+
+# While the stream goes back and on.
+
+
+def test_a_stream_cut_back_under_an_iteration(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        add(stream, *[[(n, b"x" * 500_000)] for n in range(12)])
+        for left in (2, 4, 5):
+            iteration = stream.batches(0)
+            seen = [e.number for _ in range(2) for e in next(iteration)]
+            assert seen == [0, 1, 2, 3]
+            stream.truncate(left)
+            with pytest.raises(
+                NotFound, match="cut back while it was read|no entry 4: the stream holds 0 to"
+            ):
+                for batch in iteration:
+                    seen += [e.number for e in batch]
+            add(stream, *[[(n, b"x" * 500_000)] for n in range(left, 12)])
+
+
+def test_what_is_known_of_pages_is_forgotten(tmp_path: Path) -> None:
+    """The pages begin with other entries after a truncation and other appends."""
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        add(stream, *[[(n, bytes([n]) * 400_000)] for n in range(20)])
+        assert [stream.entry(n).type for n in range(20)] == [*range(20)]
+        assert stream.reader.first_number(3) == 6
+        stream.truncate(3)
+        add(stream, *[[(100 + n, bytes([n]) * 900_000)] for n in range(17)])
+        assert stream.reader.first_number(3) == 4
+        assert [stream.entry(n).type for n in range(20)] == [0, 1, 2, *range(100, 117)]
+        assert [kind for kind, _ in items(stream)] == [0, 1, 2, *range(100, 117)]
+
+
+def test_readers_in_threads_beside_a_writer(tmp_path: Path) -> None:
+    """Each sees a prefix of the stream, whole operations only."""
+    rounds, failures = 300, list[str]()
+    path = tmp_path / "s.bin"
+    done = threading.Event()
+
+    def data(number: int) -> bytes:
+        return number.to_bytes(8, "big") * (number * 37 % 500)
+
+    def read(stream: DataStream) -> None:
+        at = 0
+        while not failures:
+            last = done.is_set()
+            stream.refresh()
+            total = stream.total_entries
+            if total % 3:
+                failures.append(f"a part of an operation: {total}")
+            for entry in stream.entries(at, total):
+                if (entry.number, entry.data) != (at, data(at)):
+                    failures.append(f"entry {entry.number} at {at}")
+                at += 1
+            for number in {0, at // 2, at - 1} - {-1}:
+                if at and stream.entry(number).data != data(number):
+                    failures.append(f"entry by number {number}")
+            if last and at == rounds * 3:
+                return
+
+    with (
+        DataStream.create(path, sync="os", index="memory") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        threads = [
+            threading.Thread(target=read, args=(source,)) for source in (stream, stream, follower)
+        ]
+        for thread in threads:
+            thread.start()
+        for at in range(rounds):
+            add(stream, [(1, data(3 * at + n)) for n in range(3)])
+        done.set()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        assert not any(thread.is_alive() for thread in threads)
+
+
+def test_point_reads_in_threads_while_the_stream_is_cut_back(tmp_path: Path) -> None:
+    """An entry is of the history that was committed, or unknown; never damage, never a mix."""
+    failures: list[str] = []
+    with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
+        add(stream, [(1, b"first")])
+        done = threading.Event()
+
+        def read() -> None:
+            at = 0
+            while not done.is_set():
+                at = at * 31 % 97 + 1
+                try:
+                    entry = stream.entry(at)
+                    if entry.data != bytes([entry.type]) * len(entry.data):
+                        failures.append(repr(entry))
+                    for entry in stream.entries(at):
+                        if entry.data != bytes([entry.type]) * len(entry.data):
+                            failures.append(repr(entry))
+                except NotFound:
+                    pass
+                except DamagedEntry as error:
+                    failures.append(str(error))
+
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for kind in range(1, 30):
+            add(stream, [(kind, bytes([kind]) * (kind * 997 % 90_000)) for _ in range(100)])
+            stream.truncate(1)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
