@@ -269,19 +269,24 @@ def test_live(
 
 
 def test_busy_writer(record: Any, smoke: bool, tmp_path: Path) -> None:
-    """A writer that burns CPU between its commits against one that sleeps."""
+    """A writer that burns CPU between its commits: served from a child process, as by
+    default, beside a writer that sleeps, and beside the same from a thread of its own."""
     operations = 10 if smoke else 300
-    with StreamServer(tmp_path / "busy.bin", host="127.0.0.1", port=0, sync="os") as server:
-        quiet, busy = [], []
-        for _ in range(1 if smoke else 3):
-            quiet.append(live(server, 10, operations, 100))
-            busy.append(live(server, 10, operations, 100, busy=True))
-    for name in ("p50", "p99"):
+    ours: dict[str, list[Latencies]] = {"burns": [], "sleeps": [], "thread": []}
+    for at in range(1 if smoke else 3):
+        for name, thread in (("burns", False), ("sleeps", False), ("thread", True)):
+            path = tmp_path / f"{name}{at}.bin"
+            with StreamServer(
+                path, host="127.0.0.1", port=0, sync="os", in_process=thread
+            ) as server:
+                ours[name].append(live(server, 10, operations, 100, busy=name != "sleeps"))
+    for figure in ("p50", "p99"):
+        burns, sleeps, thread = (
+            statistics.median(getattr(one, figure) for one in found) for found in ours.values()
+        )
         record(
-            f"live, 10 clients, writer burns CPU, {name}",
-            statistics.median(getattr(one, name) for one in busy),
-            {"writer sleeps": statistics.median(getattr(one, name) for one in quiet)},
+            f"live, 10 clients, writer burns CPU, {figure}",
+            burns,
+            {"writer sleeps": sleeps, "served from a thread of the writer": thread},
             unit="ms",
         )
-
-

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from datastreamer.cli.options import (
     read_number,
     read_type,
 )
-from datastreamer.cli.outcome import ended_by_closed_pipe, ended_by_signal, write_out
+from datastreamer.cli.outcome import end_well_on_signal, end_with_reader, write_out
 from datastreamer.cli.output import form_of
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import check_start, open_source
@@ -91,7 +90,10 @@ def cat(
             raise typer.BadParameter(f"--to {to} stands before --from {number}")
     wanted = frozenset(map(read_type, types or ()))
     shape = chosen_format(format, json)
-    with _ending(follow), open_source(source, stream_type, follow=follow) as stream:
+    if follow:
+        end_well_on_signal()
+        end_with_reader()
+    with open_source(source, stream_type, follow=follow) as stream:
         header = stream.header()
         begin: int | bytes
         if key is not None:
@@ -128,15 +130,6 @@ def _choose(
         return batch if count is None else batch[:count]
     places = [at for at, kind in enumerate(batch.types) if kind in wanted]
     return [batch[at] for at in places[:count]]
-
-
-@contextlib.contextmanager
-def _ending(follow: bool) -> Iterator[None]:
-    if not follow:
-        yield
-        return
-    with ended_by_signal(), ended_by_closed_pipe():
-        yield
 
 
 def _progress(source: str, follow: bool, total: int) -> Progress:

@@ -67,8 +67,9 @@ def demo(
 ) -> None:
     """Write a made-up sequencer's blocks to a stream.
 
-    The file is made if it is missing. Each operation is a batch bookmark, a block bookmark, StartL2Block, L2Tx and EndL2Block
-    in the fixed layouts of version 1; numbers go on from what the file holds.
+    The file is made if it is missing. Each operation is a batch bookmark, a block bookmark,
+    StartL2Block, L2Tx and EndL2Block in the fixed layouts of version 1; numbers go on from
+    what the file holds.
     """
     with asked_to_end() as ending, _open(file) as stream:
         sequencer = Sequencer(stream, seed)

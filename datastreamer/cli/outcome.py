@@ -10,7 +10,9 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,14 +48,19 @@ def run(name: str, program: Callable[[], typer.Typer], arguments: Sequence[str])
 
 def guard(work: Callable[[], int]) -> int:
     """Do `work`, which gives an exit code; whatever it raises becomes one, and a line."""
-    with _standard_streams(), logs.to_stderr(), _on_signal(_terminate, signal.SIGTERM):
+    watch = _Watch()
+    with _standard_streams(), logs.to_stderr(), _signals_raise(watch):
         try:
             try:
                 return work()
             finally:
                 sys.stdout.flush()
         except KeyboardInterrupt as error:
-            logs.say_error("ended by SIGTERM" if isinstance(error, Terminated) else "interrupted")
+            name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+            if watch.good_end:
+                _log.debug("ended by %s", name)
+                return DONE
+            logs.say_error("ended by SIGTERM" if name == "SIGTERM" else "interrupted")
             return FAILED
         except BrokenPipeError:
             # Whoever read our output has enough.
@@ -61,6 +68,8 @@ def guard(work: Callable[[], int]) -> int:
             return DONE
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
             return _failed(error)
+        finally:
+            watch.over.set()
 
 
 def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
@@ -140,7 +149,15 @@ def _standard_streams() -> Iterator[None]:
 
 # Signals.
 
-Handler = Callable[[int, FrameType | None], None]
+
+class _Watch:
+    """What a program under `guard` has said about its end."""
+
+    current: _Watch | None = None
+
+    def __init__(self) -> None:
+        self.good_end = False
+        self.over = threading.Event()
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -152,30 +169,52 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def _on_signal(handler: Handler, *numbers: int) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = [(number, signal.signal(number, handler)) for number in numbers]
+def _signals_raise(watch: _Watch) -> Iterator[None]:
+    """SIGTERM ends the program where it stands, as SIGINT does by itself."""
+    before, _Watch.current = _Watch.current, watch
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        for number, known in before:
-            signal.signal(number, known)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        _Watch.current = before
 
 
-@contextlib.contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """SIGINT and SIGTERM end the block, wherever it is, and that is its good end.
+def end_well_on_signal() -> None:
+    """From now on SIGINT and SIGTERM are this program's good end, wherever it stands.
 
-    Also where the process was started with SIGINT ignored, as shells do with `&`.
+    Also where it was started with SIGINT ignored, as shells do with `&`.
     """
-    with _on_signal(_interrupt, signal.SIGINT):
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
-            _log.debug("ended by %s", name)
+    if _Watch.current is not None:
+        _Watch.current.good_end = True
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def end_with_reader() -> None:
+    """From now on the program ends when nobody reads its output, even if it writes none.
+
+    After `end_well_on_signal`, whose signal it uses.
+    """
+    watch = _Watch.current
+    try:
+        fd = sys.stdout.fileno()
+        if watch is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return
+    except (OSError, ValueError):
+        return
+
+    def look(over: threading.Event) -> None:
+        poll = select.poll()
+        poll.register(fd, 0)
+        while not over.is_set():
+            if poll.poll(_LOOK_MS) and not over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    name = "watcher of standard output"
+    threading.Thread(target=look, args=(watch.over,), name=name, daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -186,44 +225,9 @@ def asked_to_end() -> Iterator[threading.Event]:
     def ask(number: int, frame: FrameType | None) -> None:
         asked.set()
 
-    with _on_signal(ask, signal.SIGINT, signal.SIGTERM):
+    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
         yield asked
-
-
-@contextlib.contextmanager
-def ended_by_closed_pipe() -> Iterator[None]:
-    """Whoever reads our output going away ends the block, even while nothing is written.
-
-    Inside `ended_by_signal`, whose signal it uses.
-    """
-    import select
-    import stat
-
-    try:
-        fd = sys.stdout.fileno()
-        pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
-    except (OSError, ValueError):
-        pipe = False
-    if not pipe:
-        yield
-        return
-    gone, over = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(fd, 0)
-        while not over.is_set():
-            if poll.poll(_LOOK_MS):
-                gone.set()
-                if not over.is_set():
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                return
-
-    threading.Thread(target=watch, name="watcher of standard output", daemon=True).start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not gone.is_set():
-            raise
     finally:
-        over.set()
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
-from datastreamer.cli.outcome import Failure, ended_by_signal
+from datastreamer.cli.outcome import Failure, end_well_on_signal
 from datastreamer.errors import FileMissing
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX
 from datastreamer.net.listen import address_of
@@ -165,11 +165,11 @@ def serve(
             ", ".join(map(address_of, addresses)),
         )
 
-    with ended_by_signal():
-        name = serve_until_signal(
-            open_stream, host=host, port=port, max_clients=max_clients, listening=listening
-        )
-        _log.info("ended by %s", name)
+    end_well_on_signal()
+    name = serve_until_signal(
+        open_stream, host=host, port=port, max_clients=max_clients, listening=listening
+    )
+    _log.info("ended by %s", name)
 
 
 _WORDS = {"system_id": "system id", "version": "stream version", "stream_type": "stream type"}

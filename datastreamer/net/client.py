@@ -197,7 +197,10 @@ class Batches(Iteration[EntryBatch]):
 
 
 class Entries(Iteration[Iterable[Entry]]):
-    """Entries one by one: an asynchronous iterator, begun and ended as `Batches`."""
+    """Entries one by one: an asynchronous iterator, begun and ended as `Batches`.
+
+    Each run that arrives is a checkpoint; the entries within it are not.
+    """
 
     _items: Iterator[Entry] = iter(())
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 
 import trio
 
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.server import serve
 from datastreamer.storage.stream import DataStream
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_until_signal(
@@ -30,22 +33,34 @@ def serve_until_signal(
     trace on disk; the stream is closed at the end. `listening` is told the addresses once
     clients can connect. Raises `ListenFailed` and what `open_stream` raises.
     """
+    caught: list[int] = []
+    cancel: Callable[[], None] | None = None
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        if cancel is not None:
+            cancel()
+
+    async def main(stream: DataStream) -> None:
+        nonlocal cancel
+        token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as nursery:
+            cancel = partial(token.run_sync_soon, nursery.cancel_scope.cancel, idempotent=True)
+            if caught:
+                return
+            serving = partial(serve, stream, listeners=listeners, max_clients=max_clients)
+            listening(stream, await nursery.start(serving))
+
     listeners = open_listeners(host, port)
+    # No signal is raised as an exception where it happens to arrive: that may be anywhere
+    # in the event loop.
+    before = [(number, signal.signal(number, note)) for number in _ENDING]
     try:
-        stream = open_stream()
-    except BaseException:
+        with open_stream() as stream:
+            trio.run(main, stream)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
         for listener in listeners:
             listener.close()
-        raise
-
-    async def main() -> str:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async with trio.open_nursery() as nursery:
-                serving = partial(serve, stream, listeners=listeners, max_clients=max_clients)
-                listening(stream, await nursery.start(serving))
-                number = await anext(signals)
-                nursery.cancel_scope.cancel()
-        return signal.Signals(number).name
-
-    with stream:
-        return trio.run(main)
+    return signal.Signals(caught[0]).name

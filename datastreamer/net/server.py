@@ -151,7 +151,7 @@ class Server:
             try:
                 self.stream.refresh()
             except (StreamFileError, OSError) as error:
-                # Idle clients are served on; the file may be repaired.
+                # The file may be repaired.
                 if str(error) != trouble:
                     trouble = str(error)
                     _log.error("nothing new can be seen: %s", trouble)
@@ -353,9 +353,7 @@ def _wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
             os.close(fd)
 
 
-def _in_loop(
-    token: trio.lowlevel.TrioToken, callback: ChangeCallback
-) -> ChangeCallback:
+def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:
     """The callback, run in the loop's thread wherever it is called from."""
 
     def call(start: int, stop: int | None, done: bool) -> None:

@@ -16,7 +16,7 @@ import logging
 import struct
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
@@ -60,6 +60,8 @@ _ANSWERS_BYTES = 64 * 1024
 # A client that asks on while it streams and reads nothing is not asked what else it wants.
 _WAITING_RESULTS = 64
 _DRAIN_SECONDS = 1.0
+
+Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery
 # A client that asks without a pause lets the others have theirs after so many questions.
 _QUESTIONS_A_TURN = 64
 # A look-up that has to read more than this from the stream is done in a thread.
@@ -91,10 +93,12 @@ class Session:
         self._sent_from = 0
         self._sent_by_file = 0
         self._span: Span | None = None
+        # Answers that wait to be sent together, the epoch that they were read in, and what
+        # was asked, to be read again should that have changed.
         self._answers: list[bytes] = []
-        self._answered = 0
-        # The epoch that the waiting answers were read in.
+        self._questions: list[Question | None] = []
         self._answers_epoch = 0
+        self._answered = 0
         # While streaming: Results to put between two entries, and what to do after them.
         self._results: list[bytes] = []
         self._results_sent = trio.Event()
@@ -149,17 +153,18 @@ class Session:
                     await self._send_answers()
                 protocol.receive(await self.transport.receive())
                 continue
+            if not isinstance(event, EntryQuery):
+                self._stream.refresh()
             if server.changing:
                 await server.settled()
+            if not self._answers:
+                self._answers_epoch = self._stream.epoch
             if isinstance(event, EntryQuery):
-                self._answer(self._entry(event.number))
-            elif isinstance(event, BookmarkQuery):
-                self._answer(await self._first_event(event.key))
-            elif isinstance(event, HeaderQuery):
-                self._stream.refresh()
-                self._answer(messages.OK + self._stream.header.pack())
+                self._answer(self._entry(event.number), event)
+            elif isinstance(event, (BookmarkQuery, HeaderQuery)):
+                self._answer(await self._answer_to(event), event)
             elif isinstance(event, Start):
-                await self._start(nursery, await self._entry_to_start(event.from_entry))
+                await self._start(nursery, self._entry_to_start(event.from_entry))
             elif isinstance(event, StartBookmark):
                 await self._start(nursery, await self._bookmark_to_start(event.key))
             elif isinstance(event, Stop):
@@ -176,40 +181,58 @@ class Session:
                 await self._send_answers()
                 await trio.lowlevel.checkpoint()
 
-    def _answer(self, answer: bytes) -> None:
-        if not self._answers:
-            self._answers_epoch = self._stream.epoch
+    def _answer(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
+        self._questions.append(question)
         self._answered += len(answer)
 
     async def _send_answers(self) -> None:
-        answers, self._answers, self._answered = self._answers, [], 0
-        if not self._stream.writable:
-            self._stream.refresh()
-            if self._stream.epoch != self._answers_epoch:
-                # Another process was changing the file while they were read.
-                _log.info("%s: connection ended: what it asked for changed", self.transport.peer)
-                self.end()
-                await trio.lowlevel.checkpoint()
+        stream = self._stream
+        if not stream.writable:
+            # Another process may have changed the file while they were read.
+            stream.refresh()
+            while stream.epoch != self._answers_epoch:
+                await self._server.settled()
+                self._answers_epoch = stream.epoch
+                for at, question in enumerate(self._questions):
+                    if question is not None:
+                        self._answers[at] = await self._answer_to(question)
+                stream.refresh()
+        answers, self._answers, self._questions = self._answers, [], []
+        self._answered = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
         sent = self.transport.send_now(data)
         if sent < len(data):
             await self.transport.send(memoryview(data)[sent:])
 
+    async def _answer_to(self, question: Question) -> bytes:
+        if isinstance(question, EntryQuery):
+            return self._entry(question.number)
+        if isinstance(question, HeaderQuery):
+            return messages.OK + self._stream.header.pack()
+        try:
+            return await self._first_event(question.key)
+        except DamagedFile:
+            if not self._server.outdated():
+                raise
+            return b""  # changed just now: it is read again before it is sent
+
     def _entry(self, number: int) -> bytes:
+        reader = self._stream.reader
         try:
-            return messages.OK + self._stream.reader.answer(number)
+            return messages.OK + reader.answer(number)
         except UnknownEntry:
-            if not self._stream.refresh():
-                return messages.OK + messages.NOT_FOUND
-        try:
-            return messages.OK + self._stream.reader.answer(number)
-        except UnknownEntry:
+            if self._stream.refresh():
+                with contextlib.suppress(UnknownEntry):
+                    return messages.OK + reader.answer(number)
             return messages.OK + messages.NOT_FOUND
+        except DamagedFile:
+            if not self._server.outdated():
+                raise
+            return b""  # changed just now: it is read again before it is sent
 
     async def _bookmark(self, key: bytes) -> int | None:
         stream = self._stream
-        stream.refresh()
         try:
             if stream.bookmarks.unread() <= _INLINE_SCAN:
                 return stream.bookmark(key)
@@ -231,9 +254,7 @@ class Session:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)
 
-    async def _entry_to_start(self, number: int) -> int | Refuse:
-        if number > self._stream.total_entries:
-            self._stream.refresh()
+    def _entry_to_start(self, number: int) -> int | Refuse:
         if number > self._stream.total_entries:
             return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
         return number

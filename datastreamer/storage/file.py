@@ -53,6 +53,7 @@ _log = logging.getLogger(__name__)
 # doubles the step, up to 256 MiB.
 _MAX_STEP = 256
 _TORN_READS = 20
+_NOTHING = (0, 0)
 
 
 class StreamFile:
@@ -65,7 +66,7 @@ class StreamFile:
     def __init__(self, file: File, path: str, page: bytes, judged: Judgement) -> None:
         self.path = path
         self.file = file
-        self.header = judged.header
+        self._header = judged.header
         self.stream_id = judged.stream_id
         self.epoch = judged.epoch
         self.writable = False
@@ -244,6 +245,15 @@ class StreamFile:
     # State.
 
     @property
+    def header(self) -> Header:
+        """The header as it is committed and may be seen."""
+        return self._header_at(self.reader.head)
+
+    def _header_at(self, head: Head) -> Header:
+        version, system_id, stream_type, _, _ = self._header
+        return Header(version, system_id, stream_type, *head)
+
+    @property
     def head(self) -> Head:
         """How far the committed, visible stream goes."""
         return self.reader.head
@@ -295,8 +305,7 @@ class StreamFile:
         back = head.entries < before[0].entries
         changed = back or epoch != self.epoch
         self.epoch = max(epoch, self.epoch + back)
-        self.header = header._replace(total_length=head.length, total_entries=head.entries)
-        self.reader.head = head
+        self._header, self.reader.head = header, head
         if changed:
             self.reader.forget()
         return True
@@ -342,7 +351,7 @@ class StreamFile:
                 self._base, self._running = head, xxh3_64()
             else:
                 self._running = running
-            self._show(head)
+            self.reader.head = head
 
     def hasher(self) -> xxh3_64:
         """A copy of the running hash, for an operation that spills."""
@@ -351,29 +360,26 @@ class StreamFile:
 
     def _write(self, packer: EntryPacker, head: Head, hashed: int, *, sync: bool) -> None:
         """Data, header and record, sync, mark. `hashed` covers all from the base to `head`."""
-        page = self._page
-        before = bytes(page[: records.WITHOUT_SYNC[1]])
-        header = self.header._replace(total_length=head.length, total_entries=head.entries)
-        records.put_header(page, header)
+        page, base = self._page, self._base
+        before, sequence = page[: records.WITHOUT_SYNC[1]], self._sequence
         if sync:
-            self._put_record(self._base, head, head, hashed, NO_HASH)
-            self._put_synced(header)
+            records.put_commit(page, base, head, head, hashed, NO_HASH)
+            self._put_synced(self._header_at(head))
         else:
-            self._put_record(self._base, self._base, head, NO_HASH, hashed)
-        records.put_mark(page, self.epoch, head)
-        nothing = (0, 0)
+            records.put_commit(page, base, base, head, NO_HASH, hashed)
         try:
             self.file.commit(
                 packer.arena,
                 packer.segments,
                 page,
-                records.BEFORE_SYNC if sync else nothing,
+                records.BEFORE_SYNC if sync else _NOTHING,
                 records.AFTER_SYNC if sync else records.WITHOUT_SYNC,
                 sync,
                 self.wakers,
             )
         except OSError as error:
             page[: len(before)] = before
+            self._sequence = sequence
             step = error.step if isinstance(error, CommitStepFailed) else STEP_DATA + 1
             if step == STEP_DATA:
                 raise WriteFailed(self.path, _refused(error)) from error
@@ -426,7 +432,7 @@ class StreamFile:
         """Raise the epoch around a change of what was committed."""
         before = bytes(self._page[: records.WITHOUT_SYNC[1]])
         self.epoch += 1
-        header = self.header._replace(total_length=head.length, total_entries=head.entries)
+        header = self._header_at(head)
         try:
             records.put_header(self._page, header)
             self._put_record(head, head, head, NO_HASH, NO_HASH)
@@ -441,7 +447,7 @@ class StreamFile:
             self._page[: len(before)] = before
             self._fail(error)
         self._base, self._running = head, xxh3_64()
-        self._show(head)
+        self.reader.head = head
         self.reader.forget()
         self._wake()
 
@@ -474,10 +480,6 @@ class StreamFile:
             SyncedHeader(self._sequence, self.stream_id, self.epoch, header),
         )
 
-    def _show(self, head: Head) -> None:
-        self.header = self.header._replace(total_length=head.length, total_entries=head.entries)
-        self.reader.head = head
-
     def _wake(self) -> None:
         for waker in self.wakers:
             with contextlib.suppress(BlockingIOError):
@@ -487,9 +489,9 @@ class StreamFile:
 
     def _make_room(self, length: int) -> None:
         """Have at least one unused byte behind `length`, in whole pages."""
-        needed = page_start(page_of(length) + 1)
-        if needed <= self._size:
+        if length < self._size:
             return
+        needed = page_start(page_of(length) + 1)
         now = time.monotonic()
         self._step = min(2 * self._step, _MAX_STEP) if now - self._grown_at < 1 else 1
         self._grown_at = now

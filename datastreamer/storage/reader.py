@@ -338,8 +338,13 @@ class Reader:
         """As `run`, with the bytes themselves and where they stand."""
         batch, following = self.run(cursor, max_bytes)
         data = memoryview(batch.base)[batch.start : batch.end]
-        end = following.offset if batch else cursor.offset
-        return Chunk(end - len(data), data, batch, following)
+        start = cursor.offset
+        if batch and start + len(data) != following.offset and not self._entry_at_byte(start):
+            start = page_start(page_of(start) + 1)
+        return Chunk(start, data, batch, following)
+
+    def _entry_at_byte(self, offset: int) -> bool:
+        return self._file.read(1, offset) == bytes([PACKET_ENTRY])
 
     def batches(
         self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE

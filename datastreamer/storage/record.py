@@ -48,6 +48,12 @@ _SUM: Final = struct.Struct(">Q")
 _RECORD_END: Final = RECORD_OFFSET + _RECORD.size
 _MARK_END: Final = MARK_OFFSET + _MARK.size
 
+# The last fields of header and mark, and of the record.
+_TOTALS: Final = struct.Struct(">QQ")
+_TOTALS_OFFSET: Final = HEADER_OFFSET + HEADER_SIZE - _TOTALS.size
+_ENDS: Final = struct.Struct(">QQQQQQQQ")
+_ENDS_OFFSET: Final = _RECORD_END - _ENDS.size
+
 # What a commit writes: header and record before the sync; slots and mark after it.
 BEFORE_SYNC: Final = (HEADER_OFFSET, _RECORD_END + _SUM.size)
 AFTER_SYNC: Final = (SLOT_OFFSETS[0], _MARK_END + _SUM.size)
@@ -134,7 +140,33 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
         first,
         second,
     )
-    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(memoryview(page)[:_RECORD_END]))
+    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
+
+
+def put_commit(
+    page: bytearray, base: Head, mid: Head, after: Head, first_hash: int, second_hash: int
+) -> None:
+    """Move header, record and mark, which stand in `page` already, on to `after`.
+
+    What does not change from commit to commit is not written again.
+    """
+    length, entries = after
+    _TOTALS.pack_into(page, _TOTALS_OFFSET, length, entries)
+    _ENDS.pack_into(
+        page,
+        _ENDS_OFFSET,
+        base[0],
+        base[1],
+        mid[0],
+        mid[1],
+        length,
+        entries,
+        first_hash,
+        second_hash,
+    )
+    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
+    _TOTALS.pack_into(page, _MARK_END - _TOTALS.size, length, entries)
+    _SUM.pack_into(page, _MARK_END, xxh3_64_intdigest(page[MARK_OFFSET:_MARK_END]))
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
@@ -199,7 +231,7 @@ def get_writer(page: bytes | bytearray) -> Writer | None:
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:
-    _SUM.pack_into(page, end, xxh3_64_intdigest(memoryview(page)[start:end]))
+    _SUM.pack_into(page, end, xxh3_64_intdigest(page[start:end]))
 
 
 def _sum_fits(page: bytes | bytearray, start: int, size: int) -> bool:

@@ -340,7 +340,7 @@ class DataStream:
             raise
         if op.bookmarks:
             self._bookmarks().committed(op.bookmarks, file.synced)
-        elif self._keeper is not None:
+        elif self._keeper is not None and file.policy == "commit":
             self._keeper.synced(file.synced)
         op.close()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import queue
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +24,7 @@ PATIENCE = 30.0
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    "PYTHONWARNINGS": "error",
+    "PYTHONWARNINGS": "error,ignore:unclosed <socket.socket fd=",
     "COLUMNS": "100",
 }
 
@@ -35,6 +38,7 @@ class Lines:
 
     def __init__(self, source: IO[str]) -> None:
         self.seen: list[str] = []
+        self._ended = False
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._thread = threading.Thread(target=self._read, args=(source,), daemon=True)
         self._thread.start()
@@ -46,8 +50,12 @@ class Lines:
 
     def next(self) -> str | None:
         """The next line; None at the end."""
+        if self._ended:
+            return None
         line = self._queue.get(timeout=PATIENCE)
-        if line is not None:
+        if line is None:
+            self._ended = True
+        else:
             self.seen.append(line)
         return line
 
@@ -148,10 +156,29 @@ def piped(words: list[str], into: str, cwd: Path) -> tuple[int, str, str]:
     return writer.returncode, output, errors
 
 
-def until(condition: object, what: str) -> None:
-    """Poll for what no line tells."""
-    assert callable(condition)
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s"
-        os.sched_yield()
+def on_terminal(words: list[str], cwd: Path, columns: int = 90) -> tuple[int, str]:
+    """Exit code and output of a process that has a terminal for all its streams."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {key: value for key, value in ENVIRONMENT.items() if key != "COLUMNS"}
+    process = subprocess.Popen(
+        words,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**environment, "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        with suppress(OSError):  # how Linux tells that the other end was closed
+            while part := os.read(ours, 65536):
+                shown += part
+        code = process.wait(PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")

@@ -92,15 +92,14 @@ def test_writes_no_blocks_of_another_version(invoke: Invoke, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_between_operations(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_between_operations(
+    invoke: Invoke, tmp_path: Path, number: signal.Signals
+) -> None:
+    assert invoke("demo", tmp_path / "demo.bin", "--ops", "0").code == 0
     words = ("demo", "demo.bin", "--ops", "1000000", "--rate", "200")
     with running(*words, cwd=tmp_path) as writing:
-        with running("cat", "demo.bin", "--follow", "--count", "5", cwd=tmp_path) as waiting:
-            # The stream may not be there yet.
-            code = waiting.wait()
-        while code:
-            with running("cat", "demo.bin", "--follow", "--count", "5", cwd=tmp_path) as waiting:
-                code = waiting.wait()
+        with running("cat", "demo.bin", "--follow", "--count", "10", cwd=tmp_path) as reading:
+            assert reading.wait() == 0
         writing.signal(number)
         assert writing.wait() == 0
         (line,) = writing.err.rest()

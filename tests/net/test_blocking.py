@@ -230,12 +230,12 @@ def test_a_gap_is_a_violation_and_costs_the_connection() -> None:
 
 
 def test_the_end_of_the_connection() -> None:
-    class Brief(Stub):
+    class Short(Stub):
         def pump(self) -> bytes:
             self.closed = True
             return super().pump()
 
-    with client_of(Brief(TEN), Stub(TEN)) as (client, _):
+    with client_of(Short(TEN), Stub(TEN)) as (client, _):
         seen: list[Entry] = []
         with pytest.raises(ConnectionLost, match="closed the connection"):
             gather(client.entries(), seen)
@@ -257,13 +257,17 @@ def test_an_interrupt_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     with client_of(Stub(TEN), Stub(TEN), Stub(TEN)) as (client, server):
-        entries = client.entries()
-        assert next(entries) == TEN[0]
-        for call in (client.header, lambda: list(client.entries())):
-            with monkeypatch.context() as patched:
-                patched.setattr(BlockingClient, "_receive", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    call()
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockingClient, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.header()
+        batches = client.batches()
+        assert next(batches).first_number == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockingClient, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        assert list(batches) == []
         assert client.entry(3) == TEN[3]
         assert server.accepted == 3
 

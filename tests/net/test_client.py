@@ -318,9 +318,37 @@ async def test_stop_by_another_task_ends_a_run() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert seen == TEN
         await client.stop()
-        await trio.testing.wait_all_tasks_blocked()
         assert await client.entry(6) == TEN[6]
     assert commands(stub) == [Start(0), Stop(), EntryQuery(6)]
+
+
+async def test_stop_waits_for_the_server_and_the_iteration_does_not() -> None:
+    stub = Stub(TEN, deaf=(Stop,))
+    async with client_of(stub) as (client, wire), trio.open_nursery() as nursery:
+        held, go, ran, stopped = (trio.Event() for _ in range(4))
+
+        async def callback(entry: Entry) -> None:
+            held.set()
+            await go.wait()
+
+        async def run() -> None:
+            await client.run(callback)
+            ran.set()
+
+        async def stop() -> None:
+            await client.stop()
+            stopped.set()
+
+        nursery.start_soon(run)
+        await held.wait()
+        nursery.start_soon(stop)
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        await ran.wait()
+        assert not stopped.is_set()
+        await wire.server_end.send_all(stub.answer(Stop()))
+        await stopped.wait()
+        assert await client.entry(6) == TEN[6]
 
 
 async def test_stop_by_another_task_while_the_first_is_busy_elsewhere() -> None:
@@ -578,6 +606,31 @@ async def test_a_cancelled_look_up_goes_on(autojump_clock: Any) -> None:
         for number in (1, 2, 3):
             await wire.server_end.send_all(stub.answer(EntryQuery(number)))
         assert await listed(entries) == TEN[1:4]
+
+
+async def test_a_request_that_is_cancelled_half_sent_costs_the_connection(
+    autojump_clock: Any,
+) -> None:
+    stub, dialled = Stub(TEN), []
+
+    async def dial() -> trio.abc.Stream:
+        # The first one blocks in sending, as a full socket does.
+        ours, theirs = trio.testing.lockstep_stream_pair()
+        if dialled:
+            nursery.start_soon(serve_stream, stub, theirs)
+        dialled.append(ours)
+        return ours
+
+    async with trio.open_nursery() as nursery:
+        client = Client(await dial(), redial=dial)
+        entries = client.entries_by_number([1, 2, 3])
+        with trio.move_on_after(0.01) as scope:
+            await entries.__anext__()
+        assert scope.cancelled_caught
+        assert await listed(entries) == []
+        assert await client.entry(4) == TEN[4]
+        assert len(dialled) == 2
+        await client.aclose()
 
 
 # Refusals

@@ -303,6 +303,12 @@ def test_lengths_that_no_entry_has(cut: Cut, length: int) -> None:
     assert str(length) in violation(asked(EntryQuery(0)), cut(OK + head))
 
 
+def test_an_answer_that_is_too_long_and_all_there() -> None:
+    head = b"\xfe" + (PAGE_SIZE + 1).to_bytes(4, "big") + bytes(12)
+    words = violation(asked(EntryQuery(0)), [OK + head + bytes(PAGE_SIZE)])
+    assert "an answer of 1048577 bytes" in words
+
+
 @cuts
 @pytest.mark.parametrize("packet", [0, 3, 0x80, 0xFD])
 def test_packets_that_there_are_not(cut: Cut, packet: int) -> None:
@@ -323,7 +329,8 @@ def test_what_nobody_asked_for(cut: Cut) -> None:
     assert "was not asked" in violation(asked(HeaderQuery()), cut(OK + NOT_FOUND))
     assert "was not asked" in violation(asked(EntryQuery(0)), cut(OK + HEADER.pack()))
     assert "no streaming was asked" in violation(asked(Start(0)), cut(packed(0)))
-    assert "where the answer to Entry 0 was due" in violation(asked(EntryQuery(0)), cut(OK + OK))
+    for sent in (OK + OK, OK + OK + encode_answer(0, 1, b"data")):
+        assert "where the answer to Entry 0 was due" in violation(asked(EntryQuery(0)), cut(sent))
 
 
 @cuts

@@ -104,7 +104,7 @@ def test_every_stream_has_an_id_of_its_own(tmp_path: Path) -> None:
     ids=str,
 )
 def test_create_refuses(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not|no bookmark index"):
+    with pytest.raises(ValueError, match=r"not|no bookmark index"):
         DataStream.create(tmp_path / "s.bin", **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -247,10 +247,12 @@ import os, sys
 from datastreamer import DataStream
 stream = DataStream.open(sys.argv[1])
 if "fork" in sys.argv[2:]:
-    child = os.fork()
-    if not child:
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, b"here")
         sys.stdin.readline()
         os._exit(0)
+    os.read(reading, 4)
 print(os.getpid(), flush=True)
 if "write" in sys.argv[2:]:
     at = stream.total_entries
@@ -403,8 +405,8 @@ def test_a_forked_child_has_nothing_of_the_stream(tmp_path: Path) -> None:
         stream.add_entry(2, b"half an operation")
         closed = f"StreamClosed: {path}: the stream is closed"
         before = path.read_bytes()
-        assert in_a_child(lambda: stream.commit_atomic_op()) == closed
-        assert in_a_child(lambda: stream.start_atomic_op()) == closed
+        assert in_a_child(stream.commit_atomic_op) == closed
+        assert in_a_child(stream.start_atomic_op) == closed
         assert in_a_child(lambda: stream.entry(0)) == closed
         assert in_a_child(lambda: stream.bookmark(b"k")) == closed
         assert in_a_child(lambda: stream.truncate(0)) == closed
@@ -521,7 +523,7 @@ def test_the_steps_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for _ in range(30):
             add(stream, [(1, bytes(LARGEST - 40))])
     steps = [(b - a) // PAGE for a, b in zip(disk.resized, disk.resized[1:], strict=False)]
-    assert steps == [2] + [4] * 7
+    assert steps == [1, 2, *[4] * 7]
 
 
 @pytest.mark.parametrize("sync", ["commit", "os"])
@@ -625,11 +627,12 @@ def test_data_that_cannot_be_written(tmp_path: Path, number: int, spilled: bool)
         stream.add_entry(9, b"a")
         if spilled:
             disk.faults = {"write": number}
-            with pytest.raises(WriteFailed, match=r"s\.bin: the system refused to write: "):
-                for n in range(10):
-                    want.append((n, bytes([n]) * 1_000_000))
-                    stream.add_entry(*want[-1])
-            want.pop()  # the entry whose turn it was is not in the operation
+            while len(stream.atomic_op().arena) <= 4 * PAGE:
+                want.append((7, bytes([len(want)]) * 1_000_000))
+                stream.add_entry(*want[-1])
+            for _ in range(2):
+                with pytest.raises(WriteFailed, match=r"s\.bin: the system refused to write: "):
+                    stream.add_entry(8, b"its turn comes after the others are placed")
             disk.faults = {}
             stream.add_entry(7, b"goes on")
             want.append((7, b"goes on"))
@@ -638,7 +641,8 @@ def test_data_that_cannot_be_written(tmp_path: Path, number: int, spilled: bool)
             with pytest.raises(WriteFailed) as caught:
                 stream.commit_atomic_op()
             assert not isinstance(caught.value, CommitInDoubt)
-            assert str(caught.value) == f"{path}: the system refused to write: {os.strerror(number)}"
+            said = f"{path}: the system refused to write: {os.strerror(number)}"
+            assert str(caught.value) == said
             check_untouched(stream, path, ONE)
         disk.faults = {}
         stream.commit_atomic_op()
@@ -651,9 +655,8 @@ def test_rolled_back_after_a_failed_write(tmp_path: Path) -> None:
     path, disk = tmp_path / "s.bin", FaultyDisk()
     with DataStream.create(path, index="memory", disk=disk) as stream:
         disk.faults = {"commit data": errno.EIO}
-        with pytest.raises(WriteFailed), stream.atomic_op() as op:
-            op.add_entry(1, b"lost")
-            op.add_bookmark(b"lost")
+        with pytest.raises(WriteFailed):
+            add(stream, [(1, b"lost"), (BOOKMARK, b"lost")])
         disk.faults = {}
         add(stream, ONE)  # the operation was given up with the block
         assert items(stream) == ONE
@@ -776,12 +779,14 @@ stream.close()
 """
     path = tmp_path / "s.bin"
     found = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert found.stderr == ""
-    assert found.stdout == (
-        f"4 4 {FIRST + 3 * PAGE} the system refused to write: File too large\n"
-    )
+    assert found.stdout == (f"4 4 {FIRST + 3 * PAGE} the system refused to write: File too large\n")
     assert [len(e.data) for e in scan_file(path)] == [5, 900_000, 900_000, 900_000, 4]
 
 
@@ -799,20 +804,20 @@ def test_closed(tmp_path: Path) -> None:
         lambda: stream.entry(0),
         lambda: stream.entries().__next__(),
         lambda: list(iteration),
-        lambda: stream.batches(),
+        stream.batches,
         lambda: stream.bookmark(b"k"),
         lambda: stream.first_event_after_bookmark(b"k"),
         lambda: stream.data_between_bookmarks(b"k", b"k"),
-        lambda: stream.start_atomic_op(),
+        stream.start_atomic_op,
         lambda: stream.add_entry(1, b""),
         lambda: stream.add_bookmark(b"k"),
         lambda: stream.add_entries(1, [b""]),
-        lambda: stream.commit_atomic_op(),
-        lambda: stream.rollback_atomic_op(),
+        stream.commit_atomic_op,
+        stream.rollback_atomic_op,
         lambda: stream.truncate(0),
         lambda: stream.update_entry(1, 1, b"two"),
-        lambda: stream.sync(),
-        lambda: stream.refresh(),
+        stream.sync,
+        stream.refresh,
         lambda: stream.atomic_op().__enter__(),
     ):
         with pytest.raises(StreamClosed, match=r"s\.bin: the stream is closed"):
@@ -821,10 +826,16 @@ def test_closed(tmp_path: Path) -> None:
 
 def test_an_exception_in_the_block_closes(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
-    with pytest.raises(RuntimeError), DataStream.create(path, index="memory") as stream:
-        stream.start_atomic_op()
-        stream.add_entry(1, b"never")
-        raise RuntimeError
+    stream = DataStream.create(path, index="memory")
+
+    def fail() -> None:
+        with stream:
+            stream.start_atomic_op()
+            stream.add_entry(1, b"never")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert stream.closed
     assert scan_file(path) == []
 

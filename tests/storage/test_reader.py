@@ -391,9 +391,10 @@ def test_damage_in_a_page(
         with pytest.raises(DamagedEntry) as caught:
             reader.entry(number)  # type: ignore[arg-type]
         assert str(caught.value).startswith(f"{tmp_path}/d.bin: at byte {place}: ")
-    good: list[int] = []
+    runs = reader.batches(0)
+    assert [e.number for _ in range(2) for e in next(runs)] == [*range(100)]
     with pytest.raises(DamagedEntry, match=says) as caught:
-        good.extend(e.number for run in reader.batches(0) for e in run)
+        next(runs)
     assert caught.value.offset == place
     with pytest.raises(DamagedEntry):
         reader.span(Cursor(place, 100))
@@ -402,12 +403,6 @@ def test_damage_in_a_page(
         scanned[n].data for n in (0, 99, 202, 210)
     ]
     assert [e.number for run in reader.batches(202) for e in run] == [*range(202, 211)]
-    collected: list[int] = []
-    runs = reader.batches(0)
-    with pytest.raises(DamagedEntry):
-        while True:
-            collected += [e.number for e in next(runs)]
-    assert collected == [*range(100)]
     file.close()
 
 
@@ -509,10 +504,9 @@ def test_a_stream_cut_back_under_an_iteration(tmp_path: Path) -> None:
             assert seen == [0, 1, 2, 3]
             stream.truncate(left)
             with pytest.raises(
-                NotFound, match="cut back while it was read|no entry 4: the stream holds 0 to"
+                NotFound, match=r"cut back while it was read|no entry 4: the stream"
             ):
-                for batch in iteration:
-                    seen += [e.number for e in batch]
+                list(iteration)
             add(stream, *[[(n, b"x" * 500_000)] for n in range(left, 12)])
 
 
@@ -589,9 +583,11 @@ def test_point_reads_in_threads_while_the_stream_is_cut_back(tmp_path: Path) -> 
                     entry = stream.entry(at)
                     if entry.data != bytes([entry.type]) * len(entry.data):
                         failures.append(repr(entry))
-                    for entry in stream.entries(at):
-                        if entry.data != bytes([entry.type]) * len(entry.data):
-                            failures.append(repr(entry))
+                    failures.extend(
+                        repr(entry)
+                        for entry in stream.entries(at)
+                        if entry.data != bytes([entry.type]) * len(entry.data)
+                    )
                 except NotFound:
                     pass
                 except DamagedEntry as error:

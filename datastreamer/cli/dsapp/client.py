@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -12,11 +12,9 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.dsapp.sanity import Sanity
 from datastreamer.cli.options import LogLevel, number_parser, read_number
-from datastreamer.cli.outcome import Failure, ended_by_closed_pipe, ended_by_signal, write_out
-from datastreamer.cli.source import check_start, read_address
-from datastreamer.errors import BadFromBookmark, UnknownBookmark
+from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
+from datastreamer.cli.source import ServerSource, Source, check_start, read_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
-from datastreamer.net.blocking import BlockingClient
 from datastreamer.zkevm.keys import Mark, key_of, mark_of, raw_key
 
 _log = logging.getLogger(__name__)
@@ -90,26 +88,20 @@ def client(
     first = None
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")
-    with (
-        ended_by_signal(),
-        ended_by_closed_pipe(),
-        BlockingClient(*address, stream_type=STREAM_TYPE_SEQUENCER) as connection,
-    ):
-        now = connection.header()
-        queried = False
+    end_well_on_signal()
+    end_with_reader()
+    with ServerSource(*address, STREAM_TYPE_SEQUENCER) as source:
+        now = source.header()
         if header:
-            queried = True
             _print(_header_line(now))
         if entry is not None:
-            queried = True
-            _print(_entry_line(connection.entry(entry)))
+            _print(_entry_line(source.entry(entry)))
         if bookmark is not None:
-            queried = True
-            _print(_entry_line(connection.bookmark(raw_key(now.version, bookmarktype, bookmark))))
+            key = raw_key(now.version, bookmarktype, bookmark)
+            _print(_entry_line(source.first_event(key)))
         if dumpbatch is not None:
-            queried = True
-            _dump_batch(connection, now, dumpbatch)
-        if queried:
+            _dump_batch(source, now, dumpbatch)
+        if header or not (entry is bookmark is dumpbatch is None):
             return
         begin: int | bytes
         if frombookmark is not None:
@@ -120,50 +112,35 @@ def client(
             begin = now.total_entries if first is None else first
             check_start(begin, now)
         if sanitycheck:
-            sanity = Sanity(now.version)
-            _stream(connection, begin, now.total_entries, sanity.check)
-            _print(f"sanity check: {sanity}")
-            if sanity.wrong:
-                raise Failure(f"the sanity check found {sanity.wrong} things wrong")
-        else:
-            _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
-            _stream(connection, begin, None, _print_entries)
+            _check(source, now, begin)
+            return
+        _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
+        for batch in source.batches(begin, None):
+            _print_entries(batch)
 
 
-def _stream(
-    connection: BlockingClient,
-    begin: int | bytes,
-    stop: int | None,
-    take: Callable[[EntryBatch], object],
-) -> None:
-    """Hand all entries to `take`, until it returns something true."""
-    if isinstance(begin, int):
-        batches = connection.batches(from_entry=begin, stop=stop)
-    else:
-        batches = connection.batches(from_bookmark=begin, stop=stop)
-    try:
-        for batch in batches:
-            if take(batch):
-                return
-    except BadFromBookmark:
-        assert isinstance(begin, bytes)
-        raise UnknownBookmark(begin) from None
+def _check(source: Source, header: Header, begin: int | bytes) -> None:
+    """Look through the entries that there are. Raises `Failure` where something is wrong."""
+    sanity = Sanity(header.version)
+    for batch in source.batches(begin, header.total_entries):
+        sanity.check(batch)
+    _print(f"sanity check: {sanity}")
+    if sanity.wrong:
+        raise Failure(f"the sanity check found {sanity.wrong} things wrong")
 
 
-def _dump_batch(connection: BlockingClient, header: Header, number: int) -> None:
+def _dump_batch(source: Source, header: Header, number: int) -> None:
+    """Print the entries from the batch's bookmark up to the next batch's."""
     mark = Mark("batch", number)
-    _print(f"batch {number}:")
-
-    def take(batch: EntryBatch) -> bool:
-        for entry in batch:
-            if entry.type == TYPE_BOOKMARK:
-                found = mark_of(header.version, entry.data)
-                if found is not None and found.kind == "batch" and found != mark:
-                    return True
-            _print(_entry_line(entry))
-        return False
-
-    _stream(connection, key_of(header.version, mark), header.total_entries, take)
+    batches = source.batches(key_of(header.version, mark), header.total_entries)
+    for place, entry in enumerate(chain.from_iterable(batches)):
+        if entry.type == TYPE_BOOKMARK:
+            found = mark_of(header.version, entry.data)
+            if found is not None and found.kind == "batch" and found != mark:
+                return
+        if not place:
+            _print(f"batch {number}:")
+        _print(_entry_line(entry))
 
 
 def _header_line(header: Header) -> str:

@@ -74,6 +74,8 @@ class Watcher:
             self._process.wait()
             if self._thread is not None:
                 self._thread.join()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
     # What it has seen.
 
