@@ -92,7 +92,6 @@ def cat(
     shape = chosen_format(format, json)
     if follow:
         end_well_on_signal()
-        end_with_reader()
     with open_source(source, stream_type, follow=follow) as stream:
         header = stream.header()
         begin: int | bytes
@@ -110,6 +109,8 @@ def cat(
         write_out(form.begin())
         if count == 0:
             return
+        if follow:
+            end_with_reader()
         with _progress(source, follow, header.total_entries) as progress:
             for batch in stream.batches(begin, stop):
                 chosen = _choose(batch, wanted, count)

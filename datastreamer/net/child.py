@@ -53,12 +53,12 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 
 async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
-    control = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"])))
+    ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     with DataStream.open(
         order["file"], follow=True, name=order["name"], index=order["index"]
     ) as stream:
         server = Server(stream, max_clients=order["max_clients"], waker=order["waker"])
-        async with trio.open_nursery() as nursery:
+        async with trio.SocketStream(ours) as control, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             nursery.start_soon(_obey, control, server, nursery.cancel_scope)
             if order["parent"] >= 0:

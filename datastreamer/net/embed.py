@@ -176,7 +176,7 @@ class _Thread:
 
         try:
             trio.run(main)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, `check` raises it
             self._failure = error
             _log.exception("the server ended")
         finally:

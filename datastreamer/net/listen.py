@@ -26,26 +26,31 @@ def open_listeners(host: str | None, port: int) -> list[socket.socket]:
     Port 0 takes a free one, the same for IPv4 and IPv6. Raises `ListenFailed`.
     """
     shown = f"{host or '*'}:{port}"
+    if not 0 <= port < 1 << 16:
+        raise ListenFailed(f"cannot listen on {shown}: ports run from 0 to 65535")
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
         )
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ListenFailed(f"cannot listen on {shown}: {getattr(error, 'strerror', None) or error}") from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ListenFailed(f"cannot listen on {shown}: {why}") from error
     listeners: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             if family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             taken = listeners[0].getsockname()[1] if listeners else port
-            listener = _listen(family, kind, protocol, (address[0], taken, *address[2:]))
+            place = (address[0], taken, *address[2:])
+            listener = _listen(family, kind, protocol, place)
             if listener is not None:
                 listeners.append(listener)
     except OSError as error:
         for listener in listeners:
             listener.close()
         raise ListenFailed(
-            f"cannot listen on {shown}: {error.strerror or error}; is the port in use, or not allowed?"
+            f"cannot listen on {shown}: {error.strerror or error}; "
+            "is the port in use, or not allowed?"
         ) from error
     if not listeners:
         raise ListenFailed(f"cannot listen on {shown}: it has no IPv4 or IPv6 address here")

@@ -115,7 +115,7 @@ class Session:
             async with trio.open_nursery() as nursery:
                 try:
                     await self._read_commands(nursery)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
                     self._failed(error)
                 self._scope.cancel()
 
@@ -340,7 +340,7 @@ class Session:
                 pass
             self.state = State.IDLE
             self._streaming_done.set()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
             self._failed(error)
 
     async def _next_turn(self) -> bool:

@@ -21,6 +21,7 @@ from xxhash import xxh3_64
 from datastreamer._codec import EntryPacker
 from datastreamer.errors import (
     CommitInDoubt,
+    DamagedEntry,
     FileExists,
     FileMissing,
     NotAStream,
@@ -43,7 +44,14 @@ from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
-from datastreamer.storage.recovery import NO_HASH, Judgement, judge, read_header, visible
+from datastreamer.storage.recovery import (
+    NO_HASH,
+    Judgement,
+    hash_entries,
+    judge,
+    read_header,
+    visible,
+)
 
 SyncPolicy = Literal["commit", "os"]
 
@@ -71,7 +79,10 @@ class StreamFile:
         self.epoch = judged.epoch
         self.writable = False
         self.reader = Reader(file, path, judged.head)
+        # Descriptors that a commit writes to: those of other processes, which read the mark,
+        # and those of threads of this one, which read `head`.
         self.wakers: list[int] = []
+        self.inside_wakers: list[int] = []
         self._page = bytearray(page)
         self._closed = False
         self._lock = threading.RLock()
@@ -336,15 +347,17 @@ class StreamFile:
         """
         with self._lock:
             self._ensure_writable()
-            head = Head(packer.total_length, packer.next_number)
+            # As Head(...) makes it, in half the time.
+            head = tuple.__new__(Head, (packer.total_length, packer.next_number))
             # A copy, so that a commit that fails may be made again.
             running = (hasher or self._running).copy()
             for part in packer.entry_spans():
                 running.update(part)
-            try:
-                self._make_room(head.length)
-            except OSError as error:
-                raise WriteFailed(self.path, _refused(error)) from error
+            if packer.total_length >= self._size:
+                try:
+                    self._make_room(packer.total_length)
+                except OSError as error:
+                    raise WriteFailed(self.path, _refused(error)) from error
             sync = self._policy == "commit"
             self._write(packer, head, running.intdigest(), sync=sync)
             if sync:
@@ -352,11 +365,22 @@ class StreamFile:
             else:
                 self._running = running
             self.reader.head = head
+            if self.inside_wakers:
+                _wake(self.inside_wakers)
 
     def hasher(self) -> xxh3_64:
         """A copy of the running hash, for an operation that spills."""
         copy: xxh3_64 = self._running.copy()
         return copy
+
+    def hasher_after_sync(self, placed: Head) -> xxh3_64:
+        """The same, where a sync came after a part of the operation was placed, which ends at
+        `placed`: the running hash began anew, so the part is read again."""
+        hasher = hash_entries(self.file, self.head, placed)
+        if hasher is None:
+            what = "what was placed of the operation is not there any more"
+            raise DamagedEntry(self.path, self.head.length, what)
+        return hasher
 
     def _write(self, packer: EntryPacker, head: Head, hashed: int, *, sync: bool) -> None:
         """Data, header and record, sync, mark. `hashed` covers all from the base to `head`."""
@@ -449,7 +473,7 @@ class StreamFile:
         self._base, self._running = head, xxh3_64()
         self.reader.head = head
         self.reader.forget()
-        self._wake()
+        _wake([*self.wakers, *self.inside_wakers])
 
     def _write_clean(self) -> None:
         """A record with an empty range: nothing is left that a power cut could take."""
@@ -480,10 +504,16 @@ class StreamFile:
             SyncedHeader(self._sequence, self.stream_id, self.epoch, header),
         )
 
-    def _wake(self) -> None:
-        for waker in self.wakers:
-            with contextlib.suppress(BlockingIOError):
-                os.write(waker, b"\0\0\0\0\0\0\0\1")
+    def add_waker(self, fd: int, *, inside: bool) -> None:
+        with self._lock:
+            (self.inside_wakers if inside else self.wakers).append(fd)
+
+    def remove_waker(self, fd: int) -> None:
+        """Nothing is written to `fd` any more when this returns."""
+        with self._lock:
+            for wakers in (self.wakers, self.inside_wakers):
+                with contextlib.suppress(ValueError):
+                    wakers.remove(fd)
 
     # Size.
 
@@ -563,6 +593,12 @@ def _open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, write
         return disk.open(os.fspath(path), write=write)
     except OSError as error:
         raise _os_error(shown, error, "cannot be opened") from error
+
+
+def _wake(wakers: list[int]) -> None:
+    for waker in wakers:
+        with contextlib.suppress(BlockingIOError):
+            os.write(waker, b"\0\0\0\0\0\0\0\1")
 
 
 def _read_page(file: File) -> bytes:

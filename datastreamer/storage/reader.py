@@ -33,10 +33,12 @@ from datastreamer.format import (
 from datastreamer.storage.disk import File
 from datastreamer.storage.record import Head
 
-# Bounds of the directory's memory: 16 bytes and two small ints a page, tables of the
-# pages that point reads touched last.
+# Bounds of the directory's memory: 16 bytes and two small ints a page; tables (1.2 KB for
+# a page of entries of 200 bytes, 16 KB at most) of the pages that point reads touched last.
 _KNOWN_PAGES = 1 << 16
-_TABLES = 256
+_TABLES = 1024
+# A page is tabulated no further than to the entry that is asked for, in growing steps.
+_FIRST_LOOK = 64 * 1024
 _ANSWER = bytes([PACKET_ANSWER])
 
 A = TypeVar("A")
@@ -90,6 +92,11 @@ class Reader:
         self._tables: OrderedDict[int, PageTable] = OrderedDict()
         self._guard = threading.Lock()
         self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """How often entries were taken back or changed: `forget` counts."""
+        return self._changes
 
     def forget(self) -> None:
         """Drop what is known of pages: entries were taken back or changed."""
@@ -212,15 +219,19 @@ class Reader:
             self._tables[page] = table
             while len(self._tables) > _TABLES:
                 self._tables.popitem(last=False)
-        since = table.end_offset
-        until = min(start + PAGE_SIZE, head.length)
-        content = self._file.read(until - since, since)
-        try:
-            table.extend(content, since)
-        except CorruptEntries as error:
-            table.extend(content[: error.offset], since)
-            if number >= table.next_number:
-                raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+        until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
+        while number >= table.next_number and not table.full:
+            since = table.end_offset
+            content = self._file.read(min(until - since, size), since)
+            try:
+                table.extend(content, since)
+            except CorruptEntries as error:
+                table.extend(content[: error.offset], since)
+                if number >= table.next_number:
+                    raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+            if since + size >= until:
+                break
+            size *= 2
         return table
 
     def first_number(self, page: int) -> int:
@@ -268,8 +279,7 @@ class Reader:
 
         They stand in one page, so their bytes are together. At least one entry where any is
         committed behind the cursor, even one larger than `max_bytes`; none past damage, which
-        raises only where the next run begins with it. Raises `UnknownEntry` where the stream
-        was cut back to before the cursor.
+        raises only where the next run begins with it.
         """
         return self._steadily(self._run, (cursor, max_bytes))
 
@@ -277,7 +287,9 @@ class Reader:
         (offset, number), max_bytes = what
         head = self.head
         if number > head.entries:
-            raise UnknownEntry(number, head.entries)
+            raise DamagedEntry(
+                self._path, offset, f"entry {number} is due, and there are {head.entries}"
+            )
         size = max_bytes
         while True:
             until = min(head.length, page_start(page_of(offset) + 1), offset + size)
@@ -365,9 +377,7 @@ class Reader:
                     raise
                 batch = None
             if not batch:
-                raise NotFound(
-                    f"the stream was cut back while it was read, to before entry {cursor.number}"
-                )
+                raise cut_back(cursor.number)
             if cursor.number > stop:
                 batch = batch[: stop - batch.first_number]
             yield batch
@@ -445,6 +455,11 @@ class Reader:
             if span.start + start >= offset:
                 return Cursor(span.start + start, number + at)
         return span.next
+
+
+def cut_back(number: int) -> NotFound:
+    """What an iteration raises that was about to read entry `number`."""
+    return NotFound(f"the stream was cut back while it was read, to before entry {number}")
 
 
 def doubt(file: File, head: Head) -> str:

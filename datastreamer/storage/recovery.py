@@ -147,14 +147,16 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
 
 def _longest_whole(file: File, record: CommitRecord) -> Head:
     """The farthest of the record's heads that the bytes in the file reach whole."""
-    if entries_hash(file, record.base, record.mid) != record.first_hash:
+    first = hash_entries(file, record.base, record.mid)
+    if first is None or first.intdigest() != record.first_hash:
         return record.base
-    if entries_hash(file, record.mid, record.after) != record.second_hash:
+    second = hash_entries(file, record.mid, record.after)
+    if second is None or second.intdigest() != record.second_hash:
         return record.mid
     return record.after
 
 
-def entries_hash(file: File, start: Head, stop: Head) -> int | None:
+def hash_entries(file: File, start: Head, stop: Head) -> xxh3_64 | None:
     """The xxh3 of the entries between two heads, padding left out; None if not whole."""
     hasher = xxh3_64()
     offset, number = start
@@ -171,7 +173,7 @@ def entries_hash(file: File, start: Head, stop: Head) -> int | None:
             continue
         hasher.update(memoryview(near)[batch.start : batch.end])
         offset, number = offset + batch.end, batch.next_number
-    return hasher.intdigest() if (offset, number) == tuple(stop) else None
+    return hasher if (offset, number) == tuple(stop) else None
 
 
 def visible(page: bytes) -> tuple[Head, int] | None:

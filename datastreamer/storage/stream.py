@@ -20,6 +20,7 @@ from datastreamer.errors import (
     BadBookmark,
     BadEntryType,
     BadRange,
+    DamagedEntry,
     FileMissing,
     NoOperation,
     OperationOpen,
@@ -42,7 +43,7 @@ from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
 from datastreamer.storage.file import StreamFile, SyncPolicy
-from datastreamer.storage.reader import Reader
+from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Head
 
 IndexName = Literal["lmdb", "memory"] | str
@@ -62,7 +63,9 @@ class AtomicOp(EntryPacker):
     def __init__(self, stream: DataStream) -> None:
         super().__init__()
         self._stream = stream
+        # The running hash over what was spilled, from which head, and up to where.
         self._hasher: xxh3_64 | None = None
+        self._base = self._placed = Head()
 
     def __enter__(self) -> AtomicOp:
         self._stream.start_atomic_op()
@@ -87,13 +90,22 @@ class AtomicOp(EntryPacker):
 
     def spill(self) -> None:
         """A huge operation: write what has piled up to its place, still unseen."""
+        file = self._stream._file
         if self._hasher is None:
-            self._hasher = self._stream._file.hasher()
+            self._hasher, self._base = file.hasher(), file.synced
         spans = self.entry_spans()
-        self._stream._file.place(self)
+        file.place(self)
         for part in spans:
             self._hasher.update(part)
+        self._placed = Head(self.total_length, self.next_number)
         self.drain()
+
+    def _hash_of_placed(self) -> xxh3_64 | None:
+        """The hash up to what `spill` has written; None where it has not."""
+        file = self._stream._file
+        if self._hasher is not None and self._base != file.synced:
+            self._hasher, self._base = file.hasher_after_sync(self._placed), file.synced
+        return self._hasher
 
 
 class DataStream:
@@ -106,6 +118,8 @@ class DataStream:
         self._file = file
         self._follows = follow
         self._index = index
+        # The index may be opened late, when the process works in another folder.
+        self._index_path = os.path.abspath(file.path)
         # Called before each commit; what it raises keeps the commit from being written.
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
@@ -333,7 +347,7 @@ class DataStream:
             op.close()
             return
         try:
-            file.commit(op, op._hasher)
+            file.commit(op, None if op._hasher is None else op._hash_of_placed())
         except WriteFailed:
             if file.failed:
                 op.close()
@@ -362,7 +376,18 @@ class DataStream:
     def entry(self, number: int) -> Entry:
         """The committed entry `number`. Raises `UnknownEntry`."""
         self._ensure_open()
+        try:
+            return self._file.reader.entry(number)
+        except DamagedEntry:
+            if not self._was_changed():
+                raise
         return self._file.reader.entry(number)
+
+    def _was_changed(self) -> bool:
+        """Whether what looks damaged was cut back or changed by the writer that we follow."""
+        changes = self._file.reader.changes
+        self.refresh()
+        return changes != self._file.reader.changes
 
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The committed entries from `start` up to, not including, `stop` (None: the head)."""
@@ -374,14 +399,20 @@ class DataStream:
     ) -> Iterator[EntryBatch]:
         """The same entries in runs of about `max_bytes` of file, without an object each."""
         self._ensure_open()
-        return self._while_open(self._file.reader.batches(start, stop, max_bytes))
+        return self._while_open(self._file.reader.batches(start, stop, max_bytes), start)
 
-    def _while_open(self, batches: Iterator[EntryBatch]) -> Iterator[EntryBatch]:
+    def _while_open(self, batches: Iterator[EntryBatch], number: int) -> Iterator[EntryBatch]:
         while True:
             self._ensure_open()
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except DamagedEntry:
+                if self._was_changed():
+                    raise cut_back(number) from None
+                raise
             if batch is None:
                 return
+            number = batch.next_number
             yield batch
 
     def bookmark(self, key: bytes) -> int:
@@ -391,11 +422,16 @@ class DataStream:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
         keeper, doubts = self._bookmarks(), 0
         while doubts < 3:
-            number = keeper.newest(key)
-            if number is None:
-                raise UnknownBookmark(key)
-            if self._stands_at(key, number):
-                return number
+            try:
+                number = keeper.newest(key)
+                if number is None:
+                    raise UnknownBookmark(key)
+                if self._stands_at(key, number):
+                    return number
+            except DamagedEntry:
+                if not self._was_changed():
+                    raise
+                continue
             # The stream was cut back meanwhile, or the index is wrong.
             if not (self._follows and self.refresh()):
                 doubts += keeper.distrust(key, number)
@@ -446,7 +482,7 @@ class DataStream:
         if self._keeper is None:
             self._keeper = BookmarkKeeper(
                 self._index,
-                self.path,
+                self._index_path,
                 self._file.file,
                 self._file.reader,
                 write=self._file.writable,
@@ -535,12 +571,17 @@ class DataStream:
             self._keeper.rewound()
         return moved
 
-    def add_waker(self, fd: int) -> None:
-        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit."""
-        self._file.wakers = [*self._file.wakers, fd]
+    def add_waker(self, fd: int, *, inside: bool = False) -> None:
+        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit.
+
+        `inside` is for a reader in this process, which looks at this object: it is woken
+        when `total_entries` shows the commit, and not as soon as the file does.
+        """
+        self._file.add_waker(fd, inside=inside)
 
     def remove_waker(self, fd: int) -> None:
-        self._file.wakers = [known for known in self._file.wakers if known != fd]
+        """Nothing is written to `fd` any more when this returns."""
+        self._file.remove_waker(fd)
 
     # The end.
 

@@ -24,7 +24,7 @@ PATIENCE = 30.0
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    "PYTHONWARNINGS": "error,ignore:unclosed <socket.socket fd=",
+    "PYTHONWARNINGS": "error",
     "COLUMNS": "100",
 }
 

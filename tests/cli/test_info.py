@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+import pytest
+
 from datastreamer.format import Header
+from datastreamer.net.embed import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.interop.plain import header, scan
@@ -35,6 +39,13 @@ def test_a_server(invoke: Invoke, made: Path, server: str) -> None:
     (facts,) = invoke("info", server, "--json").objects
     assert facts == header(made)
     assert list(facts)[:3] == ["version", "system_id", "stream_type"]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine speaks no IPv6")
+@pytest.mark.parametrize("form", ["[::1]:{}", "tcp://[::1]:{}", "localhost:{}"])
+def test_names_of_servers(invoke: Invoke, copy: Path, form: str) -> None:
+    with StreamServer(copy, port=0, in_process=True) as serving:
+        assert invoke("info", form.format(serving.port)).objects[0]["total_entries"] == 200
 
 
 def _by_type(*counts: int) -> dict[str, int]:

@@ -364,6 +364,32 @@ def test_a_killed_writer_frees_the_lock(tmp_path: Path) -> None:
         size_of(path)
 
 
+def test_a_follower_beside_another_process(tmp_path: Path) -> None:
+    """What the writer has said it committed is seen at the next look, index and all."""
+    path = make(tmp_path / "s.bin")
+    with Other(path, "write") as other:  # leaves an index with a watermark behind
+        told = [int(other.out.readline()) for _ in range(30)][-1]
+        other.kill()
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+    with Other(path, "write") as other, DataStream.open(path, follow=True) as follower:
+        for round_ in range(200):
+            told = int(other.out.readline())
+            follower.refresh()
+            total = follower.total_entries
+            assert total >= told
+            assert total % 6 == 0
+            for number in (0, told * round_ // 200 // 2 * 2, told - 2):
+                assert follower.bookmark(number.to_bytes(4, "big")) == number
+                data = number.to_bytes(8, "big") * (number % 300)
+                assert follower.entry(number + 1).data == data
+        assert follower.bookmarks._index is not None
+        assert follower.bookmarks._thread is None  # the writer's index, none of its own
+        other.kill()
+        follower.refresh()
+        assert [e.number for e in follower.entries()] == [*range(follower.total_entries)]
+
+
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", ONE)
     with Other(path, "fork") as other:

@@ -296,6 +296,29 @@ def test_a_commit_made_again_after_a_failed_write_is_hashed_right(tmp_path: Path
         assert stream.total_entries == 13
 
 
+def test_a_sync_in_the_middle_of_a_spilled_operation(tmp_path: Path) -> None:
+    """It moves the head that is known to be on disk: the hash begins anew from there."""
+    path = tmp_path / "open.bin"
+    with DataStream.create(path, sync="os", index="memory") as stream:
+        add(stream, ONE)
+        stream.start_atomic_op()
+        for n in range(1, 12):
+            stream.add_entry(n, bytes([n]) * 600_000)
+        stream.sync()
+        base = Head(stream.header.total_length, 2)
+        for n in range(12, 20):
+            stream.add_entry(n, bytes([n]) * 600_000)
+        stream.commit_atomic_op()
+        add(stream, TWO)
+        found = copied(path, "found.bin")
+    assert record_of(found).base == base
+    with DataStream.open(power_cut(found, tmp_path / "whole.bin")) as stream:
+        assert stream.total_entries == 2 + 19 + 2
+    early = FIRST + 100_000
+    with DataStream.open(power_cut(found, tmp_path / "torn.bin", (early, early + 1))) as stream:
+        assert items(stream) == ONE
+
+
 def test_a_power_cut_while_the_file_grew(tmp_path: Path) -> None:
     """A size out of form is what a power cut may leave; a writer rounds it up."""
     found = in_the_middle(tmp_path, ONE, TWO)

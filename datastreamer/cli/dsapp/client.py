@@ -89,7 +89,6 @@ def client(
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")
     end_well_on_signal()
-    end_with_reader()
     with ServerSource(*address, STREAM_TYPE_SEQUENCER) as source:
         now = source.header()
         if header:
@@ -115,6 +114,7 @@ def client(
             _check(source, now, begin)
             return
         _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
+        end_with_reader()
         for batch in source.batches(begin, None):
             _print_entries(batch)
 

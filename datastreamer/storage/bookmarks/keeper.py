@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_128_digest
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import IndexFailed, NotFound, StreamFileError, UnknownEntry
+from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
 from datastreamer.storage.disk import File
@@ -130,10 +130,15 @@ class BookmarkKeeper:
     def newest(self, key: bytes) -> int | None:
         """The highest committed entry number that is a bookmark with this key."""
         for _ in range(_TRIES):
+            changes = self._reader.changes
             try:
                 return self._newest(key)
-            except (_MovedError, NotFound):
-                continue  # the stream was cut back meanwhile
+            except _MovedError:
+                continue
+            except DamagedEntry:
+                if changes == self._reader.changes:
+                    raise
+                # The stream was cut back while its end was read.
             except IndexFailed as error:
                 self._mend(lambda: True, str(error))
         return bookmarks_of(self._reader.batches(0)).get(key)
@@ -175,7 +180,7 @@ class BookmarkKeeper:
             try:
                 if not wrong():
                     return False
-            except (_MovedError, NotFound):
+            except (_MovedError, DamagedEntry):
                 return False
             except IndexFailed as error:
                 why = str(error)
@@ -219,7 +224,7 @@ class BookmarkKeeper:
             while cursor.number < until.number and cursor.offset < page_start(at + 1):
                 batch, cursor = self._reader.run(cursor)
                 if not batch:
-                    raise UnknownEntry(cursor.number, cursor.number)
+                    raise _MovedError
                 for mark, number in batch.bookmarks():
                     if mark == key and number < until.number:
                         found = number
@@ -350,7 +355,9 @@ class BookmarkKeeper:
             self.wait()
         except (StreamFileError, NotFound, OSError) as error:
             if not self._failing and not self._closing:
-                _log.error(
+                # To a reader it happens that the stream is cut back under the thread.
+                _log.log(
+                    logging.ERROR if self._write else logging.DEBUG,
                     "%s: bookmarks are not indexed, look-ups read the stream: %s",
                     self._path,
                     error,

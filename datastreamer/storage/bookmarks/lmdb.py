@@ -87,7 +87,10 @@ class _Shared:
         """
         needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
         data = os.path.join(self.folder, "data.mdb")
-        size = os.path.getsize(data)
+        try:
+            size = os.path.getsize(data)
+        except FileNotFoundError:
+            return  # somebody removed it; ours lives on until it is closed
         if size < needed and not self.write:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:

@@ -317,6 +317,43 @@ def test_a_copied_stream_does_not_believe_the_copied_index(
 # While the stream is written.
 
 
+def test_a_folder_that_is_removed_under_the_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path) as stream:
+        delete(path)
+        check(stream, known_of(path))
+        add(stream, operation(b"twice", b"more"))
+        stream.bookmarks.wait()
+        check(stream, known_of(path))
+        stream.truncate(5)
+        check(stream, known_of(path))
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+        check(stream, known_of(path))
+    check_index(path, known_of(path))
+
+
+def test_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index stands beside the stream, wherever the process goes meanwhile."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with DataStream.create("s.bin") as stream, DataStream.open("s.bin", follow=True) as follower:
+        monkeypatch.chdir(elsewhere)
+        add(stream, *HISTORY)
+        stream.bookmarks.wait()
+        follower.refresh()
+        known = known_of(tmp_path / "s.bin")
+        check(follower, known)
+        assert follower.bookmarks.lag() == 0
+        stream.truncate(5)
+    check_index(tmp_path / "s.bin", known_of(tmp_path / "s.bin"))
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_after_a_close_nothing_is_left_to_do(tmp_path: Path, gate: Gate) -> None:
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY)
