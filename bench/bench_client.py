@@ -84,7 +84,8 @@ def test_objects(versus: Any, stored: Any) -> None:
             last = None
             for entry in client.entries(from_entry=0, stop=entries):
                 last = entry
-            assert last is not None and last.number == entries - 1
+            assert last is not None
+            assert last.number == entries - 1
             return Done(entries, time.perf_counter() - begin)
 
     versus(

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 from datastreamer.errors import ServerFailed, StreamClosed
 from datastreamer.net.listen import open_listeners
@@ -32,6 +33,10 @@ _READY_SECONDS = 30.0
 _ATTEMPTS = 5
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
+# More seconds than that are not waited for.
+_LONGEST = 1_000_000.0
+
+_open_servers: weakref.WeakSet[StreamServer] = weakref.WeakSet()
 
 
 class StreamServer:
@@ -96,6 +101,7 @@ class StreamServer:
             raise
         self.stream.commit_guard = self._serving.check
         self._listeners = listeners
+        _open_servers.add(self)
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -128,6 +134,14 @@ class StreamServer:
                 listener.close()
             self.stream.close()
 
+    def _abandon(self) -> None:
+        """In the child of a fork: give up what is the parent's, and touch nothing."""
+        if not self._closed:
+            self._closed = True
+            self._serving.abandon()
+            for listener in self._listeners:
+                listener.close()
+
     def __enter__(self) -> StreamServer:
         return self
 
@@ -156,9 +170,9 @@ class _Thread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ready = threading.Event()
         # The listeners stay this object's: the loop gets copies and closes those.
-        copies = [listener.dup() for listener in listeners]
+        self._copies = [listener.dup() for listener in listeners]
         self._thread = threading.Thread(
-            target=self._run, args=(copies,), name=f"server of {stream.path}", daemon=True
+            target=self._run, args=(self._copies,), name=f"server of {stream.path}", daemon=True
         )
         self._thread.start()
         self._ready.wait()
@@ -184,25 +198,35 @@ class _Thread:
 
     def check(self) -> None:
         if self._failure is not None:
-            raise ServerFailed(f"the server ended: {self._failure}") from self._failure
+            raise ServerFailed(f"the server ended: {_reason(self._failure)}") from self._failure
 
     def drain(self, timeout: float | None) -> bool:
         import trio
 
+        from datastreamer.net.server import outside_of_loops
+
         seconds = self._grace if timeout is None else timeout
-        try:
+
+        def ask() -> bool:
             return trio.from_thread.run(self._server.drain, seconds, trio_token=self._token)
-        except trio.RunFinishedError:
+
+        try:
+            return outside_of_loops(ask)
+        except (trio.RunFinishedError, trio.Cancelled):
             return False
 
     def close(self) -> None:
         import trio
 
-        with contextlib.suppress(trio.RunFinishedError, trio.Cancelled):
-            if self._failure is None:
-                self.drain(None)
-                trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
+        if self._failure is None and self._token is not None:
+            self.drain(None)
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._scope.cancel)
         self._thread.join()
+
+    def abandon(self) -> None:
+        for listener in self._copies:
+            listener.close()
 
 
 class _Child:
@@ -343,8 +367,9 @@ class _Child:
         if control is None:
             return False
         try:
-            control.sendall(what + int(seconds * 1000).to_bytes(4, "big"))
-            ready, _, _ = select.select([control], [], [], seconds + 1)
+            milliseconds = int(min(seconds, _LONGEST) * 1000)
+            control.sendall(what + milliseconds.to_bytes(4, "big"))
+            ready, _, _ = select.select([control], [], [], min(seconds, _LONGEST) + 1)
             return bool(ready) and control.recv(1) == b"y"
         except OSError:
             return False
@@ -365,6 +390,11 @@ class _Child:
         self._stream.remove_waker(self._waker)
         self._release()
 
+    def abandon(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._release()
+
     def _release(self) -> None:
         for fd in {self._waking, self._waker}:
             os.close(fd)
@@ -383,7 +413,24 @@ def _waker() -> tuple[int, int]:
 
 def _environment() -> dict[str, str]:
     """The child imports what the parent does, wherever that was found."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    found = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    # And does not take a stray file in the working directory for a module of the library.
+    return {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
+
+
+def _reason(error: BaseException) -> str:
+    """What failed in the end: nurseries wrap it in groups."""
+    while inner := getattr(error, "exceptions", ()):
+        error = inner[0]
+    return str(error) or type(error).__name__
+
+
+def _abandon_all() -> None:
+    for server in list(_open_servers):
+        server._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 __all__ = ["StreamServer"]

@@ -11,7 +11,9 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import trio
 
@@ -35,8 +37,10 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What accept gives where the listener itself is no more.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
-# After a header or an entry that cannot be read.
+# After a header that cannot be read.
 _DAMAGE_PAUSE = 1.0
+
+T = TypeVar("T")
 
 
 class Server:
@@ -358,17 +362,32 @@ def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> Change
     """The callback, run in the loop's thread wherever it is called from."""
 
     def call(start: int, stop: int | None, done: bool) -> None:
-        try:
-            inside = trio.lowlevel.current_trio_token() is token
-        except RuntimeError:
-            inside = False
-        if inside:
+        def hand_over() -> None:
+            trio.from_thread.run_sync(callback, start, stop, done, trio_token=token)
+
+        if _loop_here() is token:
             callback(start, stop, done)
         else:
             with contextlib.suppress(trio.RunFinishedError):
-                trio.from_thread.run_sync(callback, start, stop, done, trio_token=token)
+                outside_of_loops(hand_over)
 
     return call
+
+
+def outside_of_loops(call: Callable[[], T]) -> T:
+    """`call()`, in another thread where this one runs an event loop: from there trio lets
+    nobody wait for a second loop."""
+    if _loop_here() is None:
+        return call()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def _loop_here() -> trio.lowlevel.TrioToken | None:
+    try:
+        return trio.lowlevel.current_trio_token()
+    except RuntimeError:
+        return None
 
 
 def _name(listener: socket.socket) -> tuple[str, int]:

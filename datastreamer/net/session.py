@@ -146,6 +146,7 @@ class Session:
     async def _read_commands(self, nursery: trio.Nursery) -> None:
         protocol = self._protocol
         server = self._server
+        asked = 0
         while True:
             event = protocol.next_event()
             if event is None:
@@ -177,8 +178,11 @@ class Session:
             else:
                 await self._leave(event)
                 return
-            if self._answered >= _ANSWERS_BYTES or len(self._answers) >= _QUESTIONS_A_TURN:
-                await self._send_answers()
+            asked += 1
+            if self._answered >= _ANSWERS_BYTES or asked >= _QUESTIONS_A_TURN:
+                asked = 0
+                if self._answers:
+                    await self._send_answers()
                 await trio.lowlevel.checkpoint()
 
     def _answer(self, answer: bytes, question: Question | None = None) -> None:

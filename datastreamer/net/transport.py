@@ -20,6 +20,8 @@ from datastreamer.net.listen import address_of, tune
 Buffer = bytes | bytearray | memoryview
 
 RECEIVE_SIZE = 64 * 1024
+# A peer that always has something to say lets the others have a turn after so many.
+_RECEIVES_A_TURN = 16
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -70,6 +72,7 @@ class SocketTransport:
         tune(connection)
         self._socket = connection
         self._fd = connection.fileno()
+        self._unpaused = 0
         if peer is None:
             with contextlib.suppress(OSError):
                 peer = address_of(connection.getpeername())
@@ -82,10 +85,12 @@ class SocketTransport:
     async def receive(self) -> bytes:
         try:
             data = self._receive_now()
-            if data is not None:
-                # A peer that always has something to say lets the others have a turn.
+            self._unpaused += 1
+            if data is not None and self._unpaused >= _RECEIVES_A_TURN:
+                self._unpaused = 0
                 await trio.lowlevel.checkpoint()
             while data is None:
+                self._unpaused = 0
                 await trio.lowlevel.wait_readable(self._socket)
                 data = self._receive_now()
         except (OSError, ValueError) as error:

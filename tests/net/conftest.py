@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -12,12 +11,23 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.net.server import Server, serve
+from datastreamer.net.listen import open_listeners
+from datastreamer.net.server import Server
 from datastreamer.net.transport import StreamTransport
 from datastreamer.storage.stream import DataStream
 from tests.net import model
 
 PATIENCE = 20.0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long runs of this folder are left out unless asked for with `-m soak`."""
+    if "soak" in config.option.markexpr:
+        return
+    long = [item for item in items if item.get_closest_marker("soak")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +125,14 @@ class Peer:
 class Rig:
     """A running server, and a way to become its client."""
 
-    def __init__(self, server: Server, connect: Callable[[], Awaitable[Peer]]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        connect: Callable[[], Awaitable[Peer]],
+        address: tuple[str, int] = ("", 0),
+    ) -> None:
         self.server = server
+        self.address = address
         self._connect = connect
 
     @asynccontextmanager
@@ -159,8 +175,6 @@ async def over_loopback(
     server = Server(stream, **options)
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
-            from datastreamer.net.listen import open_listeners
-
             [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
 
             async def connect() -> Peer:
@@ -174,7 +188,7 @@ async def over_loopback(
                     kept = trio.socket.from_stdlib_socket(made._sock.dup())
                 return Peer(trio.SocketStream(kept))
 
-            yield Rig(server, connect)
+            yield Rig(server, connect, address)
             nursery.cancel_scope.cancel()
     assert not server.sessions
 
@@ -187,12 +201,3 @@ def append(stream: DataStream, *entries: tuple[int, bytes]) -> None:
                 op.add_bookmark(data)
             else:
                 op.add_entry(kind, data)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds; it changes by what other tasks do."""
-    while not condition():
-        await trio.lowlevel.checkpoint()
-
-
-__all__ = ["PATIENCE", "Peer", "Rig", "append", "functools", "in_memory", "over_loopback", "serve"]

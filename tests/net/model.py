@@ -122,14 +122,17 @@ class Model:
 
 
 class Conversation:
-    """One connection. `sent` is how far a streaming client has been given the entries."""
+    """One connection. `sent` is how far a streaming client has been given the entries.
+
+    `closed` by the server, `dropped` where that is without a Result.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.unread = b""
         self.streaming = False
         self.sent = 0
-        self.closed = False
+        self.closed = self.dropped = False
 
     def moved(self) -> bytes:
         """What a streaming client is sent now that something was committed."""
@@ -146,7 +149,7 @@ class Conversation:
         while not self.closed and len(self.unread) >= 16:
             command, stream_type = struct.unpack_from(">QQ", self.unread)
             if stream_type != self.model.stream_type:
-                self.closed = True
+                self.closed = self.dropped = True
                 break
             known = 1 <= command <= 6
             if command == 2 and self.streaming:
@@ -177,7 +180,7 @@ class Conversation:
             return None
         (length,) = struct.unpack_from(">I", self.unread, 16)
         if not 1 <= length <= 16:
-            self.closed = True
+            self.closed = self.dropped = True
             return None
         return (20, 20 + length) if len(self.unread) >= 20 + length else None
 

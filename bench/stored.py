@@ -1,0 +1,65 @@
+"""Large stream files that take little disk: sparse, with only what is read written.
+
+A page holds one short entry, then padding, as far as a reader sees: the entry's bytes
+are written and the rest of the page is a hole. Entry numbers are page numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from datastreamer.format import (
+    HEADER_PAGE_SIZE,
+    PACKET_ENTRY,
+    PAGE_SIZE,
+    Header,
+    page_start,
+)
+from datastreamer.storage import record as records
+from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
+from datastreamer.storage.disk import boot_id
+from datastreamer.storage.file import StreamFile
+from datastreamer.storage.record import CommitRecord, Head
+from datastreamer.storage.recovery import NO_HASH
+
+_HEAD = 17
+
+
+def entry_head(number: int) -> bytes:
+    """An entry without data, of type 1."""
+    numbers = _HEAD.to_bytes(4, "big") + (1).to_bytes(4, "big") + number.to_bytes(8, "big")
+    return bytes([PACKET_ENTRY]) + numbers
+
+
+def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
+    """A stream of `pages` pages, closed cleanly, with an index that is up to date.
+
+    Not `filled`: only the last page's entry is there, which is all that an open needs.
+    """
+    head = Head(page_start(pages - 1) + _HEAD, pages)
+    page = records.new_page(Header(1, 1101, 1, *head))
+    record = CommitRecord(b"sparse stream id", 0, boot_id(), head, head, head, NO_HASH, NO_HASH)
+    records.put_record(page, record)
+    records.put_mark(page, 0, head)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.ftruncate(fd, HEADER_PAGE_SIZE + pages * PAGE_SIZE)
+        os.pwrite(fd, page, 0)
+        for number in range(pages) if filled else [pages - 1]:
+            os.pwrite(fd, entry_head(number), page_start(number))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    file = StreamFile.open(path, write=False)
+    keeper = BookmarkKeeper(
+        "memory", str(path), file.file, file.reader, write=False, stream_id=file.stream_id
+    )
+    index = LmdbIndex(index_folder(str(path)), True)
+    index.add([], Watermark(head.length, head.entries, keeper._identity(head.length)))
+    index.close()
+    keeper.close()
+    file.close()
+    return path

@@ -1,0 +1,309 @@
+"""Clients that mean harm, or know no better: the server lives, the others are served."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from datastreamer.storage.stream import DataStream
+from tests.net import model as wire
+from tests.net.conftest import append, in_memory, over_loopback
+from tests.net.model import BOOKMARK, OK, Conversation, Model, result
+
+KEYS = [b"k", b"key", b"0123456789abcdef"]
+
+
+def modelled(stream: DataStream) -> Model:
+    return Model(Path(stream.path).read_bytes())
+
+
+def filled(stream: DataStream) -> DataStream:
+    for key in KEYS:
+        append(stream, (BOOKMARK, key), *[(n, bytes([n]) * n * 30) for n in range(6)])
+    return stream
+
+
+# What a client may send: commands that are right, nearly right, and not at all.
+numbers = st.one_of(st.integers(0, 30), st.sampled_from([2**63, 2**64 - 1]))
+lengths = st.one_of(st.integers(0, 18), st.sampled_from([2**31, 2**32 - 1]))
+keys = st.one_of(st.sampled_from(KEYS), st.binary(min_size=1, max_size=16))
+commands = st.one_of(
+    numbers.map(wire.entry),
+    numbers.map(wire.start),
+    keys.map(wire.bookmark),
+    keys.map(wire.start_bookmark),
+    st.builds(wire.header, st.sampled_from([1, 1, 1, 1, 0, 2])),
+    st.just(wire.stop()),
+    st.integers(0, 2**64 - 1).map(wire.unknown),
+    st.builds(lambda command, length, data: struct.pack(">QQI", command, 1, length) + data,
+              st.sampled_from([4, 6]), lengths, st.binary(max_size=4)),
+    st.builds(lambda request, size: request[:size], numbers.map(wire.entry), st.integers(0, 23)),
+    st.binary(max_size=40),
+)  # fmt: skip
+steps = st.lists(st.one_of(commands, commands, st.integers(0, 4)), max_size=12)
+cuts = st.lists(st.integers(0, 200), max_size=4)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=steps, cuts=cuts)
+def test_any_bytes_get_the_answers_of_the_model(
+    stream: DataStream, steps: list[bytes | int], cuts: list[int]
+) -> None:
+    """Numbers stand for commits of so many entries between what the client sends."""
+    if stream.total_entries > 200:
+        stream.truncate(0)
+    if not stream.total_entries:
+        filled(stream)
+
+    async def play() -> None:
+        talk = Conversation(modelled(stream))
+        async with in_memory(stream) as rig, rig.client() as peer:
+            for step in steps:
+                if isinstance(step, int):
+                    news = [(7, b"n" * step)] * step
+                    append(stream, *news)
+                    talk.model.pending = news
+                    talk.model.commit()
+                    await peer.expect(talk.moved())
+                    continue
+                with suppress(trio.BrokenResourceError):  # closed before the last part
+                    for part in cut(step, cuts):
+                        await peer.send(part)
+                answer = talk.feed(step)
+                if talk.dropped and talk.streaming:
+                    # What was on its way is not waited for.
+                    assert answer.startswith(await peer.rest())
+                    return
+                await peer.expect(answer)
+                if talk.closed:
+                    await peer.ended()
+                    return
+            if not talk.unread:
+                await peer.nothing_more()
+
+    trio.run(play, clock=MockClock(autojump_threshold=0))
+
+
+def cut(data: bytes, places: list[int]) -> Iterator[bytes]:
+    bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    for first, last in zip(bounds, bounds[1:], strict=False):
+        yield data[first:last]
+
+
+async def test_garbage_over_loopback_beside_others(stream: DataStream) -> None:
+    filled(stream)
+    choose = random.Random(9)
+    async with over_loopback(stream) as rig, rig.client() as live, rig.client() as asker:
+        await live.ask(wire.start(0), OK + modelled(stream).packed())
+        for turn in range(60):
+            async with rig.client() as peer:
+                with suppress(trio.BrokenResourceError):
+                    for _ in range(choose.randrange(5)):
+                        await peer.send(
+                            choose.randbytes(choose.choice([1, 16, 20, 3_000, 100_000]))
+                        )
+                    if turn % 3 == 0:
+                        await peer.stream.send_eof()
+                        await peer.rest()
+            total = stream.total_entries
+            append(stream, (1, b"%d" % turn))
+            await live.expect(modelled(stream).packed(total))
+            await asker.ask(wire.header(), OK + modelled(stream).header())
+        while len(rig.server.sessions) > 2:
+            await trio.sleep(0.01)
+
+
+@contextmanager
+def flooding(server: tuple[str, int], request: bytes, *, reading: bool) -> Iterator[None]:
+    """A client in threads that sends without a pause, and may read the answers."""
+    connection = socket.create_connection(server)
+    over = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError):
+            while not over.is_set():
+                connection.sendall(request)
+
+    def receive() -> None:
+        with suppress(OSError):
+            while not over.is_set() and connection.recv(1 << 20):
+                pass
+
+    threads = [threading.Thread(target=send)]
+    if reading:
+        threads.append(threading.Thread(target=receive))
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "reading"),
+    [
+        (wire.entry(3) * 3_000, True),
+        (wire.header() * 3_000, True),
+        (wire.bookmark(b"key") * 3_000, True),
+        (wire.unknown() * 3_000, True),
+        (wire.entry(3) * 3_000, False),
+        (wire.stop() + b"after the refusal" * 5_000, False),
+        (wire.header(7) + b"after the drop" * 5_000, False),
+        (wire.start(0) + wire.unknown() * 5_000, True),
+        (wire.start(0) + wire.unknown() * 5_000, False),
+        (wire.start(0) + wire.start(0) + b"!" * 50_000, True),
+    ],
+    ids=[
+        "entries",
+        "headers",
+        "bookmarks",
+        "unknown",
+        "entries, unread",
+        "after a refusal",
+        "after a drop",
+        "unknown while streaming",
+        "unknown while streaming, unread",
+        "after a refusal while streaming",
+    ],
+)
+async def test_a_client_that_never_pauses(
+    stream: DataStream, request_: bytes, reading: bool
+) -> None:
+    filled(stream)
+    model = modelled(stream)
+    async with over_loopback(stream) as rig, rig.client() as asker, rig.client() as live:
+        await live.ask(wire.start(len(model.entries)), OK)
+        with flooding(rig.address, request_, reading=reading):
+            for turn in range(20):
+                await asker.ask(wire.entry(2), OK + b"\xfe" + model.packed(2, 3)[1:])
+                append(stream, (1, b"%d" % turn))
+                await live.expect(modelled(stream).packed(len(model.entries) + turn))
+            for session in rig.server.sessions:
+                assert session._answered < 200_000
+                assert session._protocol.pending < 200_000
+
+
+async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_second(
+    stream: DataStream,
+) -> None:
+    async with over_loopback(stream) as rig:
+        with flooding(rig.address, wire.stop() + b"more" * 5_000, reading=False):
+            while not rig.server.sessions:
+                await trio.lowlevel.checkpoint()
+            began = trio.current_time()
+            while rig.server.sessions:
+                await trio.sleep(0.01)
+            assert 0.9 < trio.current_time() - began < 3
+
+
+async def test_questions_without_reading_the_answers(stream: DataStream) -> None:
+    """The server stops asking what else is wanted; what it owes stays small, and right."""
+    append(stream, *[(1, bytes([n]) * 10_000) for n in range(50)])
+    model = modelled(stream)
+    asked = [n * 7 % 50 for n in range(4_000)]
+    async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.send, b"".join(map(wire.entry, asked)))
+            await wait_all_tasks_blocked(0.002)
+            [session] = rig.server.sessions
+            assert session._answered + session._protocol.pending < 300_000
+            for number in asked:
+                await peer.expect(OK + b"\xfe" + model.packed(number, number + 1)[1:])
+        await peer.nothing_more()
+
+
+async def test_hundreds_of_half_commands(stream: DataStream) -> None:
+    filled(stream)
+    model = modelled(stream)
+    async with over_loopback(stream) as rig, AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(rig.client()) for _ in range(300)]
+        for at, peer in enumerate(slow):
+            await peer.send(wire.entry(at % 20)[: at % 24])
+        async with rig.client() as asker:
+            await asker.ask(wire.entry(2), OK + b"\xfe" + model.packed(2, 3)[1:])
+        for at, peer in enumerate(slow):
+            await peer.ask(
+                wire.entry(at % 20)[at % 24 :],
+                OK + b"\xfe" + model.packed(at % 20, at % 20 + 1)[1:],
+            )
+        assert len(rig.server.sessions) >= 300
+
+
+async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
+    filled(stream)
+    model = modelled(stream)
+    abort = struct.pack("ii", 1, 0)
+    async with over_loopback(stream) as rig, rig.client() as stays:
+        await stays.ask(wire.start(0), OK + model.packed())
+        await wait_all_tasks_blocked()
+        before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        for turn in range(1_000):
+            connection = socket.create_connection(rig.address)
+            if turn % 4 == 1:
+                connection.sendall(wire.header())
+            elif turn % 4 == 2:
+                connection.sendall(wire.start(0))
+            if turn % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, abort)
+            connection.close()
+            if turn % 50 == 0:
+                await trio.lowlevel.checkpoint()
+        append(stream, (1, b"still there"))
+        await stays.expect(modelled(stream).packed(len(model.entries)))
+        while len(rig.server.sessions) > 1:
+            await trio.sleep(0.01)
+        gc.collect()
+        if before:
+            assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+async def test_memory_does_not_grow_with_the_lag_of_clients(stream: DataStream) -> None:
+    """Fifty clients stop reading; 40 MB are committed; the server's memory stays."""
+    async with over_loopback(stream, receive_buffer=4096) as rig, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(rig.client()) for _ in range(50)]
+        for peer in peers:
+            await peer.ask(wire.start(0), OK)
+        append(stream, (1, bytes(900_000)))
+        await wait_all_tasks_blocked(0.002)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(40):
+                append(stream, (1, bytes(1_000_000)))
+                await wait_all_tasks_blocked(0.002)
+            gc.collect()
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert grown < 3_000_000
+        assert all(session.cursor.number < 3 for session in rig.server.sessions)
+        await peers[7].expect(modelled(stream).packed())
+
+
+def test_results_of_the_model_are_those_of_the_format() -> None:
+    assert result(0).hex() == "ff0000000b000000004f4b"
+    assert result(9).hex() == "ff0000001800000009496e76616c696420636f6d6d616e64"
