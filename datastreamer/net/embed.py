@@ -86,9 +86,7 @@ class StreamServer:
                     index=index,
                 )
             else:
-                self.stream = DataStream.open(
-                    path, stream_type=stream_type, sync=sync, index=index
-                )
+                self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
                 kind = _Thread if in_process else _Child
                 self._serving: _Thread | _Child = kind(self.stream, listeners, max_clients, grace)

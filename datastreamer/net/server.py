@@ -59,19 +59,20 @@ class Server:
         self._waker = waker
         # How many changes of what was committed are under way in this process.
         self._held = 0
-        self._settled = trio.Event()
+        self._settling = trio.lowlevel.ParkingLot()
 
     async def run(
         self,
         listeners: Iterable[socket.socket],
         task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve on non-blocking listening sockets until cancelled; closes them and all clients."""
+        """Serve on listening sockets until cancelled; closes them and all clients."""
         listeners = list(listeners)
         token = trio.lowlevel.current_trio_token()
         with contextlib.ExitStack() as stack:
             for listener in listeners:
                 stack.callback(listener.close)
+                listener.setblocking(False)
             wakeup = stack.enter_context(_wakeup(self.stream, self._waker))
             stack.callback(self.stream.on_change(_in_loop(token, self._changing)))
             async with trio.open_nursery() as nursery:
@@ -164,6 +165,8 @@ class Server:
             trouble = ""
             if self.stream.epoch != self._epoch:
                 self._start_over()
+            if self._settling and not self.changing:
+                self._begin_anew()
             await self._catch_up_live()
             with trio.move_on_after(_POLL_SECONDS):
                 await trio.lowlevel.wait_readable(wakeup)
@@ -236,7 +239,8 @@ class Server:
 
         Nothing is read or sent then, but by whom it cannot concern.
         """
-        return self._held > 0 or self.stream.epoch != self._epoch
+        stream = self.stream
+        return self._held > 0 or stream.epoch != self._epoch or stream.changing
 
     def outdated(self) -> bool:
         """Whether what was just read may be of another history, or half changed."""
@@ -246,12 +250,12 @@ class Server:
     async def settled(self) -> None:
         """Return when no change is under way."""
         while self.changing:
-            await self._settled.wait()
+            await self._settling.park()
 
     async def _settle(self) -> None:
         """Wait for the end of a change in this process."""
         while self._held:
-            await self._settled.wait()
+            await self._settling.park()
 
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to go or to be changed: end whom that concerns, now."""
@@ -262,13 +266,14 @@ class Server:
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
+        concerned = [s for s in self.sessions if s.concerned(start, offset, stop, end)]
+        # Nothing fails from here on: who is told of the begin is told of the end.
         self._held += 1
-        for session in list(self.sessions):
-            if session.concerned(start, offset, stop, end):
-                self._end(session, "truncated" if stop is None else "changed", start)
-            elif stop is None:
-                session.cut_short(start, offset)
+        for session in concerned:
+            self._end(session, "truncated" if stop is None else "changed", start)
         if stop is None:
+            for session in self.sessions.difference(concerned):
+                session.cut_short(start, offset)
             # Who waits at the end waits at the new one; nothing behind it is sent any more.
             self.view.head = min(self.view.head, Head(offset, start))
 
@@ -283,8 +288,7 @@ class Server:
     def _begin_anew(self) -> None:
         self.view.forget()
         self._epoch = self.stream.epoch
-        settled, self._settled = self._settled, trio.Event()
-        settled.set()
+        self._settling.unpark_all()
         self._wake_parked()
 
     def _end(self, session: Session, what: str, number: int) -> None:

@@ -412,20 +412,18 @@ class Session:
     async def _send_some(self, copy: int) -> None:
         """One turn of catching up; `copy` bytes of whole entries where they are copied."""
         view = self._server.view
-        if self._span is not None:
-            await self._send_span(self._span)
-            return
+        far = self.cursor.offset < view.head.length - _COPIED_TAIL
+        by_file = far and self.transport.socket_fd is not None
         try:
-            far = self.cursor.offset < view.head.length - _COPIED_TAIL
-            if far and not self._half_sent() and self.transport.socket_fd is not None:
-                span = view.span(self.cursor)
-                if self._server.outdated():
-                    return
-                self._span, self.at = span, span.start
-                await self._send_span(span)
+            if by_file and self._span is None and not self._half_sent():
+                self._span = view.span(self.cursor)
+                self.at = self._span.start
+            if self._span is not None:
+                if not self._server.outdated():
+                    await self._send_span(self._span)
                 return
             # After the end of this entry sendfile goes on.
-            chunk = view.chunk(self.cursor, 1 if far else copy)
+            chunk = view.chunk(self.cursor, 1 if by_file else copy)
         except DamagedFile:
             if self._server.outdated():
                 return

@@ -47,6 +47,7 @@ from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import (
     NO_HASH,
     Judgement,
+    changing,
     hash_entries,
     judge,
     read_header,
@@ -61,6 +62,10 @@ _log = logging.getLogger(__name__)
 # doubles the step, up to 256 MiB.
 _MAX_STEP = 256
 _TORN_READS = 20
+_INTERRUPTED = (
+    "a commit or change was interrupted, by Ctrl-C perhaps; it may be in the file; open the "
+    "stream again to go on"
+)
 _NOTHING = (0, 0)
 
 
@@ -84,6 +89,7 @@ class StreamFile:
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
         self._page = bytearray(page)
+        self._unsettled = False
         self._closed = False
         self._lock = threading.RLock()
         # Writer's state. `_base` is the last head known to be on disk, `_running` the hash
@@ -289,6 +295,31 @@ class StreamFile:
             # As it was: also what an open judged not to have reached the disk stays so.
             return page[:end] != self._page[:end] and self._see(page)
 
+    def outdated(self) -> bool:
+        """Whether entries were taken back or changed since this reader last looked.
+
+        What he reads without looking may be of another history then, or of none: bytes of
+        an operation that is not committed, where entries stood that he still counts.
+        """
+        end = records.WITHOUT_SYNC[1]
+        for _ in range(_TORN_READS):
+            page = _read_page(self.file)
+            if page[:end] == self._page[:end]:
+                return False
+            record = records.get_record(page)
+            if record is not None:
+                return record.epoch != self.epoch
+        # Another program's header.
+        return read_header(page, self.path).total_entries < self.head.entries
+
+    @property
+    def changing(self) -> bool:
+        """Whether a writer elsewhere takes back or changes entries, as `refresh` saw it.
+
+        What is read of them meanwhile may be half of each.
+        """
+        return self._unsettled and self.file.locked_elsewhere()
+
     def _see(self, page: bytes) -> bool:
         """Believe a header page; True if the stream moved."""
         before = (self.head, self.epoch)
@@ -310,6 +341,7 @@ class StreamFile:
         else:
             return False
         self._page[:] = page
+        self._unsettled = changing(page)
         if seen == before:
             return False
         head, epoch = seen
@@ -359,12 +391,15 @@ class StreamFile:
                 except OSError as error:
                     raise WriteFailed(self.path, _refused(error)) from error
             sync = self._policy == "commit"
+            # A signal's handler may raise between any two of these lines.
+            self._failure = _INTERRUPTED
             self._write(packer, head, running.intdigest(), sync=sync)
             if sync:
                 self._base, self._running = head, xxh3_64()
             else:
                 self._running = running
             self.reader.head = head
+            self._failure = None
             if self.inside_wakers:
                 _wake(self.inside_wakers)
 
@@ -406,6 +441,7 @@ class StreamFile:
             self._sequence = sequence
             step = error.step if isinstance(error, CommitStepFailed) else STEP_DATA + 1
             if step == STEP_DATA:
+                self._failure = None
                 raise WriteFailed(self.path, _refused(error)) from error
             self._fail(error)
 
@@ -454,7 +490,13 @@ class StreamFile:
 
     def _change(self, write: Callable[[], None], head: Head) -> None:
         """Raise the epoch around a change of what was committed."""
+        with self.reader.changing():
+            self._change_held(write, head)
+        _wake([*self.wakers, *self.inside_wakers])
+
+    def _change_held(self, write: Callable[[], None], head: Head) -> None:
         before = bytes(self._page[: records.WITHOUT_SYNC[1]])
+        self._failure = _INTERRUPTED
         self.epoch += 1
         header = self._header_at(head)
         try:
@@ -472,8 +514,7 @@ class StreamFile:
             self._fail(error)
         self._base, self._running = head, xxh3_64()
         self.reader.head = head
-        self.reader.forget()
-        _wake([*self.wakers, *self.inside_wakers])
+        self._failure = None
 
     def _write_clean(self) -> None:
         """A record with an empty range: nothing is left that a power cut could take."""

@@ -9,6 +9,7 @@ Positions are pairs (file offset, entry number): a `Cursor`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -84,25 +85,51 @@ class Reader:
     """
 
     def __init__(self, file: File, path: str, head: Head) -> None:
-        self.head = head
+        # The head, and how often entries were taken back or changed: always together, so
+        # that who sees one sees the other.
+        self._state = head, 0
         self._file = file
         self._path = path
         self._first_numbers: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         self._tables: OrderedDict[int, PageTable] = OrderedDict()
         self._guard = threading.Lock()
-        self._changes = 0
+        # Held while entries are changed; the count of changes is odd then.
+        self._change = threading.Lock()
+
+    @property
+    def head(self) -> Head:
+        """How far to read."""
+        return self._state[0]
+
+    @head.setter
+    def head(self, head: Head) -> None:
+        self._state = head, self._state[1]
 
     @property
     def changes(self) -> int:
-        """How often entries were taken back or changed: `forget` counts."""
-        return self._changes
+        """How often entries were taken back or changed: `forget` and `changing` count."""
+        return self._state[1]
 
-    def forget(self) -> None:
-        """Drop what is known of pages: entries were taken back or changed."""
+    def forget(self, head: Head | None = None) -> None:
+        """Drop what is known of pages: entries were taken back or changed, up to `head`."""
         with self._guard:
-            self._changes += 1
+            now, changes = self._state
+            self._state = head or now, changes + 2
         self._drop()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around a change of entries by the writer's thread: who reads them waits."""
+        with self._change:
+            head, changes = self._state
+            self._state = head, changes + 1
+            try:
+                yield
+            finally:
+                head, changes = self._state
+                self._state = head, changes + 1
+                self._drop()
 
     def _drop(self) -> None:
         with self._guard:
@@ -116,17 +143,20 @@ class Reader:
         is believed."""
         doubted = False
         while True:
-            changes = self._changes
+            changes = self._state[1]
+            if changes & 1:
+                with self._change:
+                    continue
             try:
                 found = read(what)
             except DamagedEntry:
                 self._drop()
-                if changes == self._changes:
+                if changes == self._state[1]:
                     if doubted:
                         raise
                     doubted = True
             else:
-                if changes == self._changes:
+                if changes == self._state[1]:
                     return found
 
     # Where entries stand.
@@ -362,18 +392,22 @@ class Reader:
         self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE
     ) -> Iterator[EntryBatch]:
         """Runs of the entries from `start` to `stop` (excluded; None: the head now)."""
-        total = self.head.entries
+        head, changes = self._state
+        total = head.entries
         stop = total if stop is None else min(stop, total)
         if start < 0 or start > total:
             raise UnknownEntry(start, total)
         if start >= stop:
             return
-        changes, cursor = self._changes, self.cursor(start)
+        try:
+            cursor = self.cursor(start)
+        except UnknownEntry:
+            raise cut_back(start) from None
         while cursor.number < stop:
             try:
                 batch, cursor = self.run(cursor, max_bytes)
             except DamagedEntry:
-                if changes == self._changes:
+                if changes == self._state[1]:
                     raise
                 batch = None
             if not batch:

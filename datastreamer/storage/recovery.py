@@ -176,6 +176,12 @@ def hash_entries(file: File, start: Head, stop: Head) -> xxh3_64 | None:
     return hasher if (offset, number) == tuple(stop) else None
 
 
+def changing(page: bytes) -> bool:
+    """Whether the page was read while entries were being taken back or changed."""
+    record, mark = get_record(page), get_mark(page)
+    return record is not None and mark is not None and mark.epoch < record.epoch
+
+
 def visible(page: bytes) -> tuple[Head, int] | None:
     """How far a reader beside a living writer may go, and the epoch.
 

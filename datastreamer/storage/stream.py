@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from xxhash import xxh3_64
 
@@ -47,6 +47,7 @@ from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Head
 
 IndexName = Literal["lmdb", "memory"] | str
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]
 
@@ -251,6 +252,11 @@ class DataStream:
         return self._index
 
     @property
+    def changing(self) -> bool:
+        """Whether a writer elsewhere is taking back or changing entries, as `refresh` saw it."""
+        return self._file.changing
+
+    @property
     def writable(self) -> bool:
         return self._file.writable
 
@@ -343,20 +349,22 @@ class DataStream:
         if self.commit_guard is not None:
             self.commit_guard()
         file = self._file
-        if op.next_number == file.head.entries:
+        start = file.head.entries
+        if op.next_number == start:
             op.close()
             return
         try:
             file.commit(op, None if op._hasher is None else op._hash_of_placed())
-        except WriteFailed:
+        except BaseException:
             if file.failed:
                 op.close()
             raise
-        if op.bookmarks:
-            self._bookmarks().committed(op.bookmarks, file.synced)
-        elif self._keeper is not None and file.policy == "commit":
-            self._keeper.synced(file.synced)
         op.close()
+        keeper = self._bookmarks()
+        if op.bookmarks:
+            keeper.committed(op.bookmarks, start, file.head, file.synced)
+        else:
+            keeper.passed(start, file.head, file.synced)
 
     def rollback_atomic_op(self) -> None:
         """Forget the open operation. Raises `NoOperation`."""
@@ -376,18 +384,26 @@ class DataStream:
     def entry(self, number: int) -> Entry:
         """The committed entry `number`. Raises `UnknownEntry`."""
         self._ensure_open()
-        try:
-            return self._file.reader.entry(number)
-        except DamagedEntry:
+        return self._unchanged(lambda: self._file.reader.entry(number))
+
+    def _unchanged(self, read: Callable[[], T]) -> T:
+        """What `read()` gives while the writer that we follow takes nothing back."""
+        while True:
+            try:
+                found = read()
+            except DamagedEntry:
+                if not self._was_changed():
+                    raise
+                continue
             if not self._was_changed():
-                raise
-        return self._file.reader.entry(number)
+                return found
 
     def _was_changed(self) -> bool:
-        """Whether what looks damaged was cut back or changed by the writer that we follow."""
-        changes = self._file.reader.changes
+        """Whether the writer that we follow has taken entries back since we looked; looks."""
+        if not (self._follows and self._file.outdated()):
+            return False
         self.refresh()
-        return changes != self._file.reader.changes
+        return True
 
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The committed entries from `start` up to, not including, `stop` (None: the head)."""
@@ -412,6 +428,8 @@ class DataStream:
                 raise
             if batch is None:
                 return
+            if self._was_changed():
+                raise cut_back(number)
             number = batch.next_number
             yield batch
 
@@ -450,7 +468,7 @@ class DataStream:
 
         Raises `UnknownBookmark`, also where no event follows until the end.
         """
-        entry = self._file.reader.first_event(self.bookmark(key))
+        entry = self._unchanged(lambda: self._file.reader.first_event(self.bookmark(key)))
         if entry is None:
             raise UnknownBookmark(key, f"no event follows the bookmark 0x{key.hex()}")
         return entry

@@ -214,19 +214,21 @@ async def test_a_change_and_a_pass_that_has_served_half_of_its_clients(
     monkeypatch.setattr(server_module, "_PASS_NS", 0)  # eight clients a call
     append(stream, (1, b"old"))
     async with over_loopback(stream) as rig, AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(rig.client()) for _ in range(24)]
+        peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
         for peer in peers:
             await peer.ask(wire.start(1), OK)
         await wait_all_tasks_blocked()
         assert {s.state for s in rig.server.sessions} == {State.LIVE}
-        for turn in range(10):
+        halfway = 0
+        for turn in range(20):
             append(stream, (1, b"first %d" % turn))
             while not any(s.cursor.number == stream.total_entries for s in rig.server.sessions):
                 await trio.lowlevel.checkpoint()
-            assert any(s.cursor.number < stream.total_entries for s in rig.server.sessions)
+            halfway += any(s.cursor.number < stream.total_entries for s in rig.server.sessions)
             with stream._change(0, 1):  # as while a thread updates entry 0
                 await wait_all_tasks_blocked()
             append(stream, (2, b"second %d" % turn))
+        assert halfway > 5
         model = modelled(stream)
         for peer in peers:
             await peer.expect(model.packed(1))
@@ -356,15 +358,14 @@ async def test_changes_at_random_under_many_clients(stream: DataStream, seed: in
                 raise
 
     done = trio.Event()
-    async with over_loopback(stream, receive_buffer=32_768) as rig:
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                for n in range(4):
-                    first = choose.randrange(max(1, stream.total_entries))
-                    nursery.start_soon(client, rig, first, n == 0)
-                await trio.to_thread.run_sync(write)
-            done.set()
-            await wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
+    async with over_loopback(stream, receive_buffer=32_768) as rig, trio.open_nursery() as nursery:
+        for _ in range(12):
+            for n in range(4):
+                first = choose.randrange(max(1, stream.total_entries))
+                nursery.start_soon(client, rig, first, n == 0)
+            await trio.to_thread.run_sync(write)
+        done.set()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     assert ended
     assert survived

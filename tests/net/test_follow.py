@@ -9,7 +9,8 @@ import random
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.net import server as server_module
+from datastreamer.storage.disk import Buffer, OsDisk, OsFile
+from datastreamer.storage.record import get_record, put_record
 from datastreamer.storage.stream import DataStream
 from tests.conftest import Golden
 from tests.net import model as wire
@@ -312,7 +315,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
             good = os.pread(file.fileno(), 4096, 0)
             os.pwrite(file.fileno(), b"\0" * 4096, 0)
             while not caplog.records:
-                await trio.sleep(0.01)
+                await wait_all_tasks_blocked()
             # It cannot be told whether what it asks for still stands.
             await asker.send(wire.entry(1))
             assert await asker.was_reset() == b""
@@ -413,3 +416,87 @@ async def test_changes_elsewhere_at_random(
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     assert ended
+
+
+class HaltingFile(OsFile):
+    """Stops in the middle of a write of `halting` bytes, until told to go on."""
+
+    halting = 0
+    halfway: Callable[[], None]
+
+    def write(self, data: Buffer, offset: int) -> None:
+        if len(data) != HaltingFile.halting:
+            super().write(data, offset)
+            return
+        half = len(data) // 2
+        super().write(memoryview(data)[:half], offset)
+        HaltingFile.halfway()
+        super().write(memoryview(data)[half:], offset + half)
+
+
+class HaltingDisk(OsDisk):
+    def open(self, path: str, *, write: bool) -> OsFile:
+        plain = super().open(path, write=write)
+        return HaltingFile(plain.fileno())
+
+
+async def test_an_entry_that_is_half_written_over(path: Path) -> None:
+    """Whoever asks meanwhile waits for the end of it."""
+    size = 10_000
+    token = trio.lowlevel.current_trio_token()
+    at_half, go_on = trio.Event(), threading.Event()
+
+    def halfway() -> None:
+        trio.from_thread.run_sync(at_half.set, trio_token=token)
+        assert go_on.wait(20)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HaltingFile, "halting", size)
+        patch.setattr(HaltingFile, "halfway", staticmethod(halfway), raising=False)
+        with (
+            DataStream.create(path, sync="os", index="memory", disk=HaltingDisk()) as writer,
+            contextlib.ExitStack() as stack,
+        ):
+            append(writer, (BOOKMARK, b"key"), (1, b"a" * size), (1, b"behind"))
+            follower = stack.enter_context(DataStream.open(path, follow=True, index="memory"))
+            new = wire.pack(1, 1, b"b" * size)
+            async with (
+                over_loopback(follower) as rig,
+                rig.client() as live,
+                rig.client() as one,
+                rig.client() as two,
+                rig.client() as three,
+            ):
+                await live.ask(wire.start(0), OK + modelled(path).packed())
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(
+                        trio.to_thread.run_sync, writer.update_entry, 1, 1, b"b" * size
+                    )
+                    await at_half.wait()
+                    await live.was_reset()
+                    await one.send(wire.entry(1))
+                    await two.send(wire.bookmark(b"key"))
+                    await three.send(wire.start(1))
+                    await wait_all_tasks_blocked()
+                    go_on.set()
+                    for asker in (one, two):
+                        await asker.expect(OK + b"\xfe" + new[1:])
+                    await three.expect(OK + new + wire.pack(2, 1, b"behind"))
+                append(writer, (1, b"on"))
+                await three.expect(wire.pack(3, 1, b"on"))
+
+
+async def test_a_writer_that_died_in_the_middle_of_a_change(path: Path) -> None:
+    """Nobody will end it: what stands there is served."""
+    with DataStream.create(path, sync="os", index="memory") as writer:
+        append(writer, (1, b"one"), (1, b"two"), (1, b"three"))
+    page = bytearray(path.read_bytes()[:4096])
+    record = get_record(page)
+    assert record is not None
+    put_record(page, record._replace(epoch=record.epoch + 1))
+    with path.open("r+b") as file:
+        file.write(page)
+    with DataStream.open(path, follow=True, index="memory") as follower:
+        async with over_loopback(follower) as rig, rig.client() as peer:
+            await peer.ask(wire.entry(1), OK + wire.pack(1, 1, b"two", packet=0xFE))
+            await peer.ask(wire.start(0), OK + modelled(path).packed())

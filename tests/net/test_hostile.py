@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_any_bytes_get_the_answers_of_the_model(
 
 def cut(data: bytes, places: list[int]) -> Iterator[bytes]:
     bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         yield data[first:last]
 
 
@@ -128,7 +129,7 @@ async def test_garbage_over_loopback_beside_others(stream: DataStream) -> None:
             await live.expect(modelled(stream).packed(total))
             await asker.ask(wire.header(), OK + modelled(stream).header())
         while len(rig.server.sessions) > 2:
-            await trio.sleep(0.01)
+            await wait_all_tasks_blocked()
 
 
 @contextmanager
@@ -216,7 +217,7 @@ async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_second(
                 await trio.lowlevel.checkpoint()
             began = trio.current_time()
             while rig.server.sessions:
-                await trio.sleep(0.01)
+                await trio.lowlevel.checkpoint()
             assert 0.9 < trio.current_time() - began < 3
 
 
@@ -275,7 +276,7 @@ async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
         append(stream, (1, b"still there"))
         await stays.expect(modelled(stream).packed(len(model.entries)))
         while len(rig.server.sessions) > 1:
-            await trio.sleep(0.01)
+            await wait_all_tasks_blocked()
         gc.collect()
         if before:
             assert len(os.listdir("/proc/self/fd")) <= before + 2

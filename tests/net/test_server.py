@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -9,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -45,7 +47,7 @@ async def test_serve_gives_its_addresses_and_serves_on_each(stream: DataStream) 
             await peer.close()
         nursery.cancel_scope.cancel()
     for host, port in addresses:
-        with pytest.raises(OSError, match="refused|all attempts"):
+        with pytest.raises(OSError, match=r"refused|all attempts"):
             await trio.open_tcp_stream({"0.0.0.0": "127.0.0.1", "::": "::1"}[host], port)
 
 
@@ -79,8 +81,7 @@ async def test_a_unix_socket_serves_too(stream: DataStream, tmp_path: Path) -> N
     name = str(tmp_path / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)
-    listener.listen()
-    listener.setblocking(False)
+    listener.listen()  # a blocking one
     async with trio.open_nursery() as nursery:
         await nursery.start(functools.partial(serve, stream, listeners=[listener]))
         peer = Peer(await trio.open_unix_socket(name))
@@ -160,6 +161,7 @@ def test_out_of_descriptors(path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert process.stdout is not None
+    assert process.stderr is not None
     clients = []
     try:
         address = ("127.0.0.1", int(process.stdout.readline()))
@@ -167,22 +169,19 @@ def test_out_of_descriptors(path: Path) -> None:
             made = socket.create_connection(address, timeout=20)
             made.sendall(wire.header())
             clients.append(made)
-        served = 0
+        first_line = process.stderr.readline()
         for made in clients:  # accepted in the order they came
             assert made.recv(11) == OK
             assert made.recv(38)[0] == 1
             made.close()
-            served += 1
-        assert served == 40
     finally:
         for made in clients:
             made.close()
         _, said = process.communicate(timeout=20)
     assert process.returncode == 0, said
-    lines = said.strip().splitlines()
     # Once a time that it runs out, not ten times a second.
-    assert 1 <= len(lines) <= 10, said
-    assert "connections wait: Too many open files" in lines[0]
+    assert len(said.strip().splitlines()) < 10, said
+    assert "connections wait: Too many open files" in first_line
 
 
 async def test_errors_of_accept_that_pass(stream: DataStream) -> None:
@@ -251,17 +250,21 @@ async def test_a_server_after_another_on_one_stream(stream: DataStream) -> None:
 
 
 async def test_two_servers_of_one_stream(stream: DataStream) -> None:
-    async with over_loopback(stream) as one, over_loopback(stream) as two:
-        async with one.client() as first, two.client() as second:
+    async with (
+        over_loopback(stream) as one,
+        over_loopback(stream) as two,
+        one.client() as first,
+        two.client() as second,
+    ):
+        for peer in (first, second):
+            await peer.ask(wire.start(0), OK)
+        for turn in range(5):
+            append(stream, (1, b"%d" % turn))
             for peer in (first, second):
-                await peer.ask(wire.start(0), OK)
-            for turn in range(5):
-                append(stream, (1, b"%d" % turn))
-                for peer in (first, second):
-                    await peer.expect(modelled(stream).packed(turn))
-            stream.truncate(2)
-            for peer in (first, second):
-                await peer.was_reset()
+                await peer.expect(modelled(stream).packed(turn))
+        stream.truncate(2)
+        for peer in (first, second):
+            await peer.was_reset()
 
 
 async def test_drain_waits_until_all_is_sent(stream: DataStream) -> None:
@@ -295,3 +298,47 @@ async def test_a_commit_is_sent_without_waiting_for_the_poll(
             else:
                 await trio.to_thread.run_sync(append, stream, (1, b"%d" % turn))
             await peer.expect(modelled(stream).packed(turn))
+
+
+async def test_servers_come_and_go_under_a_writer(stream: DataStream) -> None:
+    """The writer never waits for one that is gone, nor writes to its descriptors."""
+    over = threading.Event()
+    failed: list[BaseException] = []
+    number = 0
+
+    def write() -> None:
+        nonlocal number
+        try:
+            while not over.is_set():
+                append(stream, *[(1, b"%d" % number)] * 3)
+                number += 1
+                if number % 3 == 0:
+                    stream.truncate(stream.total_entries - 2)
+                if number % 5 == 0:
+                    stream.update_entry(0, 1, b"0")
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    append(stream, (1, b"0"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, write)
+        try:
+            for _ in range(25):
+                async with over_loopback(stream) as rig, rig.client() as peer:
+                    await peer.ask(wire.entry(0), OK + wire.pack(0, 1, b"0", packet=0xFE))
+                    with contextlib.suppress(trio.BrokenResourceError):  # truncated just then
+                        await peer.ask(wire.start(0), OK + wire.pack(0, 1, b"0"))
+                readers, writers = zip(*[os.pipe() for _ in range(8)], strict=True)
+                began = number
+                while number < began + 3:
+                    await trio.lowlevel.checkpoint()
+                for fd in readers:
+                    os.set_blocking(fd, False)
+                    with pytest.raises(BlockingIOError):
+                        os.read(fd, 8)
+                for fd in (*readers, *writers):
+                    os.close(fd)
+        finally:
+            over.set()
+    assert not failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def cut(data: bytes, how: str | None) -> list[bytes]:
     words, _, places = how.partition("[")
     assert words == "segments cut at "
     bounds = [0, *ast.literal_eval(f"[{places}"), len(data)]
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(bounds)]
 
 
 def compare(step: Step, got: bytes) -> None:

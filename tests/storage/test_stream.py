@@ -20,6 +20,7 @@ from datastreamer.errors import (
     CommitInDoubt,
     EntryTooLarge,
     NoOperation,
+    NotFound,
     OperationOpen,
     StreamReadOnly,
     UnknownBookmark,
@@ -630,6 +631,58 @@ def test_a_follower_sees_commits_when_it_looks(path: Path) -> None:
         add(stream, TWO, TWO)
         assert follower.refresh()
         assert (follower.epoch, items(follower)) == (3, TWO + TWO)
+
+
+def test_a_follower_that_has_not_looked(path: Path) -> None:
+    """What was cut back and written anew looks damaged to it; it looks again, and knows."""
+    with (
+        DataStream.create(path, index="memory") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        add(stream, *[[(n, b"x" * 500_000)] for n in range(6)], [(BOOKMARK, b"k")])
+        follower.refresh()
+        follower.entry(6)
+        iteration = follower.entries()
+        assert [next(iteration).number for _ in range(2)] == [0, 1]
+        stream.truncate(1)
+        add(stream, *[[(n, b"y" * 400_001)] for n in range(1, 5)], [(BOOKMARK, b"k"), (9, b"z")])
+        with pytest.raises(NotFound, match="the stream was cut back while it was read"):
+            list(iteration)
+        assert follower.epoch == 1
+        stream.truncate(1)
+        add(stream, *[[(n, b"z" * 300_002)] for n in range(1, 5)], [(9, b"z"), (BOOKMARK, b"k")])
+        assert follower.entry(4).data == b"z" * 300_002  # though the other stands there still
+        assert follower.epoch == 2
+        assert follower.bookmark(b"k") == 6
+        stream.truncate(1)
+        add(stream, *[[(n, b"w" * 200_003)] for n in range(1, 8)], [(BOOKMARK, b"k")])
+        assert follower.bookmark(b"k") == 8
+        assert items(follower) == items(stream)
+
+
+def test_a_follower_that_has_not_looked_sees_nothing_uncommitted(path: Path) -> None:
+    """Cut back, and a huge operation placed where it still counts entries."""
+    with (
+        DataStream.create(path, index="memory") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        add(stream, [(1, b"seen" * 1000) for _ in range(300)])
+        follower.refresh()
+        iteration = follower.entries()
+        next(iteration)
+        stream.truncate(0)
+        stream.start_atomic_op()
+        for _ in range(1500):
+            stream.add_entry(1, b"none" * 1000)
+        stream._op.spill()
+        assert b"none" in path.read_bytes()
+        with pytest.raises(UnknownEntry, match="the stream holds none"):
+            follower.entry(150)
+        seen: list[Entry] = []
+        with pytest.raises(NotFound):
+            seen.extend(iteration)
+        assert all(entry.data == b"seen" * 1000 for entry in seen)
+        assert items(follower) == []
 
 
 def test_read_only_stays_as_it_was(path: Path) -> None:

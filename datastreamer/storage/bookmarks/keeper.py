@@ -74,7 +74,9 @@ class BookmarkKeeper:
         self._index: BookmarkIndex | None = None
         self._indexed = Head()
         self._open()
+        # The one at work; before it, a reader's that has yet to see that its index is gone.
         self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         if write:
             self._start("bookmarks of", self._run)
 
@@ -95,6 +97,7 @@ class BookmarkKeeper:
 
     def _start(self, what: str, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=work, name=f"{what} {self._path}", daemon=True)
+        self._threads = [*(it for it in self._threads if it.is_alive()), self._thread]
         self._thread.start()
 
     # Whether the index belongs to the file.
@@ -164,7 +167,7 @@ class BookmarkKeeper:
     def unread(self) -> int:
         """How many bytes of the stream the next look-up may have to read."""
         gap = self._known_from.offset - self._indexed.length
-        behind = 0 if self._write else self._reader.head.length - self._known_to.offset
+        behind = self._reader.head.length - self._known_to.offset
         return max(0, gap) + max(0, behind)
 
     def distrust(self, key: bytes, number: int) -> bool:
@@ -201,7 +204,8 @@ class BookmarkKeeper:
     def __len__(self) -> int:
         """The number of distinct keys. Reads what the index does not hold."""
         with self._writing, self._guard:
-            self._follow()
+            with contextlib.suppress(_MovedError):
+                self._follow()
             recent, indexed, until = set(self._recent), self._indexed, self._known_from
             index = self._index
         for batch in self._reader.batches(indexed.entries, until.number):
@@ -235,20 +239,35 @@ class BookmarkKeeper:
     # A reader's side.
 
     def _follow(self) -> None:
-        """Take in what a writer elsewhere has committed and indexed. Holds the guard."""
+        """Take in what has been committed, and what a writer elsewhere has indexed.
+
+        Holds the guard.
+        """
+        self._take_in()
         if self._write:
             return
-        cursor = self._known_to
-        while cursor.number < self._reader.head.entries:
-            batch, cursor = self._reader.run(cursor)
-            self._recent.update(batch.bookmarks())
-        self._known_to = cursor
         if self._index is None:
             self._begin_private()
         elif not self._private:
             if self._opened_at != self._reader.head:
                 self._open_beside_writer()
             self._follow_index()
+
+    def _take_in(self) -> None:
+        """Read the bookmarks of what was committed and has not been told. Holds the guard.
+
+        A writer is told of his own commits; but a signal may have come between a commit and
+        the telling, or another thread may ask before it.
+        """
+        while self._known_to.number < self._reader.head.entries:
+            batch, cursor = self._reader.run(self._known_to)
+            if not batch:
+                raise _MovedError
+            found = batch.bookmarks()
+            self._recent.update(found)
+            if self._write:
+                self._waiting += found
+            self._known_to = cursor
 
     def _open_beside_writer(self) -> None:
         """An index that was opened when nobody wrote has no lock: open it once more."""
@@ -295,14 +314,19 @@ class BookmarkKeeper:
 
     # The writer's side.
 
-    def committed(self, bookmarks: list[tuple[bytes, int]], synced: Head) -> None:
-        """Bookmarks of an operation that was just committed; `synced` is on disk."""
+    def committed(
+        self, bookmarks: list[tuple[bytes, int]], start: int, head: Head, synced: Head
+    ) -> None:
+        """Bookmarks of an operation that was just committed: from entry `start` to `head`.
+
+        `synced` is on disk. Should this not be called, the file is read in its place.
+        """
         with self._guard:
-            if bookmarks[0][1] < self._known_from.number:
-                # The index was given up between the commit and this: it is read again.
-                bookmarks = [it for it in bookmarks if it[1] >= self._known_from.number]
-            self._recent.update(bookmarks)
-            self._waiting += bookmarks
+            # Else somebody has asked meanwhile, and they were read from the file.
+            if start == self._known_to.number:
+                self._recent.update(bookmarks)
+                self._waiting += bookmarks
+                self._known_to = Cursor(*head)
             self._synced = synced
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
@@ -311,6 +335,12 @@ class BookmarkKeeper:
                 and not self._failing
             ):
                 self._work.notify()
+
+    def passed(self, start: int, head: Head, synced: Head) -> None:
+        """As `committed`, for an operation without bookmarks."""
+        if start == self._known_to.number:
+            self._known_to = Cursor(*head)
+        self._synced = synced
 
     def synced(self, head: Head) -> None:
         """Everything up to `head` is on disk and may be indexed."""
@@ -336,6 +366,8 @@ class BookmarkKeeper:
                 self._synced = min(self._synced, head)
                 if head.entries < self._known_from.number:
                     self._known_from = Cursor(*head)
+                if head.entries < self._known_to.number:
+                    self._known_to = Cursor(*head)
 
     # The thread.
 
@@ -385,6 +417,8 @@ class BookmarkKeeper:
                 cursor.offset - start.length < _CATCH_UP_BYTES
             ):
                 batch, cursor = self._reader.run(cursor)
+                if not batch:
+                    return False  # cut back, which this reader has yet to be told
                 if cursor.number > target.number:
                     batch = batch[: target.number - batch.first_number]
                     cursor = target
@@ -397,6 +431,10 @@ class BookmarkKeeper:
         with self._writing:
             with self._guard:
                 index, upto = self._index, self._synced
+                try:
+                    self._take_in()
+                except _MovedError:
+                    return
                 if index is None or not (
                     self._known_from.number <= self._indexed.entries < upto.entries
                 ):
@@ -451,9 +489,9 @@ class BookmarkKeeper:
         with self._guard:
             self._closing = True
             self._work.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        for thread in self._threads:
+            thread.join()
+        self._thread = None
         if self._write:
             try:
                 self._flush()
@@ -466,6 +504,7 @@ class BookmarkKeeper:
         """Forget everything without touching it: for the child of a fork."""
         self._index = None
         self._thread = None
+        self._threads = []
 
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:

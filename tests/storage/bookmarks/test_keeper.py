@@ -695,6 +695,27 @@ def test_a_follower_from_before_the_writer(tmp_path: Path) -> None:
             assert follower.bookmarks.lag() == 0
 
 
+def test_a_catch_up_beside_a_writer_that_cuts_back(tmp_path: Path, gate: Gate) -> None:
+    """The follower's thread has a target that is not there any more; it ends all the same."""
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+    gate.open = False
+    with (
+        DataStream.open(path, index="memory") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        for key in (b"old", b"twice"):
+            follower.bookmark(key)
+        gate.wait_for_it()  # the writer's own keeper has nothing to do; this is the follower's
+        stream.truncate(15)
+        follower._file.refresh()  # the head is moved, the keeper is not told yet
+        gate.let_go()
+        follower.bookmarks.wait()
+        follower.bookmarks.rewound()
+        check(follower, known_of(path))
+        check(follower, known_of(path))
+
+
 def test_asked_from_threads_while_written_and_cut_back(tmp_path: Path) -> None:
     """No answer is an error; each is a number that was right at some moment."""
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
