@@ -28,5 +28,6 @@ setup(
             "freethreading_compatible": False,
         },
         annotate=False,
+        quiet=True,
     )
 )

@@ -9,16 +9,17 @@ life: it is woken by every commit, ends with its parent and is started again if 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from datastreamer.errors import ServerFailed, StreamClosed
 from datastreamer.net.listen import open_listeners
@@ -75,6 +76,7 @@ class StreamServer:
     ) -> None:
         self._closed = False
         listeners = open_listeners(host, port)
+        self._addresses = [listener.getsockname()[:2] for listener in listeners]
         try:
             if create:
                 self.stream = DataStream.open_or_create(
@@ -104,12 +106,12 @@ class StreamServer:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """What it listens on: [(host, port), ...]."""
-        return [listener.getsockname()[:2] for listener in self._listeners]
+        return self._addresses
 
     @property
     def port(self) -> int:
         """The TCP port it listens on."""
-        return int(self._listeners[0].getsockname()[1])
+        return int(self._addresses[0][1])
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client has been sent all that is committed.
@@ -238,6 +240,8 @@ class _Child:
         grace: float,
     ) -> None:
         self._stream = stream
+        # As it is now: a child that is started later finds the index by it, too.
+        self._name = os.path.abspath(stream.path)
         self._listeners = listeners
         self._max_clients = max_clients
         self._grace = grace
@@ -260,22 +264,25 @@ class _Child:
     def _spawn(self) -> subprocess.Popen[bytes]:
         """Start a child and wait until it serves. Raises `ServerFailed`."""
         ours, theirs = socket.socketpair()
-        file = os.open(f"/dev/fd/{self._stream.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-        parent = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
-        passed = [listener.fileno() for listener in self._listeners]
-        passed += [file, self._waking, theirs.fileno(), *([parent] if parent >= 0 else [])]
-        order = {
-            "listeners": [listener.fileno() for listener in self._listeners],
-            "file": file,
-            "waker": self._waking,
-            "control": theirs.fileno(),
-            "parent": parent,
-            "name": os.path.abspath(self._stream.path),
-            "index": self._stream.index_name,
-            "max_clients": self._max_clients,
-            "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
-        }
+        passed: list[int] = []
+
+        def hand_down(fd: int) -> int:
+            # Not as 0, 1 or 2, which mean something else in the child.
+            passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+            return passed[-1]
+
         try:
+            order = {
+                "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
+                "file": self._hand_down_file(passed),
+                "waker": hand_down(self._waking),
+                "control": hand_down(theirs.fileno()),
+                "parent": self._hand_down_parent(hand_down),
+                "name": self._name,
+                "index": self._stream.index_name,
+                "max_clients": self._max_clients,
+                "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
+            }
             process = subprocess.Popen(
                 [sys.executable, "-m", "datastreamer.net.child", json.dumps(order)],
                 stdin=subprocess.DEVNULL,
@@ -283,11 +290,13 @@ class _Child:
                 start_new_session=True,
                 env=_environment(),
             )
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
-            os.close(file)
-            if parent >= 0:
-                os.close(parent)
+            for fd in passed:
+                os.close(fd)
         ours.settimeout(_READY_SECONDS)
         try:
             told = ours.recv(1)
@@ -304,6 +313,26 @@ class _Child:
         ours.settimeout(None)
         self._control = ours
         return process
+
+    def _hand_down_file(self, passed: list[int]) -> int:
+        """A description of its own, for reading: the writer's holds the lock."""
+        file = os.open(f"/dev/fd/{self._stream.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            passed.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3))
+        finally:
+            os.close(file)
+        return passed[-1]
+
+    @staticmethod
+    def _hand_down_parent(hand_down: Callable[[int], int]) -> int:
+        """What tells the child that this process is gone; -1: the control socket alone."""
+        if not hasattr(os, "pidfd_open"):
+            return -1
+        parent = os.pidfd_open(os.getpid())
+        try:
+            return hand_down(parent)
+        finally:
+            os.close(parent)
 
     def _watch(self) -> None:
         """Start the child again where it dies."""
@@ -365,10 +394,13 @@ class _Child:
         if control is None:
             return False
         try:
-            milliseconds = int(min(seconds, _LONGEST) * 1000)
-            control.sendall(what + milliseconds.to_bytes(4, "big"))
-            ready, _, _ = select.select([control], [], [], min(seconds, _LONGEST) + 1)
-            return bool(ready) and control.recv(1) == b"y"
+            control.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                control.recv(4096)  # answers that came too late
+            seconds = max(0.0, min(seconds, _LONGEST))
+            control.settimeout(seconds + 1)
+            control.sendall(what + int(seconds * 1000).to_bytes(4, "big"))
+            return control.recv(1) == b"y"
         except OSError:
             return False
 

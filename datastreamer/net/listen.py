@@ -48,10 +48,12 @@ def open_listeners(host: str | None, port: int) -> list[socket.socket]:
     except OSError as error:
         for listener in listeners:
             listener.close()
-        raise ListenFailed(
-            f"cannot listen on {shown}: {error.strerror or error}; "
-            "is the port in use, or not allowed?"
-        ) from error
+        hint = {
+            errno.EADDRINUSE: "; stop the program that listens there, or choose another port",
+            errno.EACCES: "; choose a port above 1023",
+            errno.EADDRNOTAVAIL: "; that is no address of this machine",
+        }.get(error.errno or 0, "")
+        raise ListenFailed(f"cannot listen on {shown}: {error.strerror or error}{hint}") from error
     if not listeners:
         raise ListenFailed(f"cannot listen on {shown}: it has no IPv4 or IPv6 address here")
     return listeners

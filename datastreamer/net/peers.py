@@ -33,7 +33,8 @@ def answer_timeout(peer: str, timeout: float) -> ConnectionLost:
 
 def connection_lost(peer: str, error: Exception) -> ConnectionLost:
     """The exception for a connection that broke."""
-    return ConnectionLost(f"the connection to {peer} is lost: {_reason(error)}")
+    why = _reason(error)
+    return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again to go on")
 
 
 def _reason(error: BaseException) -> str:

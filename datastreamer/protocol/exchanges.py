@@ -79,13 +79,13 @@ def _wrong(connection: ClientConnection, event: Event) -> PeerError:
     if not isinstance(event, PeerEnded):
         return ProtocolViolation(f"{connection.peer} sent {type(event).__name__} out of turn")
     if event.unread:
-        return ConnectionLost(f"{told} in the middle of an answer or entry")
+        return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
     if not connection.received_any:
         return ConnectionLost(
             f"{told} without an answer; servers do that to a client of another stream type "
             f"than theirs: is it {connection.stream_type}?"
         )
-    return ConnectionLost(told)
+    return ConnectionLost(f"{told}; connect again to go on")
 
 
 def header(connection: ClientConnection) -> Flow[Header]:

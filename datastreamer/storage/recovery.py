@@ -141,6 +141,16 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
             f"{head.length}, and its last page does not: {why}; "
             + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
         )
+    if slots and slots[0].header[:3] != header[:3]:
+        # No program changes what a stream is.
+        version, system_id, stream_type = slots[0].header[:3]
+        raise DamagedHeader(
+            path,
+            HEADER_OFFSET,
+            f"the header says version {header.version}, system id {header.system_id}, stream type "
+            f"{header.stream_type}; the last one that was on disk says version {version}, system "
+            f"id {system_id}, stream type {stream_type}",
+        )
     stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
     return Judgement(header, head, Head(), None, stream_id, epoch, False)
 

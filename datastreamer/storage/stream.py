@@ -29,7 +29,6 @@ from datastreamer.errors import (
     UnknownBookmark,
     UnknownEntry,
     UpdateRefused,
-    WriteFailed,
 )
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,

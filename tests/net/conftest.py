@@ -30,6 +30,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+def seeds(short: int, long: int) -> pytest.MarkDecorator:
+    """A parameter `seed`: a few always, many more in the long runs."""
+    more = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(short, long)]
+    return pytest.mark.parametrize("seed", [*range(short), *more])
+
+
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """What a test leaves open is collected, and complains, within that test."""

@@ -12,7 +12,7 @@ import trio
 from datastreamer.net import session as session_module
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import append, over_loopback
+from tests.net.conftest import append, over_loopback, seeds
 from tests.net.model import BOOKMARK, NOT_FOUND, OK, Conversation, Model, result
 
 MIB = 1 << 20
@@ -84,7 +84,7 @@ async def test_an_event_far_behind_its_bookmark(writer: DataStream, served: Data
         await peer.ask(wire.bookmark(b"far"), OK + wire.pack(number, 7, b"at last", packet=0xFE))
 
 
-@pytest.mark.parametrize("seed", [5])
+@seeds(1, 30)
 @pytest.mark.usefixtures("where")
 async def test_answers_are_true_at_some_moment_of_the_question(
     writer: DataStream, served: DataStream, seed: int

@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from datastreamer.net.session import Session, State
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Peer, Rig, append, over_loopback
+from tests.net.conftest import Peer, Rig, append, over_loopback, seeds
 from tests.net.model import OK, Model
 
 MIB = 1 << 20
@@ -276,7 +276,7 @@ async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
         await peer.expect(modelled(copied).packed(52))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(3, 200)
 async def test_changes_at_random_under_many_clients(stream: DataStream, seed: int) -> None:
     """Each client keeps every byte: all of it was committed, in order, and never half changed.
 

@@ -365,6 +365,31 @@ def test_an_interrupt_for_the_whole_group_ends_both_in_good_order(path: Path) ->
     assert said.strip().splitlines()[-1] == "KeyboardInterrupt"
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, None])
+def test_without_eventfd_and_pidfd(path: Path, how: signal.Signals | None) -> None:
+    """As on systems that have neither: a pipe wakes the child, the control socket ends it."""
+    script = "import os\nfor n in 'eventfd', 'pidfd_open': delattr(os, n)\n" + SERVE_UNTIL_TOLD
+    parent = run_script(script, str(path))
+    assert parent.stdout is not None
+    try:
+        pid, port = map(int, parent.stdout.readline().split())
+        with Plain(port) as client:
+            client.ask(wire.start(0), OK + wire.pack(0, 1, b"from the parent"))
+            if how is not None:
+                parent.send_signal(how)
+            else:
+                assert parent.stdin is not None
+                parent.stdin.close()
+            assert client.rest() == b""
+        assert gone(pid)
+    finally:
+        parent.kill()
+        parent.wait(PATIENCE)
+        for pipe in (parent.stdin, parent.stdout, parent.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
 FORK = """
 import os, signal, sys
 from datastreamer.net.embed import StreamServer

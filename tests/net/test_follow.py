@@ -24,7 +24,7 @@ from datastreamer.storage.record import get_record, put_record
 from datastreamer.storage.stream import DataStream
 from tests.conftest import Golden
 from tests.net import model as wire
-from tests.net.conftest import append, over_loopback
+from tests.net.conftest import append, over_loopback, seeds
 from tests.net.model import BOOKMARK, NOT_FOUND, OK, Model
 from tests.oracle import lay_out
 
@@ -325,7 +325,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
             await live.expect(modelled(path).packed(2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(3, 300)
 async def test_changes_elsewhere_at_random(
     writer: DataStream, follower: DataStream, path: Path, seed: int
 ) -> None:

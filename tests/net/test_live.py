@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -125,6 +128,52 @@ async def test_a_result_to_a_client_that_fell_out_of_the_pass(
             await peer.nothing_more()
         else:
             await peer.ended()
+
+
+@pytest.mark.parametrize("size", MODES.values(), ids=MODES)
+async def test_the_whole_way_without_sendfile(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """As on systems whose sendfile is another."""
+    elsewhere = SimpleNamespace(platform="elsewhere")
+    monkeypatch.setattr("datastreamer.net.transport.sys", elsewhere)
+    monkeypatch.setattr("datastreamer.net.session.sys", elsewhere)
+    monkeypatch.delattr(os, "sendfile", raising=False)
+    monkeypatch.delattr(os, "eventfd", raising=False)
+    fill(stream, size)
+    model = modelled(stream)
+    async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK)
+        await stalled(rig)
+        await peer.expect(model.packed())
+        append(stream, (1, b"live"))
+        await peer.expect(modelled(stream).packed(len(model.entries)))
+        await peer.nothing_more()
+        stream.update_entry(len(model.entries), 1, b"LIVE")
+        stream.truncate(len(model.entries))
+        assert await peer.was_reset() == b""
+
+
+async def test_a_file_that_is_cut_under_a_client(
+    stream: DataStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By somebody who has no business there: one line, one connection, and the server lives."""
+    append(stream, *[(1, bytes([n % 251]) * 20_000) for n in range(520)])
+    model = modelled(stream)
+    async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK)
+        await stalled(rig)
+        [session] = rig.server.sessions
+        size = os.path.getsize(stream.path)
+        os.truncate(stream.path, session.at + 1)
+        got = await peer.was_reset()
+        assert model.packed().startswith(got)
+        errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+        assert len(errors) == 1
+        assert f"at byte {session.at}: the file ends there" in errors[0]
+        os.truncate(stream.path, size)
+        async with rig.client() as other:
+            await other.ask(wire.header(), OK + model.header())
 
 
 async def until_live(rig: Rig) -> None:

@@ -69,6 +69,31 @@ def test_addresses_that_cannot_be_had(host: str, port: int) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("error", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+def test_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    real = socket.socket
+
+    class Without(real):  # type: ignore[misc, valid-type]
+        def __init__(self, family: int, *rest: int) -> None:
+            if family == socket.AF_INET6 and error == errno.EAFNOSUPPORT:
+                raise OSError(error, os.strerror(error))
+            super().__init__(family, *rest)
+
+        def bind(self, address: tuple[object, ...]) -> None:
+            if self.family == socket.AF_INET6:
+                raise OSError(error, os.strerror(error))
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Without)
+    listeners = open_listeners(None, 0)
+    assert [listener.family for listener in listeners] == [socket.AF_INET]
+    for listener in listeners:
+        listener.close()
+    if error == errno.EAFNOSUPPORT:
+        with pytest.raises(ListenFailed, match="no IPv4 or IPv6 address here"):
+            open_listeners("::1", 0)
+
+
 def test_the_names_of_addresses() -> None:
     assert address_of(("127.0.0.1", 5)) == "127.0.0.1:5"
     assert address_of(("::1", 5, 0, 0)) == "[::1]:5"

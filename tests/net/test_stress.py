@@ -128,7 +128,7 @@ async def test_over_loopback_through_small_buffers(stream: DataStream, seed: int
     def narrow(stream: DataStream) -> AbstractAsyncContextManager[Rig]:
         return over_loopback(stream, receive_buffer=8192)
 
-    await stress(narrow, stream, seed, rounds=2, size=100)
+    await stress(narrow, stream, seed, rounds=2, size=50)
 
 
 @pytest.mark.soak

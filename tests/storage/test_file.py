@@ -724,6 +724,26 @@ def test_a_commit_in_doubt(tmp_path: Path, sync: Any, step: str) -> None:
         assert items(stream) == ONE + TWO
 
 
+def test_a_sync_whose_record_cannot_be_written(tmp_path: Path) -> None:
+    """The data is on disk, the record that says so is not: the old one stands."""
+    path, disk = tmp_path / "s.bin", FaultyDisk()
+    with DataStream.create(path, index="memory", sync="os", disk=disk) as stream:
+        add(stream, ONE)
+        before = path.read_bytes()[:1584]
+
+        def fail_once() -> None:
+            del disk.before["write"]
+            raise OSError(errno.EIO, "Input/output error")
+
+        disk.before["write"] = fail_once
+        with pytest.raises(CommitInDoubt):
+            stream.sync()
+        assert path.read_bytes()[:1584] == before
+        assert items(stream) == ONE
+    with DataStream.open(path, index="memory") as stream:
+        assert items(stream) == ONE
+
+
 def test_a_disk_that_stays_dead(tmp_path: Path) -> None:
     """Not even the old header can be put back: in doubt it stays, and the close is quiet."""
     path, disk = tmp_path / "s.bin", FaultyDisk()

@@ -81,11 +81,12 @@ def test_an_interrupt_in_a_change(
     commit(stream, b"a", b"first")
     commit(stream, b"b", b"second")
     interrupt_after(monkeypatch, stream._file.file, "sync")
+    changes = {
+        "truncate": lambda: stream.truncate(2),
+        "update": lambda: stream.update_entry(1, 1, b"FIRST"),
+    }
     with pytest.raises(KeyboardInterrupt):
-        if change == "truncate":
-            stream.truncate(2)
-        else:
-            stream.update_entry(1, 1, b"FIRST")
+        changes[change]()
     monkeypatch.undo()
     stream.close()
     with DataStream.open(stream.path) as again:

@@ -326,6 +326,19 @@ def test_a_head_behind_padding(path: Path, scanned: list[Scanned], number: int) 
     file.close()
 
 
+def test_a_head_behind_what_is_no_padding(
+    path: Path, scanned: list[Scanned], tmp_path: Path
+) -> None:
+    last = scanned[201]
+    end = last.offset + 17 + len(last.data)
+    for change in (b"\x09", b"\x02\0\xff\xff\xff"):
+        _, reader = damaged(path, tmp_path / "d.bin", (end, change))
+        reader.head = Head(FIRST + 2 * PAGE, 202)
+        with pytest.raises(DamagedEntry) as caught:
+            list(reader.batches(0))
+        assert caught.value.offset == end
+
+
 def test_a_head_behind_a_full_page(path: Path, scanned: list[Scanned]) -> None:
     head = Head(FIRST + PAGE, 2)
     file, reader = open_reader(path, head)

@@ -656,3 +656,17 @@ def test_damage_that_only_reading_finds(
             assert caught.value.offset == 4149
         with pytest.raises(DamagedEntry, match=f"at byte 4149: .*{says}"):
             stream.entry(7)
+
+
+@pytest.mark.parametrize("offset", [21, 29, 37], ids=["version", "system id", "stream type"])
+def test_a_damaged_identity_is_not_taken_for_another_program(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "stream.bin"
+    with DataStream.create(path, version=2, system_id=7) as stream, stream.atomic_op() as op:
+        op.add_entry(1, b"data")
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x40
+    path.write_bytes(content)
+    for read_only in (True, False):
+        with pytest.raises(DamagedHeader, match="version 2, system id 7, stream type 1"):
+            DataStream.open(path, read_only=read_only)
+    assert path.read_bytes() == content

@@ -685,6 +685,23 @@ def test_a_follower_that_has_not_looked_sees_nothing_uncommitted(path: Path) -> 
         assert items(follower) == []
 
 
+def test_an_iteration_does_not_mix_two_histories(path: Path) -> None:
+    """Entries of the same sizes: nothing looks damaged."""
+    with (
+        DataStream.create(path, index="memory") as stream,
+        DataStream.open(path, follow=True) as follower,
+    ):
+        add(stream, [(1, b"before")] * 100)
+        follower.refresh()
+        batches = follower.batches(max_bytes=500)
+        assert {entry.data for entry in next(batches)} == {b"before"}
+        stream.truncate(5)
+        add(stream, [(1, b"after!")] * 95)
+        with pytest.raises(NotFound, match="cut back while it was read"):
+            next(batches)
+        assert {entry.data for entry in follower.entries(5)} == {b"after!"}
+
+
 def test_read_only_stays_as_it_was(path: Path) -> None:
     with DataStream.create(path) as stream:
         add(stream, ONE)

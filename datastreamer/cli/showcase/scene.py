@@ -196,10 +196,10 @@ def print_result(entries: int, digest: str, clients: list[Watcher], commits: lis
     program = _program()
     console.print("\n[bold]Next[/bold]")
     for command in (
-        f"{program} demo demo.bin --ops 100000 --rate 10 &",
-        f"{program} serve demo.bin --follow &",
-        f"{program} cat localhost:6900 --follow",
+        f"{program} demo demo.bin --ops 1000",
         f"{program} info demo.bin",
+        f"{program} serve demo.bin             # and, in another terminal:",
+        f"{program} cat localhost:6900 --follow",
     ):
         console.print(f"  {command}", soft_wrap=True)
 

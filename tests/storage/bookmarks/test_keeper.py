@@ -380,6 +380,24 @@ def test_only_what_is_on_disk_is_indexed(tmp_path: Path) -> None:
         check(stream, {b"a": 0, b"b": 4})
 
 
+def test_nor_when_it_is_built_again(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
+        add(stream, operation(b"a", b"b"))
+        stream.sync()
+        add(stream, operation(b"b", b"c"))
+        stream.bookmarks.rebuild()
+        assert stream.bookmarks.lag() == 4
+        check(stream, {b"a": 0, b"b": 4, b"c": 6})
+        add(stream, operation(b"d"))
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 6
+        stream.sync()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        check(stream, {b"a": 0, b"b": 4, b"c": 6, b"d": 8})
+        assert len(stream.bookmarks) == 4
+
+
 def test_rolled_back_bookmarks_are_never_seen(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin") as stream:
         add(stream, operation(b"k"))
