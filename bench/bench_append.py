@@ -152,7 +152,7 @@ def test_operations(
             "two bare pwrites": lambda: bare_commits(tmp_path, operations, size, sync=False),
         },
         unit="operations/s",
-        at_least=1.2,
+        at_least=1.0,
     )
 
 
