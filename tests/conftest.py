@@ -10,8 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+# A machine that is busy with something else is no fault of an example.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long runs are left out unless asked for with `-m soak`."""
+    if "soak" in config.option.markexpr:
+        return
+    long = [item for item in items if item.get_closest_marker("soak")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")

@@ -316,7 +316,10 @@ class _Child:
 
     def _hand_down_file(self, passed: list[int]) -> int:
         """A description of its own, for reading: the writer's holds the lock."""
-        file = os.open(f"/dev/fd/{self._stream.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        # Elsewhere than on Linux /dev/fd gives the same description once more.
+        linux = sys.platform == "linux"
+        name = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             passed.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3))
         finally:

@@ -20,16 +20,6 @@ from tests.net import model
 PATIENCE = 20.0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long runs of this folder are left out unless asked for with `-m soak`."""
-    if "soak" in config.option.markexpr:
-        return
-    long = [item for item in items if item.get_closest_marker("soak")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
-
-
 def seeds(short: int, long: int) -> pytest.MarkDecorator:
     """A parameter `seed`: a few always, many more in the long runs."""
     more = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(short, long)]

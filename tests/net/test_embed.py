@@ -266,8 +266,8 @@ def test_a_child_that_dies_is_replaced(
                     client.rest()
             whole = modelled(path).packed()
             assert read_until(server.port, 0, len(whole)) == whole
+            assert server.drain()  # it waits until the new one is known here too
             assert child.pid != pid
-            assert server.drain()
         messages = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert len(messages) == 3
         assert "the serving process ended (exit code -9)" in messages[0]
