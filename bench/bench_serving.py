@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from bench.measure import Done, Latencies
-from bench.readers import LiveReaders, catch_up, point_reads
+from bench.readers import LiveReaders, catch_up, echoes, point_reads
 from datastreamer import DataStream, StreamServer
 from datastreamer.format import HEADER_PAGE_SIZE
 
@@ -148,14 +148,14 @@ def test_point_reads(record: Any, smoke: bool, stored: Any) -> None:
     numbers = some_numbers(entries, count)
     with helper(BARE_ECHO, ANSWER) as bare:
         ours: list[Latencies] = []
-        echoes: list[Latencies] = []
+        limits: list[Latencies] = []
         for _ in range(1 if smoke else 5):
             ours.append(Latencies.of(point_reads(address, numbers, size=SIZE)))
-            echoes.append(Latencies.of(_echo(bare, count)))
+            limits.append(Latencies.of(echoes(bare, count, size=ANSWER)))
     record(
         "entry by number, 1 connection, waited",
         1e3 / statistics.median(one.p50 for one in ours),
-        {"bare Trio echo": 1e3 / statistics.median(one.p50 for one in echoes)},
+        {"bare Trio echo": 1e3 / statistics.median(one.p50 for one in limits)},
         unit="entries/s",
         at_least=0.9,
         less_is_better=False,
@@ -163,23 +163,9 @@ def test_point_reads(record: Any, smoke: bool, stored: Any) -> None:
     record(
         "entry by number, waited, p99",
         statistics.median(one.p99 for one in ours),
-        {"bare Trio echo": statistics.median(one.p99 for one in echoes)},
+        {"bare Trio echo": statistics.median(one.p99 for one in limits)},
         unit="ms",
     )
-
-
-def _echo(address: tuple[str, int], count: int) -> list[float]:
-    waits = []
-    with socket.create_connection(address) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(count):
-            begin = time.perf_counter()
-            connection.sendall(bytes(24))
-            left = ANSWER
-            while left:
-                left -= len(connection.recv(left))
-            waits.append(time.perf_counter() - begin)
-    return waits
 
 
 def test_pipelined(versus: Any, smoke: bool, stored: Any) -> None:

@@ -108,6 +108,18 @@ def point_reads(
     return waits
 
 
+def echoes(address: tuple[str, int], count: int, *, size: int) -> list[float]:
+    """As `point_reads`, of a server that answers anything with `size` bytes."""
+    waits = []
+    with _connect(address) as connection:
+        for _ in range(count):
+            begin = time.perf_counter()
+            connection.sendall(START.pack(5, 1, 0))
+            _receive(connection, size)
+            waits.append(time.perf_counter() - begin)
+    return waits
+
+
 class LiveReaders:
     """`clients` connections in a process of their own that wait for `operations`
     operations, from entry `start` on; a context manager, ready when entered.
