@@ -1,6 +1,6 @@
 # The contracts stand in the docstrings of _codec.pyx.
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final, overload
 
 from _typeshed import ReadableBuffer, WriteableBuffer
@@ -86,6 +86,7 @@ def entry_at(
 
 @final
 class PageTable:
+    used: bool
     def __new__(cls, first_number: int, page_file_offset: int) -> PageTable: ...
     @property
     def first_number(self) -> int: ...
@@ -101,6 +102,9 @@ class PageTable:
     def nbytes(self) -> int: ...
     def extend(self, buffer: ReadableBuffer, file_offset: int) -> int: ...
     def find(self, number: int) -> tuple[int, int, int]: ...
+    def read(
+        self, number: int, read: Callable[[int, int], bytes], prefix: bytes, packet_type: int
+    ) -> bytes | None: ...
 
 def pack_entry(number: int, type: int, data: ReadableBuffer, packet_type: int = 2) -> bytes: ...
 def pack_entry_into(

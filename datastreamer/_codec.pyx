@@ -612,6 +612,12 @@ cdef struct Point:
     uint32_t index     # of the entry, counted in the page
 
 
+cdef struct Place:
+    int64_t offset     # in the file, of a point
+    uint64_t number    # of the entry there
+    int64_t limit      # in the file: the entry that is looked for is whole before it
+
+
 @cython.final
 cdef class PageTable:
     """Where the entries of one page stand: a point every 32 entries or 8 KiB, from its start.
@@ -619,6 +625,7 @@ cdef class PageTable:
     For the page at `page_file_offset`, whose first entry is `first_number`. Begins
     empty; `extend` makes it reach further: up to entry `next_number` (excluded), at
     file offset `end_offset`. `full` says that no entry of the page is behind that.
+    `used` becomes true with each look-up; whoever keeps tables may set it to false.
     """
 
     cdef readonly uint64_t first_number
@@ -626,6 +633,7 @@ cdef class PageTable:
     cdef readonly int64_t page_file_offset
     cdef readonly int64_t end_offset
     cdef readonly bint full
+    cdef public bint used
     cdef Point* _points
     cdef Py_ssize_t _count
     cdef Py_ssize_t _capacity
@@ -700,13 +708,46 @@ cdef class PageTable:
         The nearest point at or before the entry, and a bound of what has to be read:
         the entry is whole before it. Raises `IndexError` where the table does not reach.
         """
+        cdef Place place = self._place(as_u64(number, "an entry number"))
+        return place.offset, place.number, place.limit
+
+    def read(self, number, read, bytes prefix not None, packet_type):
+        """`prefix` and the packed entry with this packet type, or None where the bytes in
+        the file are not what the table was made of.
+
+        `read(size, file_offset)` gives bytes of the file, fewer only where it ends. Raises
+        `IndexError` where the table does not reach.
+        """
         cdef uint64_t wanted = as_u64(number, "an entry number")
+        cdef uint8_t packet = as_packet(packet_type)
+        cdef Place place = self._place(wanted)
+        cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED, size = PyBytes_GET_SIZE(prefix)
+        cdef uint32_t length = 0
+        cdef bytes near = read(place.limit - place.offset, place.offset)
+        cdef bytes found
+        cdef uint8_t* to
+        if near is None:
+            raise TypeError("read() gave no bytes")
+        while place.number <= wanted:
+            before = at
+            if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),
+                         &room, &place.number, &length) != WHOLE:
+                return None
+        found = PyBytes_FromStringAndSize(NULL, size + length)
+        to = <uint8_t*>PyBytes_AS_STRING(found)
+        memcpy(to, PyBytes_AS_STRING(prefix), size)
+        memcpy(to + size, PyBytes_AS_STRING(near) + before, length)
+        to[size] = packet
+        return found
+
+    cdef Place _place(self, uint64_t wanted) except *:
+        cdef Place place
         cdef uint64_t index
-        cdef int64_t limit = self.end_offset
         cdef Py_ssize_t low = 0, high = self._count, middle
         if not self.first_number <= wanted < self.next_number:
             raise IndexError(f"no entry {wanted} in a table of {self.first_number} to "
                              f"{self.next_number}, excluded")
+        self.used = True
         index = wanted - self.first_number
         while high - low > 1:
             middle = (low + high) >> 1
@@ -714,10 +755,12 @@ cdef class PageTable:
                 low = middle
             else:
                 high = middle
+        place.limit = self.end_offset
         if high < self._count:
-            limit = self.page_file_offset + self._points[high].offset
-        return (self.page_file_offset + self._points[low].offset,
-                self.first_number + self._points[low].index, limit)
+            place.limit = self.page_file_offset + self._points[high].offset
+        place.offset = self.page_file_offset + self._points[low].offset
+        place.number = self.first_number + self._points[low].index
+        return place
 
     def __repr__(self):
         return (f"<PageTable of the page at {self.page_file_offset}: {self._count} points for "

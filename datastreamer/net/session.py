@@ -28,6 +28,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import (
+    PACKET_ANSWER,
     RESULT_BAD_FROM_BOOKMARK,
     RESULT_BAD_FROM_ENTRY,
 )
@@ -152,6 +153,7 @@ class Session:
             if event is None:
                 if self._answers:
                     await self._send_answers()
+                    await trio.lowlevel.checkpoint()
                 protocol.receive(await self.transport.receive())
                 continue
             if not isinstance(event, EntryQuery):
@@ -222,13 +224,13 @@ class Session:
             return b""  # changed just now: it is read again before it is sent
 
     def _entry(self, number: int) -> bytes:
-        reader = self._stream.reader
+        packed = self._stream.reader.packed
         try:
-            return messages.OK + reader.answer(number)
+            return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
         except UnknownEntry:
             if self._stream.refresh():
                 with contextlib.suppress(UnknownEntry):
-                    return messages.OK + reader.answer(number)
+                    return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
             return messages.OK + messages.NOT_FOUND
         except DamagedFile:
             if not self._server.outdated():

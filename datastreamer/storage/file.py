@@ -62,6 +62,8 @@ _log = logging.getLogger(__name__)
 # doubles the step, up to 256 MiB.
 _MAX_STEP = 256
 _TORN_READS = 20
+# The part of the header page that commits and changes write.
+_SEEN_BYTES = records.WITHOUT_SYNC[1]
 _INTERRUPTED = (
     "a commit or change was interrupted, by Ctrl-C perhaps; it may be in the file; open the "
     "stream again to go on"
@@ -89,6 +91,8 @@ class StreamFile:
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
         self._page = bytearray(page)
+        # What of it a reader beside a writer looked at last.
+        self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
         self._closed = False
         self._lock = threading.RLock()
@@ -289,11 +293,11 @@ class StreamFile:
 
         A rise of `epoch` means that entries were taken back or changed.
         """
+        # As it was: also what an open judged not to have reached the disk stays so.
+        if self.file.read(_SEEN_BYTES, 0) == self._seen:
+            return False
         with self._lock:
-            page = _read_page(self.file)
-            end = records.WITHOUT_SYNC[1]
-            # As it was: also what an open judged not to have reached the disk stays so.
-            return page[:end] != self._page[:end] and self._see(page)
+            return self._see(_read_page(self.file))
 
     def outdated(self) -> bool:
         """Whether entries were taken back or changed since this reader last looked.
@@ -301,10 +305,9 @@ class StreamFile:
         What he reads without looking may be of another history then, or of none: bytes of
         an operation that is not committed, where entries stood that he still counts.
         """
-        end = records.WITHOUT_SYNC[1]
         for _ in range(_TORN_READS):
             page = _read_page(self.file)
-            if page[:end] == self._page[:end]:
+            if page[:_SEEN_BYTES] == self._seen:
                 return False
             record = records.get_record(page)
             if record is not None:
@@ -341,6 +344,7 @@ class StreamFile:
         else:
             return False
         self._page[:] = page
+        self._seen = page[:_SEEN_BYTES]
         self._unsettled = changing(page)
         if seen == before:
             return False

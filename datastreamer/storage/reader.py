@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from bisect import bisect_right
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +21,6 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     HEADER_PAGE_SIZE,
-    PACKET_ANSWER,
     PACKET_ENTRY,
     PACKET_PADDING,
     PAGE_SIZE,
@@ -40,7 +38,6 @@ _KNOWN_PAGES = 1 << 16
 _TABLES = 1024
 # A page is tabulated no further than to the entry that is asked for, in growing steps.
 _FIRST_LOOK = 64 * 1024
-_ANSWER = bytes([PACKET_ANSWER])
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -92,7 +89,10 @@ class Reader:
         self._path = path
         self._first_numbers: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        self._tables: OrderedDict[int, PageTable] = OrderedDict()
+        # The tables by their first numbers, ascending; replaced, never changed.
+        self._directory: tuple[list[int], list[PageTable]] = [], []
+        # Which table is the next to go, should none be given a second chance.
+        self._hand = 0
         self._guard = threading.Lock()
         # Held while entries are changed; the count of changes is odd then.
         self._change = threading.Lock()
@@ -136,7 +136,7 @@ class Reader:
             # New ones: who reads beside this keeps what he finds to himself.
             self._first_numbers = {}
             self._ends = {}
-            self._tables.clear()
+            self._directory = [], []
 
     def _steadily(self, read: Callable[[A], T], what: A) -> T:
         """`read(what)`: once more where the stream was changed meanwhile, and before damage
@@ -176,15 +176,19 @@ class Reader:
             offset += at
         return Cursor(offset, number)
 
-    def packed(self, number: int) -> bytes:
-        """Entry `number` as it stands in the file, with its 17-byte head."""
-        near, at, size = self._find(number)
-        return near[at : at + ENTRY_HEAD_SIZE + size]
-
-    def answer(self, number: int) -> bytes:
-        """Entry `number` as the wire's answer: the packet type is 0xfe."""
-        near, at, size = self._find(number)
-        return _ANSWER + near[at + 1 : at + ENTRY_HEAD_SIZE + size]
+    def packed(self, number: int, *, prefix: bytes = b"", packet_type: int = PACKET_ENTRY) -> bytes:
+        """`prefix` and entry `number` with its 17-byte head, as it stands in the file but for
+        the packet type."""
+        head, changes = self._state
+        if 0 <= number < head.entries and not changes & 1:
+            first_numbers, tables = self._directory
+            at = bisect_right(first_numbers, number) - 1
+            if at >= 0 and number < tables[at].next_number:
+                found = tables[at].read(number, self._file.read, prefix, packet_type)
+                if found is not None and changes == self._state[1]:
+                    return found
+        near, start, size = self._find(number)
+        return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
     def entry(self, number: int) -> Entry:
         near, at, size = self._find(number)
@@ -225,30 +229,28 @@ class Reader:
         """A known entry at or before `number`: offset, number, end of the search."""
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
-        page = self._page_holding(number, head)
         with self._guard:
-            table = self._tables.get(page)
-            if table is None or number >= table.next_number:
-                table = self._tabulate(page, table, head, number)
-            self._tables.move_to_end(page)
+            table = self._table_holding(number)
+            if table is None:
+                table = self._tabulate(self._page_holding(number, head), head, number)
             if not table.first_number <= number < table.next_number:
                 raise DamagedEntry(
                     self._path,
                     table.end_offset,
                     f"the page ends before entry {table.next_number}, and entry {number} is due",
                 )
-            found: tuple[int, int, int] = table.find(number)
-        return found
+            return table.find(number)
 
-    def _tabulate(self, page: int, table: PageTable | None, head: Head, number: int) -> PageTable:
+    def _table_holding(self, number: int) -> PageTable | None:
+        first_numbers, tables = self._directory
+        at = bisect_right(first_numbers, number) - 1
+        return tables[at] if at >= 0 and number < tables[at].next_number else None
+
+    def _tabulate(self, page: int, head: Head, number: int) -> PageTable:
         """The page's table, as far as the head allows now; damage behind `number` is not
         looked at. Holds the guard."""
         start = page_start(page)
-        if table is None:
-            table = PageTable(self.first_number(page), start)
-            self._tables[page] = table
-            while len(self._tables) > _TABLES:
-                self._tables.popitem(last=False)
+        table = self._table_of(page, start)
         until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
         while number >= table.next_number and not table.full:
             since = table.end_offset
@@ -262,6 +264,28 @@ class Reader:
             if since + size >= until:
                 break
             size *= 2
+        return table
+
+    def _table_of(self, page: int, start: int) -> PageTable:
+        """The table of a page, made where there is none yet. Holds the guard."""
+        first_number = self.first_number(page)
+        first_numbers, tables = self._directory
+        at = bisect_left(first_numbers, first_number)
+        if at < len(tables) and tables[at].page_file_offset == start:
+            return tables[at]
+        first_numbers, tables = first_numbers.copy(), tables.copy()
+        table = PageTable(first_number, start)
+        first_numbers.insert(at, first_number)
+        tables.insert(at, table)
+        while len(tables) > _TABLES:
+            self._hand %= len(tables)
+            goes = tables[self._hand]
+            if goes is table or goes.used:
+                goes.used = False
+                self._hand += 1
+            else:
+                del first_numbers[self._hand], tables[self._hand]
+        self._directory = first_numbers, tables
         return table
 
     def first_number(self, page: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,67 @@ def check(table: PageTable, reach: int) -> None:
         region = CONTENT[begin : limit - START]
         found = entry_at(region, FIRST + index, start=0, start_number=number)
         assert found == (OFFSETS[index] - begin, SIZES[index], index)
+        entry = CONTENT[OFFSETS[index] : OFFSETS[index + 1]]
+        assert table.read(FIRST + index, part_of(CONTENT), b"", 2) == entry
+        assert table.read(FIRST + index, part_of(CONTENT), b"ok", 254) == b"ok\xfe" + entry[1:]
     for outside in {0, FIRST - 1, FIRST + reach}:
         with pytest.raises(IndexError, match=f"no entry {outside} in a table of 1000 to"):
             table.find(outside)
+        with pytest.raises(IndexError, match=f"no entry {outside} in a table of 1000 to"):
+            table.read(outside, part_of(CONTENT), b"", 2)
+
+
+def part_of(content: bytes) -> Callable[[int, int], bytes]:
+    """A file whose page at START holds `content`."""
+
+    def read(size: int, offset: int) -> bytes:
+        assert offset >= START
+        return content[offset - START : offset - START + size]
+
+    return read
+
+
+@given(st.data())
+@thorough
+def test_reading_by_a_table_of_other_bytes(data: st.DataObject) -> None:
+    """What a walk from the same point would not find is not given; what it finds is."""
+    table = PageTable(FIRST, START)
+    table.extend(CONTENT, START)
+    content = data.draw(damaged(CONTENT))
+    number = FIRST + data.draw(st.integers(0, len(SIZES) - 1))
+    offset, near, limit = table.find(number)
+    region = bytes(content[offset - START : limit - START])
+    try:
+        at, size, _ = entry_at(region, number, start=0, start_number=near)
+    except CorruptEntries:
+        expected = None
+    else:
+        expected = b"\xfe" + region[at + 1 : at + 17 + size]
+    assert table.read(number, lambda *_: region, b"", 254) == expected
+
+
+def test_reading_with_what_is_no_reader() -> None:
+    table = PageTable(FIRST, START)
+    table.extend(CONTENT, START)
+    for given_back in (None, bytearray(8192), "text"):
+        with pytest.raises(TypeError):
+            table.read(FIRST, lambda *_, it=given_back: it, b"", 2)
+    for packet in (-1, 256):
+        with pytest.raises(ValueError, match=r"one byte|0 to"):
+            table.read(FIRST, part_of(CONTENT), b"", packet)
+    with pytest.raises(ZeroDivisionError):
+        table.read(FIRST, lambda *_: 1 // 0, b"", 2)
+
+
+def test_a_table_says_that_it_was_used() -> None:
+    table = PageTable(FIRST, START)
+    table.extend(CONTENT, START)
+    assert not table.used
+    table.find(FIRST)
+    assert table.used
+    table.used = False
+    table.read(FIRST, part_of(CONTENT), b"", 2)
+    assert table.used
 
 
 def test_table_of_a_page() -> None:

@@ -399,12 +399,12 @@ async def test_a_fault_in_a_session_ends_that_session_alone(
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: MockClock,
 ) -> None:
-    def fault(self: object, number: int) -> bytes:
+    def fault(self: object, number: int, **how: object) -> bytes:
         raise RuntimeError("made up")
 
     async with in_memory(stream) as rig, rig.client() as other, rig.client() as peer:
         with monkeypatch.context() as patch:
-            patch.setattr("datastreamer.storage.reader.Reader.answer", fault)
+            patch.setattr("datastreamer.storage.reader.Reader.packed", fault)
             await peer.send(wire.entry(0))
             await peer.ended()
         assert [r.levelname for r in caplog.records] == ["ERROR"]
