@@ -11,6 +11,7 @@ checked = os.environ.get("DATASTREAMER_CHECKED") == "1"
 flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
+    "datastreamer._packer": ["datastreamer/_packer.pyx"],
     "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
     "datastreamer.net._fanout": ["datastreamer/net/_fanout.pyx"],
 }

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from bench.measure import Done
-from datastreamer._codec import Entry, EntryBatch, EntryPacker, PageTable, entry_at, scan
+from datastreamer._codec import Entry, EntryBatch, PageTable, entry_at, scan
+from datastreamer._packer import EntryPacker
 from tests.oracle import HEAD, PAGE
 from tests.oracle import scan as oracle_scan
 

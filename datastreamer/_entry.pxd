@@ -5,7 +5,7 @@ that there is one grammar. Knows pointers and lengths; no Python object, no file
 Reads take a pointer and how many bytes stand behind it.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef enum:
     HEAD_SIZE = 17
@@ -29,6 +29,11 @@ cdef enum Verdict:
     OUT_OF_SEQUENCE  # another number than the one that is due
     EMPTY_PAGE       # padding where a page has to start with an entry
     NO_MEMORY
+
+
+cdef inline Py_ssize_t page_room(int64_t file_offset) noexcept nogil:
+    """The bytes from a file offset to the end of its page: 1 to a page's size."""
+    return PAGE_SIZE - <Py_ssize_t>((file_offset - HEADER_PAGE_SIZE) % PAGE_SIZE)
 
 
 cdef inline uint32_t get_u32(const uint8_t* p) noexcept nogil:

@@ -26,6 +26,7 @@ LAYERS = [
     {"_entry"},
     {"_run"},
     {"_codec"},
+    {"_packer"},
     {"storage", "protocol", "reassembly", "zkevm"},
     {"net", "arrow"},
     {"spark"},
@@ -46,7 +47,7 @@ ONLY_FOR = {
     "pyspark": {"spark"},
 }
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.
-SANS_IO = {"errors", "format", "_entry", "_run", "_codec", "protocol"}
+SANS_IO = {"errors", "format", "_entry", "_run", "_codec", "_packer", "protocol"}
 INPUT_OUTPUT = {
     *("asyncio", "datetime", "fcntl", "io", "logging", "mmap", "multiprocessing", "pathlib"),
     *("random", "select", "selectors", "signal", "socket", "ssl", "subprocess", "tempfile"),
@@ -168,7 +169,7 @@ def test_every_import_goes_down() -> None:
 
 def test_reads_the_whole_package() -> None:
     parts = {path.relative_to(ROOT).parts[0].split(".")[0] for path in ROOT.rglob("*.py*")}
-    assert {"errors", "format", "_codec", "storage", "protocol", "net", "cli"} <= parts
+    assert {"errors", "format", "_codec", "_packer", "storage", "protocol", "net", "cli"} <= parts
 
 
 CLEAN = {

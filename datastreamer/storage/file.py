@@ -18,7 +18,7 @@ from typing import Literal
 
 from xxhash import xxh3_64
 
-from datastreamer._codec import EntryPacker
+from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
     CommitInDoubt,
     DamagedEntry,

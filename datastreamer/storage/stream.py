@@ -15,7 +15,8 @@ from typing import Literal, TypeVar
 
 from xxhash import xxh3_64
 
-from datastreamer._codec import Entry, EntryBatch, EntryPacker
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
     BadBookmark,
     BadEntryType,

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastreamer._codec import EntryBatch, EntryPacker, scan
+from datastreamer._codec import EntryBatch, scan
+from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
     BadBookmark,
     BadEntryType,

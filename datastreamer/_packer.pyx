@@ -1,0 +1,459 @@
+"""The write side of the hot path: the entries of an operation to bytes, page by page.
+
+Owns the arena that packed bytes gather in, the segments that say where in the file
+they belong, and the numbers that entries get. Knows bytes and file offsets; must not
+know files (a subclass writes), sockets or clocks, nor read entries but from a batch's
+columns. Everything is as safe between threads as the GIL makes it, and no more.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
+from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.object cimport PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from datastreamer._codec cimport (
+    BatchColumns, as_event_type, as_file_offset, as_u64, columns_of, refuse_size,
+)
+from datastreamer._entry cimport (
+    HEAD_SIZE, HEADER_PAGE_SIZE, MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, PACKET_ENTRY, PACKET_PADDING,
+    PAGE_SIZE, TYPE_BOOKMARK, page_room, put_head,
+)
+
+from datastreamer.errors import BadBookmark, NoOperation, UsageError
+
+cdef extern from "Python.h":
+    # Borrowed: for loops in which no Python code runs.
+    PyObject** PySequence_Fast_ITEMS(object sequence)
+    Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
+    bint is_bytes "PyBytes_CheckExact"(PyObject* item) noexcept
+    char* bytes_of "PyBytes_AS_STRING"(PyObject* item) noexcept
+    Py_ssize_t size_of "PyBytes_GET_SIZE"(PyObject* item) noexcept
+
+cdef enum:
+    SMALLEST_ARENA = 64 << 10
+    SPILL_SIZE = 4 << 20
+
+cdef int64_t LARGEST_OPERATION = <int64_t>1 << 50  # none comes near: offsets cannot overflow
+
+
+cdef bytes copied(object data):
+    """The bytes of a bytes-like object, as an object of our own."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return PyBytes_FromStringAndSize(<const char*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef Py_ssize_t measure(object items) except -2:
+    """The bytes that a list or tuple of bytes packs to, padding marks included.
+
+    -1 where it holds something else too; raises `EntryTooLarge`. Runs no Python code.
+    """
+    cdef PyObject** item = PySequence_Fast_ITEMS(items)
+    cdef Py_ssize_t i, size, total = 0
+    for i in range(PySequence_Fast_GET_SIZE(items)):
+        if not is_bytes(item[i]):
+            return -1
+        size = size_of(item[i])
+        if size > MAX_DATA_SIZE:
+            refuse_size(size, i)
+        total += HEAD_SIZE + size + 1
+    return total
+
+
+@cython.final
+cdef class _Arena:
+    """Memory for packed bytes. What is exported of it neither moves nor changes."""
+
+    cdef uint8_t* memory
+    cdef Py_ssize_t size
+    cdef Py_ssize_t used       # what the next export shows
+    cdef Py_ssize_t exports
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.memory if self.memory != NULL else <uint8_t*>b"",
+                          self.used, 1, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self.exports -= 1
+
+
+cdef struct Segment:
+    int64_t file_offset
+    Py_ssize_t begin        # in the arena
+    bint padded             # its last byte is a padding mark
+
+
+@cython.no_gc_clear
+cdef class EntryPacker:
+    """The write side of an atomic operation: entries packed as they will stand in the file.
+
+    Packed bytes gather in an arena; `segments` say where in the file they belong. None
+    crosses a page: where an entry does not fit in what is left of its page, the segment
+    ends with one 0 byte (the padding mark) if a byte is left, and the next begins with
+    the next page. The rest of the padding is not written.
+
+    Memory stays bounded by spilling: with more than `spill_size` bytes in the arena the
+    next add calls `self.spill()` first, also in the middle of a bulk call. A subclass
+    writes the segments there and calls `drain()`; it must not add. Where it does not
+    drain (as here), it is asked again after as many bytes more. Where it raises, the
+    entry it was called for is not added, the ones before it are, and the next add asks
+    again: so the operation can go on, or be given up.
+
+    Every `add_` raises `NoOperation` where `begin` did not come before.
+    """
+
+    cdef _Arena _arena
+    cdef uint8_t* _bytes          # the arena's memory
+    cdef Py_ssize_t _size         # and its size
+    cdef Py_ssize_t _used
+    cdef Py_ssize_t _spill_size
+    cdef Py_ssize_t _spill_at
+    cdef Segment* _segments
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _capacity
+    cdef int64_t _offset          # in the file, where the next byte goes
+    cdef Py_ssize_t _room         # what is left of the page there; 0 behind a full one
+    cdef uint64_t _number
+    cdef list _bookmarks
+    cdef bint _open
+
+    def __cinit__(self, *args, **kwargs):
+        self._arena = _Arena.__new__(_Arena)
+        self._bookmarks = []
+        self._offset = HEADER_PAGE_SIZE
+        self._room = PAGE_SIZE
+        self._spill_size = self._spill_at = SPILL_SIZE
+
+    def __init__(self, Py_ssize_t spill_size=SPILL_SIZE):
+        if spill_size < 0:
+            raise ValueError(f"spill_size is at least 0, not {spill_size}")
+        self._spill_size = self._spill_at = spill_size
+
+    def __dealloc__(self):
+        free(self._segments)
+
+    def begin(self, total_length, total_entries):
+        """Open an operation on a stream that ends there; forget everything before.
+
+        `total_length` is a file offset, as in the header. The arena's memory is kept.
+        """
+        cdef int64_t offset = as_file_offset(total_length)
+        cdef uint64_t number = as_u64(total_entries, "the number of entries")
+        if offset > INT64_MAX - LARGEST_OPERATION:
+            raise ValueError(f"a stream of {offset} bytes has no place for an operation")
+        self._empty()
+        self._bookmarks = []
+        self._offset = offset
+        self._room = page_room(offset)
+        self._number = number
+        self._open = True
+
+    def close(self):
+        """End the operation. What it packed can be read until the next `begin`."""
+        self._open = False
+
+    def drain(self):
+        """Forget arena and segments: they are written. Positions and bookmarks stay."""
+        self._empty()
+
+    def spill(self):
+        """Called when the arena is above its limit; for subclasses. Does nothing here."""
+
+    @property
+    def is_open(self):
+        """Whether an operation is open."""
+        return self._open
+
+    @property
+    def next_number(self):
+        """The next entry's number: the total of entries after a commit now."""
+        return self._number
+
+    @property
+    def total_length(self):
+        """The file offset just past the last entry: the total length after a commit now."""
+        return self._offset
+
+    @property
+    def bookmarks(self):
+        """(key, entry number) of each bookmark since `begin`, in order."""
+        return self._bookmarks
+
+    @property
+    def segments(self):
+        """(file offset, offset in the arena, length) of each segment, in order; none is empty."""
+        cdef Py_ssize_t i
+        return [(self._segments[i].file_offset, self._segments[i].begin,
+                 self._segment_end(i) - self._segments[i].begin) for i in range(self._count)]
+
+    @property
+    def arena(self):
+        """The packed bytes of all segments: a read-only view, whose bytes never change."""
+        self._arena.used = self._used
+        return PyMemoryView_FromObject(self._arena)
+
+    def entry_spans(self):
+        """Views of the packed entries in order, without the padding marks."""
+        cdef Py_ssize_t i, end
+        view = self.arena
+        spans = []
+        for i in range(self._count):
+            end = self._segment_end(i) - self._segments[i].padded
+            if end > self._segments[i].begin:
+                spans.append(view[self._segments[i].begin:end])
+        return spans
+
+    def add_entry(self, type, data):
+        """Add an event and return its number.
+
+        Raises `BadEntryType` where `type` is no u32 or the bookmarks' own (0xb0),
+        `EntryTooLarge` where `data` is more than 1,048,559 bytes.
+        """
+        cdef uint32_t kind = as_event_type(type)
+        cdef Py_buffer view
+        if PyBytes_CheckExact(data):
+            return self._add(kind, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self._add(kind, <const uint8_t*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    def add_bookmark(self, key):
+        """Add a bookmark and return its number. `BadBookmark`: its key is not 1 to 16 bytes."""
+        cdef bytes its_key = key if PyBytes_CheckExact(key) else copied(key)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(its_key)
+        if not 1 <= size <= MAX_BOOKMARK_SIZE:
+            raise BadBookmark(f"a bookmark's key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {size}")
+        self._ready(size)
+        self._remember(its_key)
+        self._put(TYPE_BOOKMARK, <const uint8_t*>PyBytes_AS_STRING(its_key), size)
+        return self._number - 1
+
+    def add_entries(self, type, data):
+        """Add an event for each item of `data` and return the range of their numbers.
+
+        `type` is one for all, or as many as there are items. Everything is checked
+        first, with the errors of `add_entry`: if one item is refused, none is added.
+        """
+        cdef object items, types
+        cdef uint32_t kind = 0
+        cdef uint32_t* kinds = NULL
+        cdef Py_ssize_t count, total, i
+        cdef uint64_t first
+        self._check(0)
+        items = data if isinstance(data, (list, tuple)) else list(data)
+        types = None if hasattr(type, "__index__") else tuple(type)
+        try:
+            if types is None:
+                kind = as_event_type(type)
+            else:
+                kinds = <uint32_t*>malloc((len(types) + 1) * sizeof(uint32_t))
+                if kinds == NULL:
+                    raise MemoryError
+                for i in range(<Py_ssize_t>len(types)):
+                    kinds[i] = as_event_type(types[i])
+            total = measure(items)
+            if total < 0 or total > self._spill_at - self._used:
+                # Python code will run in between: give it nothing that it could change.
+                items = tuple(items)
+                if measure(items) < 0:
+                    items = [copied(item) for item in items]
+                total = measure(items)
+            count = PySequence_Fast_GET_SIZE(items)
+            if types is not None and len(types) != count:
+                raise ValueError(f"{len(types)} types for {count} entries")
+            self._check(<uint64_t>count)
+            if total <= self._spill_at - self._used:
+                self._ensure(total)
+            first = self._number
+            self._put_all(kind, kinds, PySequence_Fast_ITEMS(items), count)
+        finally:
+            free(kinds)
+        return range(first, first + <uint64_t>count)
+
+    def add_batch(self, batch):
+        """Add the entries of a batch, with new numbers; return the range of these.
+
+        Bookmarks are welcome, and noted where their key is 1 to 16 bytes.
+        """
+        cdef BatchColumns columns
+        cdef Py_ssize_t i, size
+        cdef const uint8_t* data
+        cdef uint64_t first = self._number
+        columns_of(batch, &columns)
+        self._check(<uint64_t>columns.count)
+        for i in range(columns.count):
+            data = columns.base + columns.offsets[i] + HEAD_SIZE
+            size = columns.lengths[i]
+            self._ready(size)
+            if columns.types[i] == TYPE_BOOKMARK and 1 <= size <= MAX_BOOKMARK_SIZE:
+                self._remember(PyBytes_FromStringAndSize(<const char*>data, size))
+            self._put(columns.types[i], data, size)
+        return range(first, first + <uint64_t>columns.count)
+
+    @cython.final
+    cdef int _check(self, uint64_t count) except -1:
+        """Whether `count` more entries may be added."""
+        if not self._open:
+            raise NoOperation("no atomic operation is open; begin one first")
+        # The last u64 names no entry: a total of entries could not count it.
+        if count > UINT64_MAX - self._number:
+            raise UsageError(f"no numbers are left for {count} entries from {self._number} on")
+        return 0
+
+    @cython.final
+    cdef inline int _ready(self, Py_ssize_t size) except -1:
+        """Let an entry with `size` bytes of data be put next; spills if it is time."""
+        if size > MAX_DATA_SIZE:
+            refuse_size(size)
+        if not self._open or self._number == UINT64_MAX:
+            self._check(1)
+        if self._used > self._spill_at:
+            self._call_spill()
+        return self._ensure(HEAD_SIZE + size + 1)
+
+    @cython.final
+    cdef int _call_spill(self) except -1:
+        cdef uint64_t number = self._number
+        self.spill()
+        self._check(1)
+        if self._number != number:
+            raise RuntimeError("spill() must not add entries")
+        if self._used > self._spill_at:
+            self._spill_at = self._used + self._spill_size
+        return 0
+
+    @cython.final
+    cdef inline int _ensure(self, Py_ssize_t size) except -1:
+        """Have `size` bytes free in the arena, and two segments. Runs no Python code."""
+        if size > self._size - self._used or self._capacity - self._count < 2:
+            self._grow(size)
+        return 0
+
+    @cython.final
+    cdef int _grow(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t capacity = self._capacity * 2 + 4
+        cdef Py_ssize_t arena_size = self._size + (self._size >> 1)
+        cdef _Arena arena = self._arena
+        cdef void* moved
+        if self._capacity - self._count < 2:
+            moved = realloc(self._segments, capacity * sizeof(Segment))
+            if moved == NULL:
+                raise MemoryError
+            self._segments = <Segment*>moved
+            self._capacity = capacity
+        if size <= self._size - self._used:
+            return 0
+        if size > PY_SSIZE_T_MAX - self._used:
+            raise MemoryError
+        arena_size = max(arena_size, self._used + size, SMALLEST_ARENA)
+        if arena.exports:
+            arena = _Arena.__new__(_Arena)
+            moved = malloc(arena_size)
+        else:
+            moved = realloc(arena.memory, arena_size)
+        if moved == NULL:
+            raise MemoryError
+        if arena is not self._arena:
+            memcpy(moved, self._bytes, self._used)
+        arena.memory = <uint8_t*>moved
+        arena.size = arena_size
+        self._arena = arena
+        self._bytes = arena.memory
+        self._size = arena_size
+        return 0
+
+    @cython.final
+    cdef int _empty(self) except -1:
+        """Forget what was packed. An arena that is exported, or became huge, is left to others."""
+        cdef Py_ssize_t usual = self._spill_size + 2 * PAGE_SIZE
+        if self._arena.exports or self._size >> 1 > usual:
+            self._arena = _Arena.__new__(_Arena)
+            self._bytes = NULL
+            self._size = 0
+        self._used = 0
+        self._count = 0
+        self._spill_at = self._spill_size
+        return 0
+
+    @cython.final
+    cdef inline Py_ssize_t _segment_end(self, Py_ssize_t i) noexcept:
+        return self._used if i + 1 == self._count else self._segments[i + 1].begin
+
+    @cython.final
+    cdef int _remember(self, bytes key) except -1:
+        """Note the bookmark that is put next; `_ready` came before."""
+        pair = (key, self._number)
+        self._ensure(HEAD_SIZE + MAX_BOOKMARK_SIZE + 1)  # a new tuple may have run a collection
+        self._bookmarks.append(pair)
+        return 0
+
+    @cython.final
+    cdef inline void _open_segment(self) noexcept:
+        self._segments[self._count].file_offset = self._offset
+        self._segments[self._count].begin = self._used
+        self._segments[self._count].padded = False
+        self._count += 1
+
+    @cython.final
+    cdef void _turn(self, Py_ssize_t length) noexcept:
+        """Open the segment for an entry of `length` bytes, on the next page if need be."""
+        if self._count == 0 and self._room:
+            self._open_segment()
+        if length > self._room:
+            if self._room:
+                self._bytes[self._used] = PACKET_PADDING
+                self._used += 1
+                self._segments[self._count - 1].padded = True
+                self._offset += self._room
+            self._room = PAGE_SIZE
+            self._open_segment()
+
+    @cython.final
+    cdef inline void _put(self, uint32_t kind, const uint8_t* data, Py_ssize_t size) noexcept:
+        """Pack an entry; `_ready` came before."""
+        cdef Py_ssize_t length = HEAD_SIZE + size
+        cdef uint8_t* p
+        if length > self._room or self._count == 0:
+            self._turn(length)
+        p = self._bytes + self._used
+        put_head(p, PACKET_ENTRY, <uint32_t>length, kind, self._number)
+        memcpy(p + HEAD_SIZE, data, size)
+        self._used += length
+        self._offset += length
+        self._room -= length
+        self._number += 1
+
+    @cython.final
+    cdef inline uint64_t _add(self, uint32_t kind, const uint8_t* data,
+                              Py_ssize_t size) except? 0xFFFFFFFFFFFFFFFF:
+        self._ready(size)
+        self._put(kind, data, size)
+        return self._number - 1
+
+    @cython.final
+    cdef int _put_all(self, uint32_t kind, const uint32_t* kinds, PyObject** items,
+                      Py_ssize_t count) except -1:
+        """Pack `count` bytes objects, which nobody changes meanwhile."""
+        cdef Py_ssize_t i
+        for i in range(count):
+            self._add(kinds[i] if kinds != NULL else kind,
+                      <const uint8_t*>bytes_of(items[i]), size_of(items[i]))
+        return 0
