@@ -53,7 +53,7 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
         os.fsync(fd)
     finally:
         os.close(fd)
-    file = StreamFile.open(path, write=False)
+    file = StreamFile.open(path)
     keeper = BookmarkKeeper(
         "memory", str(path), file.file, file.reader, write=False, stream_id=file.stream_id
     )

@@ -24,6 +24,7 @@
     |   +-- StreamLocked             another process writes it; carries ``pid``
     |   +-- WriteFailed              the disk refused; the operation is not there
     |   |   +-- CommitInDoubt        it may or may not be on disk
+    |   |       +-- EntriesLost      it is not, and others before it are not either
     |   +-- IndexFailed              the bookmark index cannot be used
     |   +-- DamagedFile              carries ``offset``
     |       +-- DamagedHeader        header, commit record or totals
@@ -71,6 +72,7 @@ __all__ = [
     "DamagedFile",
     "DamagedHeader",
     "DatastreamerError",
+    "EntriesLost",
     "EntryTooLarge",
     "FileExists",
     "FileMissing",
@@ -205,6 +207,22 @@ class WriteFailed(StreamFileError):
 
 class CommitInDoubt(WriteFailed):
     """A sync failed: whether the commit reached the disk is not known."""
+
+
+class EntriesLost(CommitInDoubt):
+    """After a failed sync, committed entries could not be brought to disk any more.
+
+    The stream went back to `total` entries, as by a truncation.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], total: int, before: int) -> None:
+        super().__init__(
+            path,
+            f"a sync failed, and entries {total} to {before - 1} are lost: the disk did not "
+            f"take them and the system does not have them any more; the stream goes on with "
+            f"entry {total}",
+        )
+        self.total = total
 
 
 class IndexFailed(StreamFileError):

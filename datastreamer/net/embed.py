@@ -23,8 +23,8 @@ from collections.abc import Callable
 
 from datastreamer.errors import ServerFailed, StreamClosed
 from datastreamer.net.listen import open_listeners
-from datastreamer.storage.file import SyncPolicy
 from datastreamer.storage.stream import DataStream, IndexName, PathLike
+from datastreamer.storage.writer import SyncPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -74,6 +74,33 @@ class Chunk(NamedTuple):
         return Cursor(self.start + self.batch.offsets[at], self.batch.first_number + at)
 
 
+class _Pages:
+    """What is known of the pages of one history of the stream.
+
+    Another history (entries taken back or changed) begins with an empty one: who still
+    reads beside the change keeps what he finds to the old one.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.first_numbers: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        # The tables by their first numbers, ascending; replaced, never changed.
+        self.directory: tuple[list[int], list[PageTable]] = [], []
+        # Which table is the next to go, should none be given a second chance.
+        self.hand = 0
+
+
+class _State(NamedTuple):
+    """What belongs together: who sees one of it sees the others."""
+
+    head: Head
+    changes: int
+    pages: _Pages
+
+
 class Reader:
     """Committed entries of one file.
 
@@ -82,81 +109,70 @@ class Reader:
     """
 
     def __init__(self, file: File, path: str, head: Head) -> None:
-        # The head, and how often entries were taken back or changed: always together, so
-        # that who sees one sees the other.
-        self._state = head, 0
+        self._state = _State(head, 0, _Pages())
         self._file = file
         self._path = path
-        self._first_numbers: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
-        # The tables by their first numbers, ascending; replaced, never changed.
-        self._directory: tuple[list[int], list[PageTable]] = [], []
-        # Which table is the next to go, should none be given a second chance.
-        self._hand = 0
         self._guard = threading.Lock()
         # Held while entries are changed; the count of changes is odd then.
         self._change = threading.Lock()
+        # To how many entries each truncation went back.
+        self._cuts: list[int] = []
 
     @property
     def head(self) -> Head:
         """How far to read."""
-        return self._state[0]
+        return self._state.head
 
     @head.setter
     def head(self, head: Head) -> None:
-        self._state = head, self._state[1]
+        _, changes, pages = self._state
+        self._state = _State(head, changes, pages)
 
     @property
     def changes(self) -> int:
         """How often entries were taken back or changed: `forget` and `changing` count."""
-        return self._state[1]
+        return self._state.changes
 
     def forget(self, head: Head | None = None) -> None:
-        """Drop what is known of pages: entries were taken back or changed, up to `head`."""
-        with self._guard:
-            now, changes = self._state
-            self._state = head or now, changes + 2
-        self._drop()
+        """Another history: entries were taken back or changed, nobody says which; up to `head`."""
+        now, changes, _ = self._state
+        self._cuts.append(0)
+        self._state = _State(head or now, changes + 2, _Pages())
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Around a change of entries by the writer's thread: who reads them waits."""
         with self._change:
-            head, changes = self._state
-            self._state = head, changes + 1
+            before, changes, pages = self._state
+            self._state = _State(before, changes + 1, pages)
             try:
                 yield
             finally:
-                head, changes = self._state
-                self._state = head, changes + 1
-                self._drop()
+                head, changes, _ = self._state
+                if head.entries < before.entries:
+                    self._cuts.append(head.entries)
+                self._state = _State(head, changes + 1, _Pages())
 
-    def _drop(self) -> None:
-        with self._guard:
-            # New ones: who reads beside this keeps what he finds to himself.
-            self._first_numbers = {}
-            self._ends = {}
-            self._directory = [], []
-
-    def _steadily(self, read: Callable[[A], T], what: A) -> T:
-        """`read(what)`: once more where the stream was changed meanwhile, and before damage
-        is believed."""
+    def _steadily(self, read: Callable[[_State, A], T], what: A) -> T:
+        """`read(state, what)`: once more where the stream was changed meanwhile, and before
+        damage is believed."""
         doubted = False
         while True:
-            changes = self._state[1]
-            if changes & 1:
+            state = self._state
+            if state.changes & 1:
                 with self._change:
                     continue
             try:
-                found = read(what)
+                found = read(state, what)
             except DamagedEntry:
-                self._drop()
-                if changes == self._state[1]:
+                if state.changes == self._state.changes:
                     if doubted:
                         raise
                     doubted = True
+                    with self._guard:
+                        state.pages.clear()
             else:
-                if changes == self._state[1]:
+                if state.changes == self._state.changes:
                     return found
 
     # Where entries stand.
@@ -165,11 +181,10 @@ class Reader:
         """The place of entry `number`, or of the next one where it is the total."""
         return self._steadily(self._cursor, number)
 
-    def _cursor(self, number: int) -> Cursor:
-        head = self.head
-        if number == head.entries:
-            return Cursor(head.length, number)
-        offset, number_there, limit = self._near(number, head)
+    def _cursor(self, state: _State, number: int) -> Cursor:
+        if number == state.head.entries:
+            return Cursor(state.head.length, number)
+        offset, number_there, limit = self._near(state, number)
         if number_there != number:
             near = self._file.read(limit - offset, offset)
             at = self._entry_at(near, number, offset, number_there)[0]
@@ -179,13 +194,13 @@ class Reader:
     def packed(self, number: int, *, prefix: bytes = b"", packet_type: int = PACKET_ENTRY) -> bytes:
         """`prefix` and entry `number` with its 17-byte head, as it stands in the file but for
         the packet type."""
-        head, changes = self._state
+        head, changes, pages = self._state
         if 0 <= number < head.entries and not changes & 1:
-            first_numbers, tables = self._directory
+            first_numbers, tables = pages.directory
             at = bisect_right(first_numbers, number) - 1
             if at >= 0 and number < tables[at].next_number:
                 found = tables[at].read(number, self._file.read, prefix, packet_type)
-                if found is not None and changes == self._state[1]:
+                if found is not None and changes == self._state.changes:
                     return found
         near, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
@@ -211,8 +226,8 @@ class Reader:
         """Bytes that hold entry `number`, where its head stands in them, its data's size."""
         return self._steadily(self._look_up, number)
 
-    def _look_up(self, number: int) -> tuple[bytes, int, int]:
-        offset, number_there, limit = self._near(number, self.head)
+    def _look_up(self, state: _State, number: int) -> tuple[bytes, int, int]:
+        offset, number_there, limit = self._near(state, number)
         near = self._file.read(limit - offset, offset)
         at, size, _ = self._entry_at(near, number, offset, number_there)
         return near, at, size
@@ -225,14 +240,18 @@ class Reader:
         except CorruptEntries as error:
             raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
 
-    def _near(self, number: int, head: Head) -> tuple[int, int, int]:
+    def _near(self, state: _State, number: int) -> tuple[int, int, int]:
         """A known entry at or before `number`: offset, number, end of the search."""
+        head, _, pages = state
         if not 0 <= number < head.entries:
             raise UnknownEntry(number, head.entries)
         with self._guard:
-            table = self._table_holding(number)
-            if table is None:
-                table = self._tabulate(self._page_holding(number, head), head, number)
+            first_numbers, tables = pages.directory
+            at = bisect_right(first_numbers, number) - 1
+            if at >= 0 and number < tables[at].next_number:
+                table = tables[at]
+            else:
+                table = self._tabulate(state, self._page_holding(state, number), number)
             if not table.first_number <= number < table.next_number:
                 raise DamagedEntry(
                     self._path,
@@ -241,17 +260,12 @@ class Reader:
                 )
             return table.find(number)
 
-    def _table_holding(self, number: int) -> PageTable | None:
-        first_numbers, tables = self._directory
-        at = bisect_right(first_numbers, number) - 1
-        return tables[at] if at >= 0 and number < tables[at].next_number else None
-
-    def _tabulate(self, page: int, head: Head, number: int) -> PageTable:
+    def _tabulate(self, state: _State, page: int, number: int) -> PageTable:
         """The page's table, as far as the head allows now; damage behind `number` is not
         looked at. Holds the guard."""
         start = page_start(page)
-        table = self._table_of(page, start)
-        until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
+        table = self._table_of(state.pages, page, start)
+        until, size = min(start + PAGE_SIZE, state.head.length), _FIRST_LOOK
         while number >= table.next_number and not table.full:
             since = table.end_offset
             content = self._file.read(min(until - since, size), since)
@@ -266,10 +280,10 @@ class Reader:
             size *= 2
         return table
 
-    def _table_of(self, page: int, start: int) -> PageTable:
+    def _table_of(self, pages: _Pages, page: int, start: int) -> PageTable:
         """The table of a page, made where there is none yet. Holds the guard."""
-        first_number = self.first_number(page)
-        first_numbers, tables = self._directory
+        first_number = self._first_number(pages, page)
+        first_numbers, tables = pages.directory
         at = bisect_left(first_numbers, first_number)
         if at < len(tables) and tables[at].page_file_offset == start:
             return tables[at]
@@ -278,19 +292,22 @@ class Reader:
         first_numbers.insert(at, first_number)
         tables.insert(at, table)
         while len(tables) > _TABLES:
-            self._hand %= len(tables)
-            goes = tables[self._hand]
+            pages.hand %= len(tables)
+            goes = tables[pages.hand]
             if goes is table or goes.used:
                 goes.used = False
-                self._hand += 1
+                pages.hand += 1
             else:
-                del first_numbers[self._hand], tables[self._hand]
-        self._directory = first_numbers, tables
+                del first_numbers[pages.hand], tables[pages.hand]
+        pages.directory = first_numbers, tables
         return table
 
     def first_number(self, page: int) -> int:
         """The number of the entry that data page `page` starts with."""
-        first_numbers = self._first_numbers
+        return self._first_number(self._state.pages, page)
+
+    def _first_number(self, pages: _Pages, page: int) -> int:
+        first_numbers = pages.first_numbers
         known = first_numbers.get(page)
         if known is not None:
             return known
@@ -313,14 +330,15 @@ class Reader:
         sane = packet == PACKET_ENTRY and ENTRY_HEAD_SIZE <= length <= room
         return int(number) if sane else None
 
-    def _page_holding(self, number: int, head: Head) -> int:
+    def _page_holding(self, state: _State, number: int) -> int:
+        head, _, pages = state
         low, high = 0, pages_for(head.length) - 1
         # Most questions are about the newest entries.
-        if number >= self.first_number(high):
+        if number >= self._first_number(pages, high):
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            if self.first_number(middle) <= number:
+            if self._first_number(pages, middle) <= number:
                 low = middle
             else:
                 high = middle
@@ -337,9 +355,9 @@ class Reader:
         """
         return self._steadily(self._run, (cursor, max_bytes))
 
-    def _run(self, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
+    def _run(self, state: _State, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
         (offset, number), max_bytes = what
-        head = self.head
+        head = state.head
         if number > head.entries:
             raise DamagedEntry(
                 self._path, offset, f"entry {number} is due, and there are {head.entries}"
@@ -416,7 +434,8 @@ class Reader:
         self, start: int, stop: int | None = None, max_bytes: int = PAGE_SIZE
     ) -> Iterator[EntryBatch]:
         """Runs of the entries from `start` to `stop` (excluded; None: the head now)."""
-        head, changes = self._state
+        cuts = len(self._cuts)
+        head, changes, _ = self._state
         total = head.entries
         stop = total if stop is None else min(stop, total)
         if start < 0 or start > total:
@@ -431,10 +450,10 @@ class Reader:
             try:
                 batch, cursor = self.run(cursor, max_bytes)
             except DamagedEntry:
-                if changes == self._state[1]:
+                if changes == self._state.changes:
                     raise
                 batch = None
-            if not batch:
+            if not batch or any(cut < cursor.number for cut in self._cuts[cuts:]):
                 raise cut_back(cursor.number)
             if cursor.number > stop:
                 batch = batch[: stop - batch.first_number]
@@ -448,9 +467,9 @@ class Reader:
         """
         return self._steadily(self._span, cursor)
 
-    def _span(self, cursor: Cursor) -> Span:
+    def _span(self, state: _State, cursor: Cursor) -> Span:
         offset, number = cursor
-        head = self.head
+        head, _, pages = state
         if number >= head.entries:
             return Span(offset, offset, cursor)
         first = self._head_at(offset)
@@ -460,10 +479,11 @@ class Reader:
         following = page_start(page + 1)
         if head.length < following:
             return Span(offset, head.length, Cursor(*head))
-        beyond = head.entries if head.length == following else self.first_number(page + 1)
-        end = self._ends.get(page)
+        at_head = head.length == following
+        beyond = head.entries if at_head else self._first_number(pages, page + 1)
+        end = pages.ends.get(page)
         if end is None:
-            end = self._page_end(page, beyond)
+            end = self._page_end(pages, page, beyond)
         return Span(offset, end, Cursor(following, beyond))
 
     def _past_padding(self, cursor: Cursor, head: Head) -> int:
@@ -480,12 +500,12 @@ class Reader:
             )
         return following
 
-    def _page_end(self, page: int, beyond: int) -> int:
+    def _page_end(self, pages: _Pages, page: int, beyond: int) -> int:
         """Where the entries of a page end; `beyond` is the number of the one after it."""
-        start, ends = page_start(page), self._ends
+        start, ends = page_start(page), pages.ends
         content = self._file.read(PAGE_SIZE, start)
         try:
-            end, number = walk(content, self.first_number(page), file_offset=start)
+            end, number = walk(content, self._first_number(pages, page), file_offset=start)
         except CorruptEntries as error:
             raise DamagedEntry(self._path, start + error.offset, error.reason) from None
         if number != beyond:

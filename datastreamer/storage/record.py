@@ -144,9 +144,15 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
 
 
 def put_commit(
-    page: bytearray, base: Head, mid: Head, after: Head, first_hash: int, second_hash: int
+    page: bytearray,
+    base: Head,
+    mid: Head,
+    after: Head,
+    first_hash: int,
+    second_hash: int,
+    seen: Head,
 ) -> None:
-    """Move header, record and mark, which stand in `page` already, on to `after`.
+    """Move header and record, which stand in `page` already, on to `after`, the mark to `seen`.
 
     What does not change from commit to commit is not written again.
     """
@@ -165,7 +171,7 @@ def put_commit(
         second_hash,
     )
     _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
-    _TOTALS.pack_into(page, _MARK_END - _TOTALS.size, length, entries)
+    _TOTALS.pack_into(page, _MARK_END - _TOTALS.size, *seen)
     _SUM.pack_into(page, _MARK_END, xxh3_64_intdigest(page[MARK_OFFSET:_MARK_END]))
 
 

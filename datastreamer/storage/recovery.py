@@ -157,33 +157,34 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
 
 def _longest_whole(file: File, record: CommitRecord) -> Head:
     """The farthest of the record's heads that the bytes in the file reach whole."""
-    first = hash_entries(file, record.base, record.mid)
-    if first is None or first.intdigest() != record.first_hash:
-        return record.base
-    second = hash_entries(file, record.mid, record.after)
-    if second is None or second.intdigest() != record.second_hash:
-        return record.mid
-    return record.after
+    base, mid, after = record.base, record.mid, record.after
+    if not _is_whole(file, base, mid, record.first_hash):
+        return base
+    return after if _is_whole(file, mid, after, record.second_hash) else mid
 
 
-def hash_entries(file: File, start: Head, stop: Head) -> xxh3_64 | None:
-    """The xxh3 of the entries between two heads, padding left out; None if not whole."""
+def _is_whole(file: File, start: Head, stop: Head, expected: int) -> bool:
     hasher = xxh3_64()
+    return hash_entries(file, start, stop, hasher) and hasher.intdigest() == expected
+
+
+def hash_entries(file: File, start: Head, stop: Head, hasher: xxh3_64) -> bool:
+    """Feed the entries between two heads to `hasher`, padding left out; False if not whole."""
     offset, number = start
     while offset < stop.length:
         near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
         try:
             batch = scan(near, number, file_offset=offset)
         except CorruptEntries:
-            return None
+            return False
         if not batch:
             if number == stop.entries or not near or near[0]:
-                return None
+                return False
             offset = page_start(page_of(offset) + 1)
             continue
         hasher.update(memoryview(near)[batch.start : batch.end])
         offset, number = offset + batch.end, batch.next_number
-    return hasher if (offset, number) == tuple(stop) else None
+    return (offset, number) == tuple(stop)
 
 
 def changing(page: bytes) -> bool:

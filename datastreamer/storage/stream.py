@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -22,14 +23,17 @@ from datastreamer.errors import (
     BadEntryType,
     BadRange,
     DamagedEntry,
+    EntriesLost,
     FileMissing,
     NoOperation,
+    NotFound,
     OperationOpen,
     StreamClosed,
     StreamReadOnly,
     UnknownBookmark,
     UnknownEntry,
     UpdateRefused,
+    WriteFailed,
 )
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
@@ -42,9 +46,10 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
-from datastreamer.storage.file import StreamFile, SyncPolicy
+from datastreamer.storage.file import StreamFile
 from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Head
+from datastreamer.storage.writer import PendingCommit, StreamWriter, SyncPolicy
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
@@ -64,9 +69,12 @@ class AtomicOp(EntryPacker):
     def __init__(self, stream: DataStream) -> None:
         super().__init__()
         self._stream = stream
+        # Where it begins, and how many syncs had failed by then.
+        self._start = Head()
+        self._failures = 0
         # The running hash over what was spilled, from which head, and up to where.
         self._hasher: xxh3_64 | None = None
-        self._base = self._placed = Head()
+        self._hashed_from = self._placed = Head()
 
     def __enter__(self) -> AtomicOp:
         self._stream.start_atomic_op()
@@ -89,23 +97,30 @@ class AtomicOp(EntryPacker):
             self.close()
             raise
 
+    def commit(self, *, wait: bool = True) -> PendingCommit | None:
+        """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
+        return self._stream.commit_atomic_op(wait=wait)
+
     def spill(self) -> None:
         """A huge operation: write what has piled up to its place, still unseen."""
-        file = self._stream._file
-        if self._hasher is None:
-            self._hasher, self._base = file.hasher(), file.synced
-        spans = self.entry_spans()
-        file.place(self)
-        for part in spans:
-            self._hasher.update(part)
-        self._placed = Head(self.total_length, self.next_number)
-        self.drain()
+        file = self._stream._writer()
+        with file.alone():
+            if self._hasher is None:
+                self._hasher, self._hashed_from = file.hasher(), file.hashed_from
+            spans = self.entry_spans()
+            file.place(self)
+            for part in spans:
+                self._hasher.update(part)
+            self._placed = Head(self.total_length, self.next_number)
+            self.drain()
 
-    def _hash_of_placed(self) -> xxh3_64 | None:
-        """The hash up to what `spill` has written; None where it has not."""
-        file = self._stream._file
-        if self._hasher is not None and self._base != file.synced:
-            self._hasher, self._base = file.hasher_after_sync(self._placed), file.synced
+    def _hash_of_placed(self) -> xxh3_64:
+        """The hash up to what `spill` has written; with the writer's lock held."""
+        file = self._stream._writer()
+        assert self._hasher is not None
+        if self._hashed_from != file.hashed_from:
+            self._hasher = file.hasher_after_sync(self._placed)
+            self._hashed_from = file.hashed_from
         return self._hasher
 
 
@@ -126,12 +141,15 @@ class DataStream:
         self._op = AtomicOp(self)
         self._keeper: BookmarkKeeper | None = None
         self._on_change: list[ChangeCallback] = []
-        if file.writable:
+        # Operations that were committed and are to be seen once they are on disk.
+        self._unseen: deque[tuple[list[tuple[bytes, int]], int, Head]] = deque()
+        if isinstance(file, StreamWriter):
             try:
                 self._bookmarks()
             except BaseException:
                 file.close()
                 raise
+            file.on_settled = self._settled
         _open_streams.add(self)
 
     # Making and opening.
@@ -151,8 +169,9 @@ class DataStream:
         """Make a new, empty stream and open it for writing.
 
         `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
-        `sync` says when a commit returns: "commit" when it is on disk, "os" at once,
-        leaving the rest to the system. Raises `FileExists`.
+        `sync` says when a commit returns: "commit" when it is on disk; a number of
+        milliseconds at once, and it is on disk so much later at the latest; "os" at
+        once, leaving the rest to the system. Raises `FileExists`.
         """
         if not 0 <= version <= 255:
             raise ValueError(f"the stream version is a byte, not {version}")
@@ -162,7 +181,7 @@ class DataStream:
         _check_policy(sync)
         opener(index)
         header = Header(version, system_id, stream_type)
-        return cls(StreamFile.create(path, header, sync=sync, disk=disk), index)
+        return cls(StreamWriter.create(path, header, sync=sync, disk=disk), index)
 
     @classmethod
     def open(
@@ -188,13 +207,14 @@ class DataStream:
         `DamagedHeader`, `BadFileSize`.
         """
         _check_policy(sync)
-        write = not (read_only or follow)
-        if write:
-            opener(index)
-        file = StreamFile.open(
-            path, stream_type=stream_type, write=write, sync=sync, disk=disk, name=name
-        )
-        return cls(file, index, follow=follow)
+        if read_only or follow:
+            read = StreamFile.open(path, stream_type=stream_type, disk=disk, name=name)
+            return cls(read, index, follow=follow)
+        if isinstance(path, int):
+            raise ValueError("a descriptor is opened for reading only")
+        opener(index)
+        written = StreamWriter.open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
+        return cls(written, index)
 
     @classmethod
     def open_or_create(
@@ -233,8 +253,26 @@ class DataStream:
 
     @property
     def total_entries(self) -> int:
-        """The number of committed entries; the next one's number."""
+        """The number of committed entries that can be seen.
+
+        The next one's number, unless operations wait to be on disk that were committed
+        with ``wait=False`` under the sync policy "commit".
+        """
         return self._file.head.entries
+
+    @property
+    def sync_policy(self) -> SyncPolicy:
+        """ "commit", "os", or milliseconds; may be set while the stream is open.
+
+        Setting it to "commit" syncs first.
+        """
+        return self._writer().policy
+
+    @sync_policy.setter
+    def sync_policy(self, sync: SyncPolicy) -> None:
+        _check_policy(sync)
+        self._ensure_open()
+        self._writer().policy = sync
 
     @property
     def stream_id(self) -> bytes:
@@ -295,13 +333,14 @@ class DataStream:
     def start_atomic_op(self) -> None:
         """Open an operation. Raises `OperationOpen` where one is."""
         self._ensure_open()
-        if not self._file.writable:
-            raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
+        file = self._writer()
         op = self._op
         if op.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
-        head = self._file.head
-        op._hasher = None
+        if file.failed:
+            self._mend()
+        head = file.written
+        op._hasher, op._start, op._failures = None, head, file.failures
         op.begin(head.length, head.entries)
 
     def add_entry(self, type: int, data: Buffer) -> int:
@@ -335,12 +374,16 @@ class DataStream:
             self._ensure_open()
             raise
 
-    def commit_atomic_op(self) -> None:
+    def commit_atomic_op(self, *, wait: bool = True) -> PendingCommit | None:
         """Make the operation part of the stream.
 
-        Under the sync policy "commit" it is on disk when this returns. Raises
-        `NoOperation`; `WriteFailed` where the disk refused and the operation is still open
-        (try again or roll back); `CommitInDoubt` where a header or sync failed.
+        Under the sync policy "commit" it is on disk when this returns. With ``wait=False``
+        this returns at once, under any policy, what tells when it is on disk; under
+        "commit" it is not seen before that. Operations that do not wait share their syncs.
+
+        Raises `NoOperation`; `WriteFailed` where the disk refused, and `CommitInDoubt`
+        where a header or a sync failed: the operation is still open then; try again, or
+        roll back. `EntriesLost` where a sync that failed took entries before it along.
         """
         op = self._op
         if not op.is_open:
@@ -348,23 +391,75 @@ class DataStream:
             raise NoOperation("no atomic operation is open")
         if self.commit_guard is not None:
             self.commit_guard()
-        file = self._file
-        start = file.head.entries
+        file = self._writer()
+        start = op._start.entries
         if op.next_number == start:
             op.close()
-            return
+            return None if wait else PendingCommit(file, file.commits)
+        if file.failures != op._failures:
+            self._ensure_repeatable(file, op)
+        if not wait:
+            self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
         try:
-            file.commit(op, None if op._hasher is None else op._hash_of_placed())
+            file.commit(op, None if op._hasher is None else op._hash_of_placed, wait=wait)
         except BaseException:
-            if file.failed:
+            if not wait:
+                self._unseen.pop()
+            if file.interrupted:
                 op.close()
             raise
+        number = file.commits
+        if wait:
+            bookmarks = op.bookmarks
+            op.close()
+            self._tell(bookmarks, start, file.head)
+            return None
         op.close()
-        keeper = self._bookmarks()
-        if op.bookmarks:
-            keeper.committed(op.bookmarks, start, file.head, file.synced)
+        file.announce()
+        return PendingCommit(file, number)
+
+    def _ensure_repeatable(self, file: StreamWriter, op: AtomicOp) -> None:
+        """After a failed sync: whether the open operation can still be committed."""
+        self._mend()
+        if op._start != file.written:
+            op.close()
+            raise EntriesLost(self.path, file.written.entries, op._start.entries)
+        if op._hasher is not None:
+            op.close()
+            raise WriteFailed(
+                self.path,
+                "a sync failed, and the operation is too large to be still in memory; it is "
+                "rolled back; begin it again",
+            )
+        op._failures = file.failures
+
+    def _tell(self, bookmarks: list[tuple[bytes, int]], start: int, head: Head) -> None:
+        keeper, synced = self._bookmarks(), self._writer().synced
+        if bookmarks:
+            keeper.committed(bookmarks, start, head, synced)
         else:
-            keeper.passed(start, file.head, file.synced)
+            keeper.passed(start, head, synced)
+
+    def _settled(self) -> None:
+        """More is on disk than before; with the writer's lock held, from any thread."""
+        head, unseen = self._file.head, self._unseen
+        while unseen and unseen[0][2].entries <= head.entries:
+            bookmarks, start, upto = unseen.popleft()
+            self._tell(bookmarks, start, upto)
+        if self._keeper is not None:
+            self._keeper.synced(self._writer().synced)
+
+    def _mend(self) -> None:
+        """Get over a failed sync, or raise why that cannot be."""
+        file = self._writer()
+        gone_from = file.mend()
+        if gone_from is None:
+            return
+        keeper = self._bookmarks()
+        with self._change(gone_from.entries, None), file.alone(), keeper.truncation(gone_from):
+            loss = file.give_up(gone_from)
+            self._unseen.clear()
+        raise loss
 
     def rollback_atomic_op(self) -> None:
         """Forget the open operation. Raises `NoOperation`."""
@@ -374,10 +469,15 @@ class DataStream:
         self._op.close()
 
     def sync(self) -> None:
-        """Return when all that is committed is on disk, whatever the policy."""
-        self._file.sync()
-        if self._keeper is not None:
-            self._keeper.synced(self._file.synced)
+        """Return when all that is committed is on disk, whatever the policy.
+
+        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`.
+        """
+        self._ensure_open()
+        file = self._writer()
+        if file.failed:
+            self._mend()
+        file.sync()
 
     # Reading.
 
@@ -387,23 +487,24 @@ class DataStream:
         return self._unchanged(lambda: self._file.reader.entry(number))
 
     def _unchanged(self, read: Callable[[], T]) -> T:
-        """What `read()` gives while the writer that we follow takes nothing back."""
+        """What `read()` gives while nobody takes entries back or changes them."""
         while True:
+            changes = self._file.reader.changes
             try:
                 found = read()
-            except DamagedEntry:
-                if not self._was_changed():
+            except (DamagedEntry, NotFound):
+                if not self._was_changed(changes):
                     raise
                 continue
-            if not self._was_changed():
+            if not self._was_changed(changes):
                 return found
 
-    def _was_changed(self) -> bool:
-        """Whether the writer that we follow has taken entries back since we looked; looks."""
-        if not (self._follows and self._file.outdated()):
-            return False
-        self.refresh()
-        return True
+    def _was_changed(self, changes: int) -> bool:
+        """Whether entries were taken back or changed since `reader.changes` was `changes`."""
+        if self._follows and self._file.outdated():
+            self.refresh()
+            return True
+        return self._file.reader.changes != changes
 
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """The committed entries from `start` up to, not including, `stop` (None: the head)."""
@@ -418,17 +519,19 @@ class DataStream:
         return self._while_open(self._file.reader.batches(start, stop, max_bytes), start)
 
     def _while_open(self, batches: Iterator[EntryBatch], number: int) -> Iterator[EntryBatch]:
+        changes = self._file.reader.changes
         while True:
             self._ensure_open()
             try:
                 batch = next(batches, None)
             except DamagedEntry:
-                if self._was_changed():
+                if self._was_changed(changes):
                     raise cut_back(number) from None
                 raise
             if batch is None:
                 return
-            if self._was_changed():
+            # In this process the reader knows what was changed, and has looked.
+            if self._follows and self._was_changed(changes):
                 raise cut_back(number)
             number = batch.next_number
             yield batch
@@ -440,6 +543,7 @@ class DataStream:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
         keeper, doubts = self._bookmarks(), 0
         while doubts < 3:
+            changes = self._file.reader.changes
             try:
                 number = keeper.newest(key)
                 if number is None:
@@ -447,7 +551,7 @@ class DataStream:
                 if self._stands_at(key, number):
                     return number
             except DamagedEntry:
-                if not self._was_changed():
+                if not self._was_changed(changes):
                     raise
                 continue
             # The stream was cut back meanwhile, or the index is wrong.
@@ -478,6 +582,9 @@ class DataStream:
 
         Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
         """
+        return self._unchanged(lambda: self._between(first, last))
+
+    def _between(self, first: bytes, last: bytes) -> bytes:
         start, stop = self.bookmark(first), self.bookmark(last)
         if start > stop:
             raise BadRange(
@@ -485,7 +592,7 @@ class DataStream:
                 f"(entry {start})"
             )
         parts = []
-        for batch in self.batches(start, stop):
+        for batch in self._file.reader.batches(start, stop):
             for at, kind in enumerate(batch.types):
                 if kind != TYPE_BOOKMARK:
                     parts.append(batch.data(at))
@@ -528,7 +635,8 @@ class DataStream:
         if len(entry.data) != len(new):
             raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
         with self._change(number, number + 1):
-            self._file.update(reader.cursor(number).offset + ENTRY_HEAD_SIZE, new)
+            offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
+            self._writer().update(offset, entry.data, new)
 
     def truncate(self, number: int) -> None:
         """Cut the stream back to `number` entries (0 up to the total, excluded); durable.
@@ -540,19 +648,21 @@ class DataStream:
             raise UnknownEntry(number, self.total_entries)
         offset = reader.cursor(number).offset
         keeper = self._bookmarks()
-        head = Head(offset, number)
-        with self._change(number, None):
-            self._file.sync()
+        file, head = self._writer(), Head(offset, number)
+        with self._change(number, None), file.alone():
+            file.sync()
             with keeper.truncation(head):
-                self._file.truncate(number, offset)
+                file.truncate(number, offset)
 
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
-        if not self._file.writable:
-            raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
+        file = self._writer()
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
-        return self._file.reader
+        if file.failed:
+            self._mend()
+        file.sync()
+        return file.reader
 
     @contextlib.contextmanager
     def _change(self, start: int, stop: int | None) -> Iterator[None]:
@@ -595,13 +705,20 @@ class DataStream:
         `inside` is for a reader in this process, which looks at this object: it is woken
         when `total_entries` shows the commit, and not as soon as the file does.
         """
-        self._file.add_waker(fd, inside=inside)
+        if isinstance(self._file, StreamWriter):
+            self._file.add_waker(fd, inside=inside)
 
     def remove_waker(self, fd: int) -> None:
         """Nothing is written to `fd` any more when this returns."""
-        self._file.remove_waker(fd)
+        if isinstance(self._file, StreamWriter):
+            self._file.remove_waker(fd)
 
     # The end.
+
+    def _writer(self) -> StreamWriter:
+        if isinstance(self._file, StreamWriter):
+            return self._file
+        raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def _ensure_open(self) -> None:
         if self._file.closed:
@@ -613,8 +730,8 @@ class DataStream:
             return
         self._op.close()
         try:
-            if self._file.writable and not self._file.failed:
-                self.sync()
+            if isinstance(self._file, StreamWriter) and not self._file.failed:
+                self._file.sync()
         finally:
             try:
                 if self._keeper is not None:
@@ -637,9 +754,12 @@ class DataStream:
             self._file.abandon()
 
 
-def _check_policy(sync: str) -> None:
-    if sync not in ("commit", "os"):
-        raise ValueError(f'the sync policy is "commit" or "os", not {sync!r}')
+def _check_policy(sync: object) -> None:
+    milliseconds = isinstance(sync, int) and not isinstance(sync, bool) and sync > 0
+    if not milliseconds and sync not in ("commit", "os"):
+        raise ValueError(
+            f'the sync policy is "commit", "os" or a number of milliseconds, not {sync!r}'
+        )
 
 
 def _abandon_all() -> None:

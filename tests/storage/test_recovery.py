@@ -391,9 +391,10 @@ def test_the_very_first_commit_is_lost(tmp_path: Path) -> None:
 
 def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros mean unknown: then every open judges."""
-    from datastreamer.storage import file as module
+    from datastreamer.storage import file, writer
 
-    monkeypatch.setattr(module, "boot_id", lambda: bytes(16))
+    for module in (file, writer):
+        monkeypatch.setattr(module, "boot_id", lambda: bytes(16))
     found = in_the_middle(tmp_path, ONE, TWO)
     base, _, after = record_of(found)[3:6]
     assert record_of(found).boot_id == bytes(16)
@@ -404,18 +405,18 @@ def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_crash_in_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The side file is there before anything is forgotten; the next open does it again."""
-    from datastreamer.storage.file import StreamFile
+    from datastreamer.storage.writer import StreamWriter
 
     found = in_the_middle(tmp_path, ONE, TWO)
     record = record_of(found)
     path = power_cut(found, tmp_path / "p.bin", (record.base.length, record.after.length))
     before = path.read_bytes()
 
-    def crash(self: StreamFile) -> None:
+    def crash(self: StreamWriter) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(StreamFile, "_write_clean", crash)
+        patch.setattr(StreamWriter, "_write_clean", crash)
         with pytest.raises(KeyboardInterrupt):
             DataStream.open(path)
     assert path.read_bytes()[:1584] == before[:1584]

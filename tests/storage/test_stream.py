@@ -768,7 +768,7 @@ def test_a_commit_in_doubt_is_not_seen(path: Path) -> None:
         DataStream.open(path, follow=True) as follower,
     ):
         add(stream, ONE)
-        disk.faults = {"commit sync": errno.EIO}
+        disk.faults = dict.fromkeys(["commit sync", "sync"], errno.EIO)
         with pytest.raises(CommitInDoubt):
             add(stream, TWO)
         disk.faults = {}
@@ -914,7 +914,8 @@ def test_a_reader_while_a_writer_has_yet_to_recover(path: Path) -> None:
 
 
 def test_a_follower_opened_after_a_writer_was_killed(path: Path) -> None:
-    """The header may be ahead of the mark: it is in the system's memory, and so it counts."""
+    """The header may be ahead of the mark: what is behind it may not be on disk, and is for
+    the next writer to see to."""
     disk = FaultyDisk()
     with DataStream.create(path, index="memory", disk=disk) as stream:
         add(stream, ONE)
@@ -923,7 +924,7 @@ def test_a_follower_opened_after_a_writer_was_killed(path: Path) -> None:
         disk.before.clear()
     killed = path.with_name("killed.bin")
     with DataStream.open(killed, follow=True) as follower:
-        assert items(follower) == ONE + TWO
+        assert items(follower) == ONE
         assert not follower.refresh()
         with DataStream.open(killed) as stream:
             follower.refresh()

@@ -1,0 +1,120 @@
+"""The undo journal of an update in place: `FILE.undo`, beside the stream file.
+
+While entry data is overwritten, the bytes that stood there are in the journal, on disk;
+it is removed when the new ones are. An open that finds one puts the old bytes back.
+Owns the journal's bytes and its life; knows no headers, locks or entries.
+
+=======  ==========  ======================================================
+offset   size        value
+=======  ==========  ======================================================
+0        8, 4, 4     ``DSundo__``, u32 version = 1, u32 0
+16       16          stream id
+32       38, 2       the header of the stream file (bytes 16 to 53), zeros
+72       8, 8        file offset of the data, its length n
+88       n           the data before the update
+88 + n   n           the data after it
+88 + 2n  8           xxh3 (64 bits) of all before
+=======  ==========  ======================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import struct
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datastreamer.storage.disk import Disk, File
+
+SUFFIX: Final = ".undo"
+
+_HEAD: Final = struct.Struct(">8sII16s38s2xQQ")
+_SUM: Final = struct.Struct(">Q")
+_MAGIC: Final = b"DSundo__"
+# A disk writes so much or nothing of it.
+_SECTOR: Final = 512
+
+
+class Undo(NamedTuple):
+    """What an update was about to change: `old` to `new` at file offset `offset`."""
+
+    stream_id: bytes
+    header: bytes
+    offset: int
+    old: bytes
+    new: bytes
+
+    def pack(self) -> bytes:
+        packed = _HEAD.pack(_MAGIC, 1, 0, self.stream_id, self.header, self.offset, len(self.old))
+        packed += self.old + self.new
+        return packed + _SUM.pack(xxh3_64_intdigest(packed))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Undo | None:
+        """The journal, or None where it is not whole: then nothing was overwritten yet."""
+        if len(packed) < _HEAD.size + _SUM.size:
+            return None
+        magic, version, _, stream_id, header, offset, size = _HEAD.unpack_from(packed)
+        if magic != _MAGIC or version != 1 or len(packed) != _HEAD.size + 2 * size + _SUM.size:
+            return None
+        if _SUM.unpack(packed[-_SUM.size :])[0] != xxh3_64_intdigest(packed[: -_SUM.size]):
+            return None
+        middle = _HEAD.size + size
+        return cls(
+            stream_id, header, offset, packed[_HEAD.size : middle], packed[middle : -_SUM.size]
+        )
+
+    def standing(self, file: File) -> bytes | None:
+        """What stands in the file, where each of its sectors is the old or the new one."""
+        found = file.read(len(self.old), self.offset)
+        if len(found) != len(self.old):
+            return None
+        start = 0
+        while start < len(found):
+            end = min(start + _SECTOR - (self.offset + start) % _SECTOR, len(found))
+            if found[start:end] not in (self.old[start:end], self.new[start:end]):
+                return None
+            start = end
+        return found
+
+
+def put(disk: Disk, path: str, undo: Undo) -> None:
+    """Write the journal of the stream file at `path`; on disk, with its name, on return."""
+    name = path + SUFFIX
+    temporary = f"{name}.{secrets.token_hex(4)}.new"
+    file = disk.create(temporary)
+    try:
+        file.write(undo.pack(), 0)
+        file.sync()
+        disk.publish(temporary, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    finally:
+        file.close()
+
+
+def find(disk: Disk, path: str) -> Undo | None:
+    """The journal of the stream file at `path`, if a whole one stands there."""
+    if not disk.exists(path + SUFFIX):
+        return None
+    file = disk.open(path + SUFFIX, write=False)
+    try:
+        return Undo.unpack(file.read(file.size(), 0))
+    finally:
+        file.close()
+
+
+def remove(disk: Disk, path: str) -> None:
+    """Take the journal away, durably."""
+    disk.unlink(path + SUFFIX)
+
+
+def set_aside(disk: Disk, path: str) -> str:
+    """Give a journal that cannot be used another name, and say which."""
+    name = f"{path}{SUFFIX}.{secrets.token_hex(4)}.unused"
+    disk.publish(path + SUFFIX, name)
+    return name

@@ -1,0 +1,868 @@
+"""The one writer of a stream file: commits, syncs, truncations, updates.
+
+Owns the writer's lock, the order of writes that makes a commit whole or absent, what is
+known to be on disk, and what to do when a sync fails. The reasons stand in
+``docs/FILE.md``. Knows nothing of bookmarks' keys or of operations' state; `stream.py`
+does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from xxhash import xxh3_64
+
+from datastreamer._packer import EntryPacker
+from datastreamer.errors import (
+    CommitInDoubt,
+    DamagedEntry,
+    EntriesLost,
+    FileExists,
+    StreamClosed,
+    StreamLocked,
+    WriteFailed,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.storage import journal
+from datastreamer.storage import record as records
+from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
+from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
+from datastreamer.storage.file import StreamFile, open_file, os_error, read_page
+from datastreamer.storage.journal import Undo
+from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
+from datastreamer.storage.recovery import NO_HASH, Judgement, hash_entries, judge, read_header
+from datastreamer.storage.room import Room
+from datastreamer.storage.syncer import Syncer
+
+SyncPolicy = Literal["commit", "os"] | int
+
+_log = logging.getLogger(__name__)
+
+# Under the policy "os" syncs follow at this distance, so that a power cut leaves a bounded
+# part of the stream to be checked, and bookmarks do not wait in memory for ever.
+_OS_SYNC_SECONDS = 10.0
+_OS_SYNC_BYTES = 64 << 20
+_INTERRUPTED = (
+    "a commit or change was interrupted, by Ctrl-C perhaps; it may be in the file; open the "
+    "stream again to go on"
+)
+_NOTHING = (0, 0)
+
+
+class PendingCommit:
+    """An operation that was committed without waiting for the disk."""
+
+    __slots__ = ("_number", "_writer")
+
+    def __init__(self, writer: StreamWriter, number: int) -> None:
+        self._writer = writer
+        self._number = number
+
+    def done(self) -> bool:
+        """Whether it is on disk. Raises `CommitInDoubt` where it may never be."""
+        return self._writer.reached(self._number)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when it is on disk: True, or False after `timeout` seconds.
+
+        Asks for a sync; all who wait share it. Raises `CommitInDoubt`, `EntriesLost`.
+        """
+        return self._writer.wait_for(self._number, timeout)
+
+
+class StreamWriter(StreamFile):
+    """A stream file open for writing.
+
+    `head` is how far readers go, `written` where the next operation begins: what was
+    committed without waiting lies between them until it is on disk, under the policy
+    "commit". Safe between threads; one operation at a time is the caller's to see to.
+    """
+
+    writable = True
+
+    def __init__(
+        self, file: File, path: str, page: bytes, judged: Judgement, sync: SyncPolicy, disk: Disk
+    ) -> None:
+        super().__init__(file, path, page, judged)
+        self.written = judged.head
+        # Called, with the lock held, when more is on disk, and maybe to be seen, than before.
+        self.on_settled: Callable[[], None] | None = None
+        # Descriptors that a commit writes to: those of other processes, which read the mark,
+        # and those of threads of this one, which read `head`.
+        self.wakers: list[int] = []
+        self.inside_wakers: list[int] = []
+        self._disk = disk
+        self._place = os.path.abspath(path)
+        self._policy: SyncPolicy = sync
+        self._boot = boot_id()
+        # What is known to be on disk, and hashes of what is not: from `_base` to `_mid`, where
+        # the sync that is under way began (without one, mid is base), and on to `written`.
+        self._base = self._mid = judged.head
+        self._first = NO_HASH
+        self._running = xxh3_64()
+        self._sequence = 0
+        self._room = Room(file)
+        # Commits are counted: how many were written, and how many of them are on disk.
+        self.commits = 0
+        self._durable = 0
+        # Taken before the lock by whoever syncs: of two syncs at once, only one is told of a
+        # failure.
+        self._syncing = threading.RLock()
+        self._reached = threading.Condition()
+        self._syncer = Syncer(self._sync_behind, f"syncs of {path}")
+        self._sync_asked = False
+        self._sync_at = 0
+        # Why nothing is written any more, whether that can be mended, and where not all could.
+        self._failure: str | None = None
+        self._mendable = False
+        # True between the first write of a commit or change and its end.
+        self._unfinished = False
+        self._gone_from: Head | None = None
+        self._losses: list[tuple[int, int, EntriesLost]] = []
+        self.failures = 0
+
+    # Making and opening.
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        header: Header,
+        *,
+        sync: SyncPolicy = "commit",
+        disk: Disk | None = None,
+    ) -> StreamWriter:
+        """Make an empty stream, durably, and open it for writing.
+
+        Raises `FileExists` where anything stands at `path`.
+        """
+        disk = disk or OsDisk()
+        name = os.fspath(path)
+        if disk.exists(name):
+            raise FileExists(name, "exists already; a stream is never created over something")
+        temporary = f"{name}.{secrets.token_hex(4)}.new"
+        boot = boot_id()
+        page = records.new_page(header)
+        stream_id = secrets.token_bytes(16)
+        empty = Head()
+        records.put_record(
+            page, CommitRecord(stream_id, 0, boot, empty, empty, empty, NO_HASH, NO_HASH)
+        )
+        try:
+            file = disk.create(temporary)
+            try:
+                file.resize(HEADER_PAGE_SIZE + PAGE_SIZE)
+                file.write(page, 0)
+                file.sync()
+                disk.publish(temporary, name)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    disk.unlink(temporary)
+                raise
+            finally:
+                file.close()
+        except FileExistsError:
+            raise FileExists(name, "exists already; a stream is never created over it") from None
+        except OSError as error:
+            raise os_error(name, error, "cannot be created", "no such folder") from error
+        return cls.open_to_write(name, sync=sync, disk=disk)
+
+    @classmethod
+    def open_to_write(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        stream_type: int | None = None,
+        sync: SyncPolicy = "commit",
+        disk: Disk | None = None,
+    ) -> StreamWriter:
+        """Open an existing stream file for writing; takes the lock.
+
+        Raises what `errors.StreamFileError` has below it.
+        """
+        disk = disk or OsDisk()
+        shown = os.fspath(path)
+        file = open_file(disk, path, shown, write=True)
+        try:
+            page = read_page(file)
+            read_header(page, shown, stream_type)
+            if not file.lock():
+                writer = records.get_writer(page)
+                known = writer is not None and writer.boot_id == boot_id()
+                raise StreamLocked(shown, writer.pid if writer and known else 0)
+            undone = _undo(disk, file, os.path.abspath(path))
+            page = read_page(file)
+            header = read_header(page, shown, stream_type)
+            opened = cls(file, shown, page, judge(file, page, shown, header, boot_id()), sync, disk)
+            opened._take_over(undone)
+            return opened
+        except OSError as error:
+            file.close()
+            raise os_error(shown, error, "cannot be opened for writing") from error
+        except BaseException:
+            file.close()
+            raise
+
+    def _take_over(self, undone: bool) -> None:
+        """Make the file this writer's: act on the judgement, sync, write a fresh record."""
+        record = records.get_record(self._page)
+        slots = records.get_synced(bytes(self._page))
+        self._sequence = slots[0].sequence if slots else 0
+        went_back = record is not None and record.after != self.head
+        if went_back:
+            assert record is not None
+            self._keep_cut_bytes(record)
+        if undone or went_back or (record is None and slots):
+            # Entries were taken back, or another program may have.
+            self.epoch += 1
+        self._room.round_up()
+        self._room.make(self.head.length)
+        if record is not None and not went_back:
+            # What was not synced may still be on its way to the disk; and should a sync have
+            # failed, the system takes it for clean without having written it.
+            _write_again(self.file, record.base, record.after)
+        self.file.sync()
+        span = records.put_writer(self._page, Writer(os.getpid(), self._boot))
+        self.file.write(memoryview(self._page)[slice(*span)], span[0])
+        self._write_clean()
+        self.file.sync()
+
+    def _keep_cut_bytes(self, record: CommitRecord) -> None:
+        """Copy what is about to be forgotten to a file beside, and say so."""
+        cut, kept = self.head, record.after
+        side = f"{self.path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.cut"
+        saved = self._disk.create(f"{side}.new")
+        try:
+            saved.write(self._page, 0)
+            offset, at = cut.length, HEADER_PAGE_SIZE
+            while offset < kept.length:
+                part = self.file.read(min(PAGE_SIZE, kept.length - offset), offset)
+                if not part:
+                    break
+                saved.write(part, at)
+                offset, at = offset + len(part), at + len(part)
+            saved.sync()
+        finally:
+            saved.close()
+        self._disk.publish(f"{side}.new", side)
+        _log.warning(
+            "%s: entries %d to %d (bytes %d to %d) did not reach the disk before the power cut; "
+            "the stream goes back to %d entries; the header page and those bytes are kept in %s",
+            self.path,
+            cut.entries,
+            kept.entries - 1,
+            cut.length,
+            kept.length,
+            cut.entries,
+            side,
+        )
+
+    # State.
+
+    @property
+    def synced(self) -> Head:
+        """How far it is known to be on disk."""
+        return self._base
+
+    @property
+    def hashed_from(self) -> Head:
+        """Where the running hash began, which `hasher` gives."""
+        return self._mid
+
+    @property
+    def policy(self) -> SyncPolicy:
+        """When what is committed is brought to disk: "commit", "os", or milliseconds.
+
+        It may be changed at any time; a change to "commit" syncs first.
+        """
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: SyncPolicy) -> None:
+        with self.alone():
+            if policy == "commit":
+                self.sync()
+            self._policy = policy
+            self._sync_asked = False
+            if self._base != self.written:
+                self._ask_for_sync()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No commit, sync or change by another thread meanwhile."""
+        with self._syncing, self._lock:
+            yield
+
+    def refresh(self) -> bool:
+        return False  # nobody else writes
+
+    # Writing.
+
+    def place(self, packer: EntryPacker) -> None:
+        """Write the packed entries to their place behind the end, unseen until a commit.
+
+        Raises `WriteFailed`; nothing visible has changed then.
+        """
+        with self._syncing, self._lock:
+            self._ensure_writable()
+            self._make_room(packer.total_length)
+            try:
+                for offset, start, length in packer.segments:
+                    self.file.write(packer.arena[start : start + length], offset)
+            except OSError as error:
+                raise WriteFailed(self.path, refused(error)) from error
+
+    def commit(
+        self,
+        packer: EntryPacker,
+        hasher: Callable[[], xxh3_64] | None = None,
+        *,
+        wait: bool = True,
+    ) -> None:
+        """Make the packer's entries part of the stream.
+
+        `hasher()` gives the running hash over what `place` wrote before (None: nothing
+        was). Returns as the sync policy says: under "commit" when all is on disk, unless
+        `wait` is false; then it is not seen before it is.
+
+        Raises `WriteFailed` where nothing happened and the same call may be made again,
+        `CommitInDoubt` where the disk does not tell; the stream is read-only until `mend`
+        has done its work.
+        """
+        policy = self._policy
+        sync = wait and policy == "commit"
+        if sync or packer.total_length >= self._room.size:
+            with self._syncing:
+                self._commit(packer, hasher, policy, sync)
+        else:
+            self._commit(packer, hasher, policy, sync)
+
+    def _commit(
+        self,
+        packer: EntryPacker,
+        hasher: Callable[[], xxh3_64] | None,
+        policy: SyncPolicy,
+        sync: bool,
+    ) -> None:
+        with self._lock:
+            self._ensure_writable()
+            # As Head(...) makes it, in half the time.
+            head = tuple.__new__(Head, (packer.total_length, packer.next_number))
+            # A copy, so that a commit that fails may be made again.
+            running = (self._running if hasher is None else hasher()).copy()
+            for part in packer.entry_spans():
+                running.update(part)
+            if packer.total_length >= self._room.size:
+                self._make_room(packer.total_length)
+            seen = head if sync or policy != "commit" else self.reader.head
+            # A signal's handler may raise between any two of these lines.
+            self._unfinished = True
+            self._write(packer, head, running.intdigest(), seen, sync=sync)
+            self.written = head
+            self.commits += 1
+            others = self._durable + 1 < self.commits
+            if sync:
+                self._base = self._mid = head
+                self._first, self._running = NO_HASH, xxh3_64()
+                self._durable = self.commits
+            else:
+                self._running = running
+            if seen is head:
+                self.reader.head = head
+            self._unfinished = False
+            if sync:
+                if others and self.on_settled is not None:
+                    self.on_settled()
+            elif not self._sync_asked or head.length > self._sync_at:
+                self._ask_for_sync()
+            if seen is head and self.inside_wakers:
+                _wake(self.inside_wakers)
+
+    def _write(
+        self, packer: EntryPacker, head: Head, hashed: int, seen: Head, *, sync: bool
+    ) -> None:
+        """Data, header and record, sync, mark. `hashed` covers all from `_mid` to `head`."""
+        page = self._page
+        before, sequence = page[: records.WITHOUT_SYNC[1]], self._sequence
+        records.put_commit(page, self._base, self._mid, head, self._first, hashed, seen)
+        if sync:
+            self._put_synced(head)
+            spans = records.BEFORE_SYNC, records.AFTER_SYNC
+        elif seen is head:
+            spans = _NOTHING, records.WITHOUT_SYNC
+        else:
+            spans = records.BEFORE_SYNC, _NOTHING
+        try:
+            self.file.commit(
+                packer.arena,
+                packer.segments,
+                page,
+                *spans,
+                sync,
+                self.wakers if seen is head else (),
+            )
+        except OSError as error:
+            page[: len(before)] = before
+            self._sequence = sequence
+            step = error.step if isinstance(error, CommitStepFailed) else STEP_DATA + 1
+            self._unfinished = False
+            if step != STEP_DATA:
+                self._fail(error)
+            raise WriteFailed(self.path, refused(error)) from error
+
+    def hasher(self) -> xxh3_64:
+        """A copy of the running hash, for an operation that spills."""
+        with self._lock:
+            copy: xxh3_64 = self._running.copy()
+            return copy
+
+    def hasher_after_sync(self, placed: Head) -> xxh3_64:
+        """The same, where the running hash began anew after a part of the operation, which
+        ends at `placed`, was placed: that part is read again."""
+        with self._lock:
+            hasher: xxh3_64 = self._running.copy()
+            if not hash_entries(self.file, self.written, placed, hasher):
+                what = "what was placed of the operation is not there any more"
+                raise DamagedEntry(self.path, self.written.length, what)
+            return hasher
+
+    # Syncs.
+
+    def sync(self) -> None:
+        """All that is committed is on disk when this returns."""
+        with self.alone():
+            self._ensure_writable()
+            if self._base == self.written:
+                return
+            self._unfinished = True
+            try:
+                self.file.sync()
+            except OSError as error:
+                self._unfinished = False
+                self._fail(error)
+            else:
+                self._settle(self.written, self.commits)
+                self._unfinished = False
+
+    def _ask_for_sync(self) -> None:
+        policy = self._policy
+        self._sync_asked = True
+        self._sync_at = self._base.length + _OS_SYNC_BYTES
+        if policy == "commit" or self.written.length > self._sync_at:
+            self._sync_at = self.written.length + _OS_SYNC_BYTES
+            self._syncer.ask()
+        elif policy == "os":
+            self._syncer.ask(_OS_SYNC_SECONDS)
+        else:
+            # The sync takes its time too.
+            self._syncer.ask(policy / 2000)
+
+    def _sync_behind(self) -> None:
+        """A sync while commits go on; in the syncer's thread."""
+        with self._syncing:
+            with self._lock:
+                self._sync_asked = False
+                if self.failed:
+                    self._tell_who_waits()
+                if self._failure or self._closed or self._base == self.written:
+                    return
+                head, commits = self.written, self.commits
+                self._first, self._mid = self._running.intdigest(), head
+                self._running = xxh3_64()
+            try:
+                self.file.sync()
+            except OSError as error:
+                failed = error
+            else:
+                with self._lock:
+                    if not self._failure:
+                        try:
+                            self._settle(head, commits)
+                        except CommitInDoubt as doubt:
+                            _log.error("%s", doubt)
+                return
+            with self._lock:
+                try:
+                    self._fail(failed)
+                except WriteFailed as doubt:
+                    _log.error("%s", doubt)
+
+    def _settle(self, head: Head, commits: int) -> None:
+        """Everything up to `head`, the first `commits` commits, is on disk. Holds the lock."""
+        self._base = self._mid = head
+        self._first = NO_HASH
+        if head == self.written:
+            self._running = xxh3_64()
+        seen = max(self.reader.head, head)
+        page = self._page
+        records.put_commit(page, head, head, self.written, NO_HASH, self._running.intdigest(), seen)
+        self._put_synced(head)
+        try:
+            self._write_back()
+        except OSError as error:
+            self._fail(error)
+            return
+        self._durable = commits
+        moved = seen != self.reader.head
+        if moved:
+            self.reader.head = seen
+        if self.on_settled is not None:
+            self.on_settled()
+        if moved:
+            _wake([*self.wakers, *self.inside_wakers])
+        if head != self.written and not self._sync_asked:
+            self._ask_for_sync()
+        self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        with self._reached:
+            self._reached.notify_all()
+
+    def announce(self) -> None:
+        """Have `on_settled` called now."""
+        with self._lock:
+            if self.on_settled is not None:
+                self.on_settled()
+
+    def reached(self, number: int) -> bool:
+        """Whether commit `number` is on disk. Raises `CommitInDoubt` where it may never be."""
+        for first, last, loss in self._losses:
+            if first < number <= last:
+                raise loss
+        if number <= self._durable:
+            return True
+        if self._failure is not None:
+            raise CommitInDoubt(self.path, self._failure)
+        if self._closed:
+            raise StreamClosed(f"{self.path}: the stream was closed before the sync")
+        return False
+
+    def wait_for(self, number: int, timeout: float | None) -> bool:
+        """Return when commit `number` is on disk; False after `timeout` seconds."""
+        if self.reached(number):
+            return True
+        self._syncer.ask()
+        with self._reached:
+            return self._reached.wait_for(lambda: self.reached(number), timeout)
+
+    # Failures.
+
+    def _fail(self, error: OSError) -> None:
+        """After a header or sync that failed: nothing is trusted to be on disk that was not
+        before. Returns where the unsynced commits are on disk after all; the caller's own
+        writes are not."""
+        self._unfinished = False
+        self.failures += 1
+        base, written = self._base.entries, self.written.entries
+        waiting = f"entries {base} to {written - 1} may not be on disk; " if written > base else ""
+        self._failure = (
+            f"{refused(error)}; {waiting}whether the last operation is on disk is not known; "
+            "nothing more is written until the disk takes writes again"
+        )
+        self._mendable = True
+        try:
+            self._mend()
+        except OSError as again:
+            raise CommitInDoubt(self.path, self._failure) from again
+        finally:
+            self._tell_who_waits()
+        if self._gone_from is not None:
+            raise CommitInDoubt(self.path, self._failure) from error
+
+    def mend(self) -> Head | None:
+        """Try to get over a failed sync: None where that is done (or nothing was to do).
+
+        A head where the entries behind it cannot be brought to disk any more: the caller
+        has to `give_up` them. Raises `CommitInDoubt` while the disk refuses.
+        """
+        if not self._mendable:
+            return None
+        with self.alone():
+            if self._mendable and self._gone_from is None:
+                try:
+                    self._mend()
+                except OSError as error:
+                    assert self._failure is not None
+                    raise CommitInDoubt(self.path, self._failure) from error
+            return self._gone_from
+
+    def _mend(self) -> None:
+        """First make what is on disk for sure the whole stream, on disk; then bring the rest
+        there once more: the system may have marked it clean without having written it."""
+        base, mid, written = self._base, self._mid, self.written
+        hashes = self._first, self._running.intdigest()
+        page, seen = self._page, self.reader.head
+        try:
+            records.put_commit(page, base, base, base, NO_HASH, NO_HASH, seen)
+            self._write_header()
+            self.file.sync()
+            for start, stop, expected in ((base, mid, hashes[0]), (mid, written, hashes[1])):
+                if not self._is_whole(start, stop, expected):
+                    self._gone_from = base
+                    return
+                _write_again(self.file, start, stop)
+            records.put_commit(page, base, mid, written, *hashes, seen)
+            self._write_header()
+            self.file.sync()
+        except OSError:
+            # Should the process end now, the system still has what the disk does not take.
+            records.put_commit(page, base, mid, written, *hashes, seen)
+            with contextlib.suppress(OSError):
+                self._write_header()
+            raise
+        if written != base:
+            _log.warning(
+                "%s: a sync failed; entries %d to %d were written again and are on disk",
+                self.path,
+                base.entries,
+                written.entries - 1,
+            )
+        self._failure, self._mendable = None, False
+        self._settle(written, self.commits)
+
+    def _is_whole(self, start: Head, stop: Head, expected: int) -> bool:
+        hasher = xxh3_64()
+        return hash_entries(self.file, start, stop, hasher) and hasher.intdigest() == expected
+
+    def give_up(self, head: Head) -> EntriesLost:
+        """Go back to `head`, behind which the entries could not be brought to disk."""
+        with self.alone():
+            loss = EntriesLost(self.path, head.entries, self.written.entries)
+            self._losses.append((self._durable, self.commits, loss))
+            self._failure, self._mendable, self._gone_from = None, False, None
+            self._change(lambda: None, head)
+            self._durable = self.commits
+            _log.error("%s", loss)
+            return loss
+
+    # Changes of what is committed.
+
+    def truncate(self, number: int, offset: int) -> None:
+        """Cut back to `number` entries, which end at `offset`; durable on return."""
+        with self.alone():
+            self._ensure_writable()
+            self.sync()
+            self._change(lambda: None, Head(offset, number))
+
+    def update(self, offset: int, old: bytes, new: bytes) -> None:
+        """Replace the `old` bytes of an entry's data at `offset`; durable on return, and
+        after a crash the one or the other."""
+        with self.alone():
+            self._ensure_writable()
+            self.sync()
+            # No range of the record may cover what is about to change: a power cut would
+            # take its hash for lost bytes.
+            self.file.sync()
+            undo = Undo(self.stream_id, self.header.pack(), offset, old, new)
+            try:
+                journal.put(self._disk, self._place, undo)
+            except OSError as error:
+                raise WriteFailed(self.path, refused(error)) from error
+            self._change(lambda: self.file.write(new, offset), self.head)
+            journal.remove(self._disk, self._place)
+
+    def _change(self, write: Callable[[], None], head: Head) -> None:
+        """Raise the epoch around a change of what was committed."""
+        with self.reader.changing():
+            self._change_held(write, head)
+        _wake([*self.wakers, *self.inside_wakers])
+
+    def _change_held(self, write: Callable[[], None], head: Head) -> None:
+        self._unfinished = True
+        self.epoch += 1
+        header = self._header_at(head)
+        try:
+            records.put_header(self._page, header)
+            self._put_record(head)
+            self._write_header()
+            write()
+            self.file.sync()
+            self._put_synced(head)
+            records.put_mark(self._page, self.epoch, head)
+            self._write_back()
+        except OSError as error:
+            # Half done, maybe; what is to be believed is for the next open to say.
+            self._unfinished = False
+            self._failure = (
+                f"{refused(error)} in the middle of a truncation or update; open the stream again"
+            )
+            raise CommitInDoubt(self.path, self._failure) from error
+        self.written = self._base = self._mid = head
+        self._first, self._running = NO_HASH, xxh3_64()
+        self.reader.head = head
+        self._unfinished = False
+
+    # The header page.
+
+    def _write_clean(self) -> None:
+        """A record with an empty range: nothing is left that a power cut could take."""
+        head = self.written
+        self._base = self._mid = head
+        self._first, self._running = NO_HASH, xxh3_64()
+        records.put_header(self._page, self._header_at(head))
+        self._put_record(head)
+        self._put_synced(head)
+        records.put_mark(self._page, self.epoch, head)
+        self._write_back()
+
+    def _write_header(self) -> None:
+        start, end = records.BEFORE_SYNC
+        self.file.write(memoryview(self._page)[start:end], start)
+
+    def _write_back(self) -> None:
+        start, end = records.WITHOUT_SYNC
+        self.file.write(memoryview(self._page)[start:end], start)
+
+    def _put_record(self, head: Head) -> None:
+        records.put_record(
+            self._page,
+            CommitRecord(
+                self.stream_id, self.epoch, self._boot, head, head, head, NO_HASH, NO_HASH
+            ),
+        )
+
+    def _put_synced(self, head: Head) -> None:
+        self._sequence += 1
+        records.put_synced(
+            self._page,
+            self._sequence & 1,
+            SyncedHeader(self._sequence, self.stream_id, self.epoch, self._header_at(head)),
+        )
+
+    def _make_room(self, length: int) -> None:
+        """Have at least one unused byte behind `length`; holds both locks."""
+        try:
+            grown = self._room.make(length)
+        except OSError as error:
+            raise WriteFailed(self.path, refused(error)) from error
+        if grown and self._policy == "commit":
+            # A header must not say more than the size on disk can hold.
+            try:
+                self.file.sync()
+            except OSError as error:
+                self._room.give_back()
+                self._fail(error)
+                raise WriteFailed(self.path, refused(error)) from error
+
+    # Who is told.
+
+    def add_waker(self, fd: int, *, inside: bool) -> None:
+        with self._lock:
+            (self.inside_wakers if inside else self.wakers).append(fd)
+
+    def remove_waker(self, fd: int) -> None:
+        """Nothing is written to `fd` any more when this returns."""
+        with self._lock:
+            for wakers in (self.wakers, self.inside_wakers):
+                with contextlib.suppress(ValueError):
+                    wakers.remove(fd)
+
+    # The end.
+
+    def _ensure_writable(self) -> None:
+        if self._closed:
+            raise StreamClosed(f"{self.path}: the stream is closed")
+        if self.failed:
+            raise CommitInDoubt(self.path, self._failure or "")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a header or sync failed, or was interrupted: nothing more is written."""
+        with self._lock:
+            if self._unfinished and self._failure is None:
+                self._failure = _INTERRUPTED
+            return self._failure is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether only another open can tell what was written."""
+        return self.failed and not self._mendable
+
+    def close(self) -> None:
+        """Leave a clean file behind: synced, with nothing for a power cut to take."""
+        self._syncer.close()
+        with self.alone():
+            if self._closed:
+                return
+            if self._mendable:
+                with contextlib.suppress(CommitInDoubt):
+                    self.mend()
+            try:
+                if not self.failed:
+                    try:
+                        self.sync()
+                        self._write_clean()
+                        self.file.sync()
+                    except OSError as error:
+                        raise CommitInDoubt(self.path, refused(error)) from error
+            finally:
+                self._closed = True
+                self.file.close()
+        self._tell_who_waits()
+
+
+def refused(error: OSError) -> str:
+    """What went wrong, for a message."""
+    return f"the system refused to write: {error.strerror or error}"
+
+
+def _write_again(file: File, start: Head, stop: Head) -> None:
+    """Write what stands between two heads to its place, so that the next sync syncs it."""
+    offset = start.length
+    while offset < stop.length:
+        part = file.read(min(PAGE_SIZE, stop.length - offset), offset)
+        if not part:
+            return
+        file.write(part, offset)
+        offset += len(part)
+
+
+def _undo(disk: Disk, file: File, path: str) -> bool:
+    """Put back what an update that a crash cut off has overwritten; True if there was one."""
+    if not disk.exists(path + journal.SUFFIX):
+        return False
+    undo = journal.find(disk, path)
+    if undo is None:
+        # The update had not begun.
+        journal.remove(disk, path)
+        return False
+    page = read_page(file)
+    record = records.get_record(page)
+    same = (
+        record is not None
+        and record.stream_id == undo.stream_id
+        and read_header(page, path).pack() == undo.header
+    )
+    found = undo.standing(file) if same else None
+    if found is None:
+        _log.warning(
+            "%s: the journal of an update does not fit the file, which was changed since; it is "
+            "kept as %s",
+            path,
+            journal.set_aside(disk, path),
+        )
+        return False
+    if found != undo.old:
+        file.write(undo.old, undo.offset)
+        file.sync()
+        _log.warning(
+            "%s: a crash cut off an update; the %d bytes at %d are as before it",
+            path,
+            len(undo.old),
+            undo.offset,
+        )
+    journal.remove(disk, path)
+    return found != undo.old
+
+
+def _wake(wakers: list[int]) -> None:
+    for waker in wakers:
+        with contextlib.suppress(BlockingIOError):
+            os.write(waker, b"\0\0\0\0\0\0\0\1")
