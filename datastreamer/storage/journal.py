@@ -33,8 +33,7 @@ SUFFIX: Final = ".undo"
 _HEAD: Final = struct.Struct(">8sII16s38s2xQQ")
 _SUM: Final = struct.Struct(">Q")
 _MAGIC: Final = b"DSundo__"
-# A disk writes so much or nothing of it.
-_SECTOR: Final = 512
+_PART: Final = 4096
 
 
 class Undo(NamedTuple):
@@ -67,16 +66,18 @@ class Undo(NamedTuple):
         )
 
     def standing(self, file: File) -> bytes | None:
-        """What stands in the file, where each of its sectors is the old or the new one."""
+        """What stands in the file, where each of its bytes is the old or the new one."""
         found = file.read(len(self.old), self.offset)
         if len(found) != len(self.old):
             return None
-        start = 0
-        while start < len(found):
-            end = min(start + _SECTOR - (self.offset + start) % _SECTOR, len(found))
-            if found[start:end] not in (self.old[start:end], self.new[start:end]):
+        for start in range(0, len(found), _PART):
+            part = slice(start, start + _PART)
+            here, old, new = found[part], self.old[part], self.new[part]
+            # As a rule whole sectors; a write that a process began may end at any byte.
+            if here not in (old, new) and not all(
+                byte in pair for byte, *pair in zip(here, old, new, strict=True)
+            ):
                 return None
-            start = end
         return found
 
 

@@ -317,7 +317,8 @@ def run_script(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 SERVE_UNTIL_TOLD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent does
 from datastreamer.net.embed import StreamServer
 with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:
     with server.stream.atomic_op() as op:

@@ -1,0 +1,158 @@
+"""Updates in place that a crash cuts off: the old bytes come back, or nothing was lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import CommitInDoubt, DamagedEntry, WriteFailed
+from datastreamer.storage.journal import SUFFIX, Undo
+from tests.storage.made import FaultyDisk, add, copied, items
+
+OLD, NEW = b"o" * 2000, b"n" * 2000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.bin"
+
+
+class KeepingDisk(FaultyDisk):
+    """Copies the stream and its journal, as they stand, before and after each sync."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.kept: list[Path] = []
+
+    def keep(self) -> None:
+        name = f"kept{len(self.kept)}.bin"
+        self.kept.append(copied(self.path, name))
+        journal = Path(f"{self.path}{SUFFIX}")
+        if journal.exists():
+            Path(f"{self.kept[-1]}{SUFFIX}").write_bytes(journal.read_bytes())
+
+
+def updated(path: Path) -> KeepingDisk:
+    disk = KeepingDisk(path)
+    with DataStream.create(path, index="memory", disk=disk) as stream:
+        add(stream, [(1, b"before"), (2, OLD), (3, b"behind")])
+        disk.before["sync"] = disk.keep
+        stream.update_entry(1, 2, NEW)
+        assert items(stream)[1] == (2, NEW)
+    assert not Path(f"{path}{SUFFIX}").exists()
+    return disk
+
+
+def test_a_crash_at_each_sync_leaves_the_old_or_the_new(path: Path) -> None:
+    disk = updated(path)
+    seen = set()
+    for kept in disk.kept:
+        with DataStream.open(kept, index="memory") as stream:
+            found = items(stream)
+            seen.add(found[1][1])
+            assert found == [(1, b"before"), (2, found[1][1]), (3, b"behind")]
+        assert not Path(f"{kept}{SUFFIX}").exists()
+        with DataStream.open(kept, index="memory") as stream:
+            assert items(stream) == found
+    assert seen == {OLD, NEW}
+
+
+def half_done(path: Path) -> Path:
+    """The journal is on disk, one sector of the entry is still the old one."""
+    disk = updated(path)
+    [kept, *_] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
+    start = kept.read_bytes().index(NEW)
+    sector = (start // 512 + 2) * 512
+    with open(kept, "r+b") as file:
+        file.seek(sector)
+        file.write(OLD[:512])
+    return kept
+
+
+def test_half_an_update_is_undone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = half_done(path)
+    with pytest.raises(DamagedEntry, match="open the stream for writing once"):
+        DataStream.open(kept, read_only=True)
+    with DataStream.open(kept, index="memory") as stream:
+        assert items(stream)[1] == (2, OLD)
+        assert "a crash cut off an update" in caplog.text
+        assert stream.epoch >= 2  # a follower may have seen the other one
+    with DataStream.open(kept, read_only=True) as stream:
+        assert items(stream)[1] == (2, OLD)
+
+
+def test_a_journal_that_does_not_fit_is_kept_aside(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = half_done(path)
+    with DataStream.open(path, index="memory") as stream:
+        before = items(stream)
+    # Bytes that are neither the old nor the new ones.
+    content = kept.read_bytes()
+    Path(f"{path}{SUFFIX}").write_bytes(Path(f"{kept}{SUFFIX}").read_bytes())
+    at = path.read_bytes().index(NEW)
+    with open(path, "r+b") as file:
+        file.seek(at + 700)
+        file.write(b"other")
+    with DataStream.open(path, index="memory") as stream:
+        assert stream.entry(0).data == before[0][1]
+        assert b"other" in stream.entry(1).data
+    assert "does not fit the file" in caplog.text
+    [aside] = path.parent.glob(f"s.bin{SUFFIX}.*.unused")
+    assert content
+    assert Undo.unpack(aside.read_bytes()) is not None
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, -1])
+def test_a_journal_that_is_not_whole_is_no_journal(path: Path, cut: int) -> None:
+    kept = half_done(path)
+    with DataStream.open(path, index="memory") as stream:
+        before = items(stream)
+    torn = Path(f"{kept}{SUFFIX}").read_bytes()[:cut]
+    Path(f"{path}{SUFFIX}").write_bytes(torn)
+    with DataStream.open(path, index="memory") as stream:
+        assert items(stream) == before
+    assert not Path(f"{path}{SUFFIX}").exists()
+
+
+def test_no_room_for_the_journal(path: Path) -> None:
+    disk = FaultyDisk()
+    with DataStream.create(path, index="memory", disk=disk) as stream:
+        add(stream, [(1, OLD)])
+        real = disk.create
+
+        def full(name: str) -> object:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        disk.create = full  # type: ignore[method-assign, assignment]
+        with pytest.raises(WriteFailed, match="No space left"):
+            stream.update_entry(0, 1, NEW)
+        disk.create = real  # type: ignore[method-assign]
+        assert items(stream) == [(1, OLD)]
+        stream.update_entry(0, 1, NEW)
+        assert items(stream) == [(1, NEW)]
+
+
+def test_an_update_that_the_disk_refuses_in_the_middle(path: Path) -> None:
+    disk = FaultyDisk()
+    with DataStream.create(path, index="memory", disk=disk) as stream:
+        add(stream, [(1, OLD)])
+        file = stream._file.file
+        real = file.write
+
+        def refuse(data: bytes, offset: int) -> None:
+            if bytes(data) == NEW:
+                real(data[:1000], offset)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(data, offset)
+
+        file.write = refuse  # type: ignore[method-assign, assignment]
+        with pytest.raises(CommitInDoubt, match="open the stream again"):
+            stream.update_entry(0, 1, NEW)
+    with DataStream.open(path, index="memory") as stream:
+        assert items(stream) == [(1, OLD)]
