@@ -238,18 +238,22 @@ class Session:
             return b""  # changed just now: it is read again before it is sent
 
     async def _bookmark(self, key: bytes) -> int | None:
-        stream = self._stream
-        try:
-            if stream.bookmarks.unread() <= _INLINE_SCAN:
-                return stream.bookmark(key)
-        except UnknownBookmark:
-            return None
+        """The newest entry with this key. A long way to it is gone in a thread, and again
+        where the stream was changed meanwhile."""
+        stream, server = self._stream, self._server
         while True:
             epoch = stream.epoch
             number: int | None = None
-            with contextlib.suppress(UnknownBookmark):
-                number = await trio.to_thread.run_sync(stream.bookmark, key)
-            await self._server.settled()
+            try:
+                with contextlib.suppress(UnknownBookmark):
+                    if stream.bookmarks.unread() <= _INLINE_SCAN:
+                        return stream.bookmark(key)
+                    number = await trio.to_thread.run_sync(stream.bookmark, key)
+            except DamagedFile:
+                if not server.outdated() and stream.epoch == epoch:
+                    raise
+                epoch = -1
+            await server.settled()
             if stream.epoch == epoch:
                 return number
 
