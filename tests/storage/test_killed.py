@@ -171,14 +171,17 @@ def test_a_full_file_system(small: Path) -> None:
             op.add_bookmark(b"k")
             op.add_entry(1, b"first")
         written = 0
-        stream.start_atomic_op()
-        stream.add_entry(1, bytes(400_000))
-        with pytest.raises(StreamFileError, match="No space left on device"):
+
+        def write_on() -> None:
+            nonlocal written
             while True:
-                stream.commit_atomic_op()
-                written += 1
                 stream.start_atomic_op()
                 stream.add_entry(1, bytes(400_000))
+                stream.commit_atomic_op()
+                written += 1
+
+        with pytest.raises(StreamFileError, match="No space left on device"):
+            write_on()
         assert written > 0
         assert stream.total_entries == written + 2
         assert stream.entry(written + 1).data == bytes(400_000)
