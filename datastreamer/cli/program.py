@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import typer
 
+from datastreamer.cli.append import append
 from datastreamer.cli.bookmark import bookmark
 from datastreamer.cli.cat import cat
 from datastreamer.cli.demo import demo
 from datastreamer.cli.entry import entry
+from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
+from datastreamer.cli.reindex import reindex
 from datastreamer.cli.serve import serve
+from datastreamer.cli.snapshot import snapshot
+from datastreamer.cli.truncate import truncate
 
 program = new_program()
 
@@ -30,5 +35,9 @@ def datastreamer(
         typer.echo(context.get_help())
 
 
-for verb in (serve, info, cat, entry, bookmark, demo):
+for verb in (
+    *(serve, info, cat, entry, bookmark),
+    *(append, truncate, snapshot, reindex, import_leveldb),
+    demo,
+):
     program.command()(verb)

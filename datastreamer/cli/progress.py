@@ -43,9 +43,14 @@ class Progress:
         if not self._wanted:
             return
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
+            self._bar.update(self._task, completed=self._done, total=self._total)
         elif time.monotonic() >= self._due:
             self._show()
+
+    def reach(self, done: int, total: int) -> None:
+        """So much of so much is done, whatever was said before."""
+        self._total = total
+        self.advance(done - self._done)
 
     def _show(self) -> None:
         import rich.console

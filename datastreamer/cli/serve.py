@@ -9,10 +9,16 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.creation import (
+    CreateOption,
+    Creation,
+    NewStreamTypeOption,
+    StreamVersionOption,
+    SystemIdOption,
+)
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
-from datastreamer.cli.outcome import Failure, end_well_on_signal
-from datastreamer.errors import FileMissing
-from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, U32_MAX, U64_MAX
+from datastreamer.cli.outcome import end_well_on_signal
+from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
@@ -45,36 +51,6 @@ PortOption = Annotated[
         parser=number_parser(65535),
         metavar="PORT",
         help="0 takes a free one, and says which.",
-    ),
-]
-CreateOption = Annotated[
-    bool, typer.Option("--create", help="Make an empty stream where there is no file.")
-]
-SystemIdOption = Annotated[
-    int | None,
-    typer.Option(
-        "--system-id",
-        parser=number_parser(U64_MAX),
-        metavar="N",
-        help="With --create: the chain id, say [0].",
-    ),
-]
-StreamVersionOption = Annotated[
-    int | None,
-    typer.Option(
-        "--stream-version",
-        parser=number_parser(255, least=1),
-        metavar="N",
-        help="With --create: 1 fixed layouts, from 2 on protobuf [1].",
-    ),
-]
-StreamTypeOption = Annotated[
-    int | None,
-    typer.Option(
-        "--stream-type",
-        parser=number_parser(U64_MAX),
-        metavar="T",
-        help="With --create: what clients must ask for [1, a sequencer's].",
     ),
 ]
 FollowOption = Annotated[
@@ -110,7 +86,7 @@ def serve(
     create: CreateOption = False,
     system_id: SystemIdOption = None,
     stream_version: StreamVersionOption = None,
-    stream_type: StreamTypeOption = None,
+    stream_type: NewStreamTypeOption = None,
     follow: FollowOption = False,
     max_clients: MaxClientsOption = 10_000,
     sync: SyncOption = Sync.commit,
@@ -119,13 +95,7 @@ def serve(
     log_format: LogFormatOption = None,
 ) -> None:
     """Serve a stream to clients over TCP, until SIGINT or SIGTERM."""
-    asked = {"system_id": system_id, "version": stream_version, "stream_type": stream_type}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if given and not create:
-        raise typer.BadParameter(
-            "--system-id, --stream-version and --stream-type go with --create; an existing file "
-            "brings its own"
-        )
+    creation = Creation(create, system_id, stream_version, stream_type)
     if create and follow:
         raise typer.BadParameter(
             "--create makes a stream to write to, --follow leaves that to others"
@@ -134,27 +104,7 @@ def serve(
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
             return DataStream.open(file, follow=True, index=index.value)
-        try:
-            stream = DataStream.open(file, sync=sync.value, index=index.value)
-        except FileMissing:
-            if not create:
-                raise Failure(
-                    f"{file}: no such file; --create makes an empty stream there"
-                ) from None
-            return DataStream.create(
-                file,
-                version=stream_version or 1,
-                system_id=system_id or 0,
-                stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
-                sync=sync.value,
-                index=index.value,
-            )
-        for name, value in given.items():
-            if (has := getattr(stream.header, name)) != value:
-                _log.warning(
-                    "%s: the existing file's %s is %d, not %d", file, _WORDS[name], has, value
-                )
-        return stream
+        return creation.open(file, sync=sync.value, index=index.value)
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(
@@ -170,6 +120,3 @@ def serve(
         open_stream, host=host, port=port, max_clients=max_clients, listening=listening
     )
     _log.info("ended by %s", name)
-
-
-_WORDS = {"system_id": "system id", "version": "stream version", "stream_type": "stream type"}

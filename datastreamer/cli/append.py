@@ -1,0 +1,187 @@
+"""`datastreamer append`: atomic operations from JSON lines on standard input.
+
+Owns the lines' grammar. An operation begins with its first line and ends with a commit or
+a rollback; whatever ends the program before that rolls it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from datastreamer.cli.creation import (
+    CreateOption,
+    Creation,
+    NewStreamTypeOption,
+    StreamVersionOption,
+    SystemIdOption,
+)
+from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
+from datastreamer.cli.outcome import Failure, Terminated, asked_to_end, write_out
+from datastreamer.cli.output import json_line
+from datastreamer.errors import UsageError, WriteFailed
+from datastreamer.format import MAX_DATA_SIZE
+from datastreamer.storage.stream import DataStream
+
+# Twice the largest entry's hex; a line without an end must not fill the memory.
+_MAX_LINE = 4 * MAX_DATA_SIZE
+_SHAPES = (
+    'a line is {"bookmark": "0x.."}, {"type": 3, "data": "0x.."}, {"commit": true} or '
+    '{"rollback": true}'
+)
+
+
+def append(
+    file: FileArgument,
+    create: CreateOption = False,
+    system_id: SystemIdOption = None,
+    stream_version: StreamVersionOption = None,
+    stream_type: NewStreamTypeOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Append atomic operations that come as JSON lines on standard input.
+
+    {"bookmark": "0x.."} and {"type": 3, "data": "0x.."} add an entry, {"commit": true} makes
+    what was added since the last commit part of the stream and prints a line once it is on
+    disk, {"rollback": true} forgets it.
+    """
+    creation = Creation(create, system_id, stream_version, stream_type)
+    read_line = _standard_input()
+    with creation.open(file) as stream:
+        _Appender(stream).take_all(read_line)
+
+
+class _BadLine(Exception):
+    """A line that is none of ours; ``str()`` says why."""
+
+
+class _Appender:
+    """Takes lines and keeps count of them."""
+
+    def __init__(self, stream: DataStream) -> None:
+        self._stream = stream
+        self._op = stream.atomic_op()
+        self._line = 0
+        self._heard = True
+
+    def take_all(self, read_line: Callable[[], bytes]) -> None:
+        """Every line, up to the end of the input or the first that is wrong."""
+        try:
+            while line := read_line():
+                self._line += 1
+                self._take(line)
+        except KeyboardInterrupt as error:
+            how = "ended by SIGTERM" if isinstance(error, Terminated) else "interrupted"
+            raise Failure(f"{how} after line {self._line}; {self._rolled_back()}") from None
+        except (_BadLine, UsageError) as error:
+            raise Failure(f"line {self._line}: {error}; {self._rolled_back()}") from None
+        except WriteFailed as error:
+            # Where it is in doubt whether the operation is on disk, the error says so.
+            done = f"; {self._rolled_back()}" if self._op.is_open else ""
+            raise Failure(f"line {self._line}: {error}{done}") from error
+        if self._op.is_open:
+            raise Failure(
+                f"the input ended after line {self._line} without a commit; {self._rolled_back()}"
+            )
+
+    def _rolled_back(self) -> str:
+        """Roll back what is open; says what was done and how the stream stands."""
+        holds = f"the stream holds {self._stream.total_entries} entries"
+        if not self._op.is_open:
+            return f"no operation was open, {holds}"
+        count = self._op.next_number - self._stream.total_entries
+        self._stream.rollback_atomic_op()
+        entries = "1 entry" if count == 1 else f"{count} entries"
+        return f"the open operation ({entries}) was rolled back, {holds}"
+
+    def _take(self, line: bytes) -> None:
+        if len(line) >= _MAX_LINE:
+            raise _BadLine(f"it is longer than {_MAX_LINE} bytes, more than any entry needs")
+        try:
+            what = json.loads(line)
+        except ValueError as error:
+            if not line.strip():
+                return
+            raise _BadLine(f"it is no JSON ({error})") from None
+        except RecursionError:
+            raise _BadLine("it is nested too deep for any of ours") from None
+        match what:
+            case {"type": kind, "data": data} if len(what) == 2:
+                # A bool is an int to Python.
+                if type(kind) is not int:
+                    raise _BadLine(f"an entry type is a number, not {_shown(kind)}")
+                content = _bytes_of(data)
+                self._begin()
+                self._op.add_entry(kind, content)
+            case {"bookmark": key} if len(what) == 1:
+                content = _bytes_of(key)
+                self._begin()
+                self._op.add_bookmark(content)
+            case {"commit": True} if len(what) == 1:
+                self._commit()
+            case {"rollback": True} if len(what) == 1:
+                if self._op.is_open:
+                    self._stream.rollback_atomic_op()
+            case _:
+                raise _BadLine(f"it is {_shown(what)}; {_SHAPES}")
+
+    def _begin(self) -> None:
+        if not self._op.is_open:
+            self._stream.start_atomic_op()
+
+    def _commit(self) -> None:
+        first = self._stream.total_entries
+        # A signal waits until it is known, and said, whether the operation is there.
+        with asked_to_end() as ending:
+            if self._op.is_open:
+                self._stream.commit_atomic_op()
+        total = self._stream.total_entries
+        self._say({"first_entry": first, "entries": total - first, "total_entries": total})
+        if ending.is_set():
+            raise KeyboardInterrupt
+
+    def _say(self, what: dict[str, int]) -> None:
+        if not self._heard:
+            return
+        try:
+            write_out(json_line(what))
+        except BrokenPipeError:
+            # What was asked for is that the operations are written, heard of or not.
+            self._heard = False
+
+
+def _standard_input() -> Callable[[], bytes]:
+    """Reads a line, or as much of it as is still good for an error."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise Failure("standard input is closed; operations come there as JSON lines")
+    read = functools.partial(sys.stdin.buffer.readline, _MAX_LINE)
+
+    def read_line() -> bytes:
+        try:
+            return read()
+        except OSError as error:
+            raise Failure(f"standard input: {error.strerror or error}") from error
+
+    return read_line
+
+
+def _bytes_of(text: object) -> bytes:
+    """The bytes of "0x.."."""
+    if isinstance(text, str) and text[:2] == "0x":
+        try:
+            found = bytes.fromhex(text[2:])
+        except ValueError:
+            pass
+        else:
+            if 2 * len(found) == len(text) - 2:  # fromhex overlooks blanks
+                return found
+    raise _BadLine(f"{_shown(text)} is no hex: 0x, then two digits a byte")
+
+
+def _shown(what: Any) -> str:
+    text = json.dumps(what)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,59 @@
+"""`datastreamer reindex`: the bookmark index, built again from the file."""
+
+from __future__ import annotations
+
+import threading
+
+from datastreamer.cli import logs
+from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
+from datastreamer.cli.outcome import Failure
+from datastreamer.cli.progress import Progress
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.stream import DataStream
+
+_LOOK_SECONDS = 0.1
+
+
+def reindex(
+    file: FileArgument,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Throw the bookmark index away and build it again from the stream.
+
+    An index that is missing, behind or another file's mends itself when a writer opens the
+    stream; this is for one that is in doubt all the same.
+    """
+    with DataStream.open(file) as stream:
+        rebuild(stream)
+        logs.say(
+            f"{file}: {len(stream.bookmarks):,} different bookmarks of {stream.total_entries:,} "
+            "entries are indexed"
+        )
+
+
+def rebuild(stream: DataStream) -> None:
+    """Build the stream's index again, with a progress bar."""
+    keeper = stream.bookmarks
+    failed: list[Exception] = []
+    worker = threading.Thread(target=_rebuild, args=(keeper, failed), name="reindex", daemon=True)
+    with Progress(f"reading {stream.path}", stream.total_entries) as progress:
+        worker.start()
+        while worker.is_alive():
+            worker.join(_LOOK_SECONDS)
+            progress.reach(stream.total_entries - keeper.lag(), stream.total_entries)
+    if failed:
+        raise failed[0]
+    if keeper.lag():
+        raise Failure(
+            f"{stream.path}: the bookmark index could not be built, {keeper.lag():,} entries are "
+            "not in it; the log says why"
+        )
+
+
+def _rebuild(keeper: BookmarkKeeper, failed: list[Exception]) -> None:
+    try:
+        keeper.rebuild()
+        keeper.wait()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the main thread raises it
+        failed.append(error)

@@ -1,0 +1,215 @@
+"""A consistent copy of a stream, whoever writes it meanwhile.
+
+Committed bytes change only under a new epoch, so a copy of all of them is whole if the
+epoch stands still from before it to after it; else it is begun again. The copy is the same
+stream at an earlier moment, closed in good order: same id, same epoch, records that leave
+nothing to be judged. It has no bookmark index; its first writer makes one.
+
+Owns the copy until it has its name. Writes nothing to the stream and takes no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from datastreamer.errors import FileExists, FileMissing, StreamFileError, WriteFailed
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage import record as records
+from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
+from datastreamer.storage.file import StreamFile
+from datastreamer.storage.reader import doubt
+from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
+from datastreamer.storage.recovery import NO_HASH, changing
+
+_TRIES = 10
+_PAUSE_SECONDS = 0.05
+_PART = 16 * PAGE_SIZE
+# ioctl of Linux: the other file's blocks become this one's too, until one of them is written.
+_FICLONE = 0x40049409
+# What the system says where it cannot copy by itself between these two files.
+_NOT_HERE = {
+    errno.EBADF,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTTY,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.ETXTBSY,
+    errno.EXDEV,
+}
+
+Means = Literal["reflink", "copy_file_range", "read and write"]
+
+
+class Snapshot(NamedTuple):
+    """What a copy holds: the header that it has, its size in bytes, how the data came there."""
+
+    header: Header
+    size: int
+    means: Means
+
+
+class _MovedError(Exception):
+    """Entries were taken back or changed while they were copied."""
+
+
+def snapshot(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+    disk: Disk | None = None,
+) -> Snapshot:
+    """Copy the stream at `path`, as far as it may be read now, to a new file `out`; durable
+    on return.
+
+    `advance` is told how many bytes of how many are copied; it counts anew when the copy is
+    begun again. `out` appears when it is complete, and never in the place of something.
+
+    Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
+    copy cannot be made, and `StreamFileError` where the stream does not hold still.
+    """
+    disk = disk or OsDisk()
+    target = os.fspath(out)
+    if disk.exists(target):
+        raise FileExists(target, "exists already; a snapshot is never written over something")
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        source = StreamFile.open(path, write=False, disk=disk)
+        try:
+            return _publish(source, target, disk, advance)
+        except _MovedError as error:
+            why = str(error)
+        finally:
+            source.close()
+    raise StreamFileError(
+        path, f"no snapshot after {_TRIES} tries: {why}; try again when the stream holds still"
+    )
+
+
+def _publish(
+    source: StreamFile, target: str, disk: Disk, advance: Callable[[int, int], None]
+) -> Snapshot:
+    temporary = f"{target}.{secrets.token_hex(4)}.new"
+    try:
+        file = disk.create(temporary)
+        try:
+            taken = _copy(source, file, advance)
+            disk.publish(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.unlink(temporary)
+            raise
+        finally:
+            file.close()
+    except FileExistsError:
+        raise FileExists(target, "exists already; a snapshot is never written over it") from None
+    except FileNotFoundError as error:
+        raise FileMissing(target, "no such folder") from error
+    except OSError as error:
+        if isinstance(error, StreamFileError):
+            raise
+        raise WriteFailed(
+            target, f"the snapshot cannot be made: {error.strerror or error}"
+        ) from error
+    return taken
+
+
+def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None]) -> Snapshot:
+    if changing(source.file.read(HEADER_PAGE_SIZE, 0)):
+        raise _MovedError(
+            "a truncation or update is under way, or its writer ended in the middle of it; if "
+            "nobody writes the stream, open it for writing once"
+        )
+    header, head, epoch = source.header, source.head, source.epoch
+    # As a writer leaves it: whole pages, and an unused byte behind the end.
+    size = page_start(page_of(head.length) + 1)
+    means = _copy_data(source.file, target, head.length, advance)
+    target.resize(size)
+    source.refresh()
+    if source.epoch != epoch or source.head.entries < head.entries:
+        raise _MovedError("entries were taken back or changed while they were copied")
+    why = doubt(target, head)
+    if why:
+        # A program that keeps no epoch may have cut back and appended; or this is damage.
+        raise _MovedError(f"the copy does not end with {head.entries} entries: {why}")
+    target.sync()
+    target.write(_header_page(header, source.stream_id, epoch), 0)
+    target.sync()
+    return Snapshot(header, size, means)
+
+
+def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
+    """As a clean close leaves it: all is on disk, nothing is there to be judged."""
+    page = records.new_page(header)
+    head = Head(header.total_length, header.total_entries)
+    records.put_record(
+        page, CommitRecord(stream_id, epoch, boot_id(), head, head, head, NO_HASH, NO_HASH)
+    )
+    records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
+    records.put_mark(page, epoch, head)
+    return page
+
+
+# The bytes.
+
+
+def _copy_data(
+    source: File, target: File, length: int, advance: Callable[[int, int], None]
+) -> Means:
+    """Bytes up to `length`, by what the system does best. The header page is still to come."""
+    if isinstance(source, OsFile) and isinstance(target, OsFile):
+        if _clone(source.fileno(), target.fileno()):
+            target.resize(length)  # what stands behind is no part of the stream
+            advance(length, length)
+            return "reflink"
+        if hasattr(os, "copy_file_range") and _copy_inside(
+            source.fileno(), target.fileno(), length, advance
+        ):
+            return "copy_file_range"
+    for offset in range(HEADER_PAGE_SIZE, length, _PART):
+        part = source.read(min(_PART, length - offset), offset)
+        target.write(part, offset)
+        advance(offset + len(part), length)
+    return "read and write"
+
+
+def _clone(source: int, target: int) -> bool:
+    """Whether the file system made `target` share all blocks of `source`."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in _NOT_HERE:
+            return False
+        raise
+    return True
+
+
+def _copy_inside(
+    source: int, target: int, length: int, advance: Callable[[int, int], None]
+) -> bool:
+    """Whether the kernel copied the data by itself; if not, nothing of it is to be relied on."""
+    offset = HEADER_PAGE_SIZE
+    while offset < length:
+        try:
+            done = os.copy_file_range(source, target, min(_PART, length - offset), offset, offset)
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                return False
+            raise
+        if not done:
+            return False
+        offset += done
+        advance(offset, length)
+    return True
