@@ -28,6 +28,8 @@ from datastreamer.storage.stream import DataStream
 
 # Twice the largest entry's hex; a line without an end must not fill the memory.
 _MAX_LINE = 4 * MAX_DATA_SIZE
+_decode = json.JSONDecoder().decode
+_EVENT = (("type", "data"), ("data", "type"))
 _SHAPES = (
     'a line is {"bookmark": "0x.."}, {"type": 3, "data": "0x.."}, {"commit": true} or '
     '{"rollback": true}'
@@ -102,32 +104,32 @@ class _Appender:
         if len(line) >= _MAX_LINE:
             raise _BadLine(f"it is longer than {_MAX_LINE} bytes, more than any entry needs")
         try:
-            what = json.loads(line)
+            # As json.loads does it, but for the search for encodings.
+            what = _decode(line.decode())
         except ValueError as error:
             if not line.strip():
                 return
             raise _BadLine(f"it is no JSON ({error})") from None
         except RecursionError:
             raise _BadLine("it is nested too deep for any of ours") from None
-        match what:
-            case {"type": kind, "data": data} if len(what) == 2:
-                # A bool is an int to Python.
-                if type(kind) is not int:
-                    raise _BadLine(f"an entry type is a number, not {_shown(kind)}")
-                content = _bytes_of(data)
-                self._begin()
-                self._op.add_entry(kind, content)
-            case {"bookmark": key} if len(what) == 1:
-                content = _bytes_of(key)
-                self._begin()
-                self._op.add_bookmark(content)
-            case {"commit": True} if len(what) == 1:
-                self._commit()
-            case {"rollback": True} if len(what) == 1:
-                if self._op.is_open:
-                    self._stream.rollback_atomic_op()
-            case _:
-                raise _BadLine(f"it is {_shown(what)}; {_SHAPES}")
+        keys = tuple(what) if type(what) is dict else ()
+        if keys in _EVENT:
+            kind, data = what["type"], _bytes_of(what["data"])
+            if type(kind) is not int:  # a bool is one, for most purposes
+                raise _BadLine(f"an entry type is a number, not {_shown(kind)}")
+            self._begin()
+            self._op.add_entry(kind, data)
+        elif keys == ("bookmark",):
+            key = _bytes_of(what["bookmark"])
+            self._begin()
+            self._op.add_bookmark(key)
+        elif keys == ("commit",) and what["commit"] is True:
+            self._commit()
+        elif keys == ("rollback",) and what["rollback"] is True:
+            if self._op.is_open:
+                self._stream.rollback_atomic_op()
+        else:
+            raise _BadLine(f"it is {_shown(what)}; {_SHAPES}")
 
     def _begin(self) -> None:
         if not self._op.is_open:
