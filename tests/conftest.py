@@ -79,6 +79,20 @@ class Golden:
         target.write_bytes(self.content(name))
         return target
 
+    def database(self, name: str, kind: str = "db") -> Path:
+        """A fresh copy of the bookmark database beside a golden stream file, as a folder.
+
+        `kind` is "db", or "db-table" for one without a journal, where there is such.
+        """
+        with tarfile.open(self.folder / f"{name}.{kind}.tar.gz") as tar:
+            for member in tar:
+                source = tar.extractfile(member)
+                if source is not None:
+                    target = self.scratch / member.name
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(source.read())
+        return self.scratch / f"{name}.db"
+
     def transcript(self, server: str) -> dict[str, list[dict[str, Any]]]:
         """The conversations of one recorded server: name -> steps in order."""
         found: dict[str, list[dict[str, Any]]] = {}
