@@ -133,7 +133,7 @@ def _kinds(batches: Iterable[EntryBatch], progress: Progress) -> dict[str, dict[
 
 def _condition(found: Condition) -> Iterator[tuple[str, str]]:
     record, mark, writer = found.record, found.mark, found.writer
-    ahead = found.size - found.header.total_length
+    ahead = max(0, found.size - found.header.total_length)
     yield "reserved", f"{ahead:,} bytes behind the end; {found.allocated:,} taken of the disk"
     if record is None:
         stands = "none that fits the header: another program wrote it, or it is damaged"
