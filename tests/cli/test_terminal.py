@@ -66,3 +66,14 @@ def test_progress(
         for _ in range(10):
             bar.advance(1)
     assert ("reading" in terminal.getvalue()) == shown
+
+
+def test_progress_that_learns_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    with Progress("copying", 1) as bar:
+        for done in (50, 100, 200):
+            bar.reach(done, 200)
+    assert "100%" in terminal.getvalue()
+    assert "25%" in terminal.getvalue()

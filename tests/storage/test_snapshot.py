@@ -285,6 +285,26 @@ def test_a_foreign_writer_takes_back(
     assert scan_file(out) == entries[:5]
 
 
+def test_a_foreign_writer_goes_back_and_on(
+    golden: Golden, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is ahead of the one that was seen, but the bytes are other ones."""
+    path = golden.unpack("small")
+    real, tries = module._copy_data, [0]
+
+    def copy(*arguments: Any) -> Any:
+        tries[0] += 1
+        path.write_bytes(golden.content("duplicates"))
+        return real(*arguments)
+
+    assert len(golden.entries("duplicates")) > len(golden.entries("small"))
+    monkeypatch.setattr(module, "_copy_data", copy)
+    snapshot(path, out)
+    assert tries == [2]
+    assert header_of(out) == header_of(path)
+    assert scan_file(out) == scan_file(path)
+
+
 # How the bytes come there.
 
 
