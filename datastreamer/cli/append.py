@@ -22,7 +22,7 @@ from datastreamer.cli.creation import (
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
 from datastreamer.cli.outcome import Failure, Terminated, asked_to_end, write_out
 from datastreamer.cli.output import json_line
-from datastreamer.errors import UsageError, WriteFailed
+from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
 from datastreamer.format import MAX_DATA_SIZE
 from datastreamer.storage.stream import DataStream
 
@@ -82,8 +82,8 @@ class _Appender:
         except (_BadLine, UsageError) as error:
             raise Failure(f"line {self._line}: {error}; {self._rolled_back()}") from None
         except WriteFailed as error:
-            # Where it is in doubt whether the operation is on disk, the error says so.
-            done = f"; {self._rolled_back()}" if self._op.is_open else ""
+            # Where it is in doubt whether the operation is there, the error says all there is.
+            done = "" if isinstance(error, CommitInDoubt) else f"; {self._rolled_back()}"
             raise Failure(f"line {self._line}: {error}{done}") from error
         if self._op.is_open:
             raise Failure(

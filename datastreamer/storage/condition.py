@@ -13,6 +13,7 @@ from typing import NamedTuple
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import File, OsDisk, boot_id
 from datastreamer.storage.record import CommitRecord, Mark, SyncedHeader, Writer
@@ -25,7 +26,8 @@ class Condition(NamedTuple):
     `size` and `allocated` (what it takes of the disk) are in bytes. `record` is the commit
     record where it fits the header; `this_boot` tells whether it was written since the
     machine started. `synced` is newest first. `writer_alive` is about the process that
-    opened the stream for writing last, `locked` about any that writes it now.
+    opened the stream for writing last, `locked` about any that writes it now. `undo` tells
+    that the journal of an update stands beside the file.
     """
 
     size: int
@@ -38,6 +40,7 @@ class Condition(NamedTuple):
     writer: Writer | None
     writer_alive: bool
     locked: bool
+    undo: bool
 
 
 def examine(path: str) -> Condition:
@@ -62,6 +65,7 @@ def examine(path: str) -> Condition:
             writer=writer,
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
+            undo=os.path.lexists(path + journal.SUFFIX),
         )
     finally:
         file.close()

@@ -22,9 +22,10 @@ from typing import Literal, NamedTuple
 
 from datastreamer.errors import FileExists, FileMissing, StreamFileError, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
-from datastreamer.storage.file import StreamFile
+from datastreamer.storage.file import StreamFile, read_page
 from datastreamer.storage.reader import doubt
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
 from datastreamer.storage.recovery import NO_HASH, changing
@@ -84,8 +85,9 @@ def snapshot(
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
-        source = StreamFile.open(path, write=False, disk=disk)
+        source = StreamFile.open(path, disk=disk)
         try:
+            _ensure_settled(source, os.path.abspath(path), disk)
             return _publish(source, target, disk, advance)
         except _MovedError as error:
             why = str(error)
@@ -94,6 +96,16 @@ def snapshot(
     raise StreamFileError(
         path, f"no snapshot after {_TRIES} tries: {why}; try again when the stream holds still"
     )
+
+
+def _ensure_settled(source: StreamFile, path: str, disk: Disk) -> None:
+    """No change is under way. One that begins later raises the epoch before it writes; the
+    undoing of one that a crash cut off would not, but its journal stands by then."""
+    if changing(read_page(source.file)) or disk.exists(path + journal.SUFFIX):
+        raise _MovedError(
+            "a truncation or update is under way, or a crash cut one off; if nobody writes the "
+            "stream, open it for writing once"
+        )
 
 
 def _publish(
@@ -125,11 +137,6 @@ def _publish(
 
 
 def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None]) -> Snapshot:
-    if changing(source.file.read(HEADER_PAGE_SIZE, 0)):
-        raise _MovedError(
-            "a truncation or update is under way, or its writer ended in the middle of it; if "
-            "nobody writes the stream, open it for writing once"
-        )
     header, head, epoch = source.header, source.head, source.epoch
     # As a writer leaves it: whole pages, and an unused byte behind the end.
     size = page_start(page_of(head.length) + 1)

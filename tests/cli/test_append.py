@@ -209,7 +209,7 @@ def test_a_signal_waits_for_the_commit(
 
 def test_a_disk_that_is_full(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk()
-    monkeypatch.setattr("datastreamer.storage.file.OsDisk", lambda: disk)
+    monkeypatch.setattr("datastreamer.storage.writer.OsDisk", lambda: disk)
 
     def fill() -> None:
         disk.faults["commit data"] = errno.ENOSPC
@@ -222,19 +222,25 @@ def test_a_disk_that_is_full(append: Append, copy: Path, monkeypatch: pytest.Mon
     assert held(copy) == [(1, b"a")]
 
 
-def test_a_commit_in_doubt(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_sync_that_fails(
+    append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
     disk = FaultyDisk()
-    monkeypatch.setattr("datastreamer.storage.file.OsDisk", lambda: disk)
+    monkeypatch.setattr("datastreamer.storage.writer.OsDisk", lambda: disk)
 
     def fail() -> None:
         disk.faults["commit sync"] = errno.EIO
+        if not mended:
+            disk.faults["sync"] = errno.EIO
 
     failed = append(copy, event(1, b"b"), fail, COMMIT)
     assert failed.out == b""
-    text = failed.failed()
-    assert text.startswith(f"line 2: {copy}: ")
-    assert "is not known" in text
-    assert "rolled back" not in text
+    (text,) = [line for line in failed.err.splitlines() if line.startswith("error: ")]
+    assert text.startswith(f"error: line 2: {copy}: ")
+    assert "Input/output error" in text
+    assert ("the open operation (1 entry) was rolled back" in text) == mended
+    assert failed.code == 1
 
 
 # As a process.

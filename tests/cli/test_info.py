@@ -13,8 +13,10 @@ import pytest
 
 from datastreamer.format import Header
 from datastreamer.net.embed import StreamServer
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
-from datastreamer.storage.disk import boot_id
+from datastreamer.storage.disk import OsDisk, boot_id
+from datastreamer.storage.journal import Undo
 from datastreamer.storage.record import Writer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
@@ -130,6 +132,21 @@ def test_a_writer_that_is_gone(invoke: Invoke, copy: Path) -> None:
     with copy.open("r+b") as file:
         file.write(page)
     assert rows(invoke, copy)["writer"] == f"process {gone.pid}, ended; nobody writes now"
+
+
+def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
+    assert "undo" not in rows(invoke, copy)
+    header = copy.read_bytes()[16:54]
+    with DataStream.open(copy, read_only=True) as stream:
+        undo = Undo(stream.stream_id, header, 4096, b"neither", b"of them")
+    journal.put(OsDisk(), str(copy), undo)
+    assert "journal of an update stands" in rows(invoke, copy)["undo"]
+    undo = undo._replace(old=bytes(600), new=b"\1" * 600, offset=1 << 20)
+    Path(f"{copy}.undo").unlink()
+    journal.put(OsDisk(), str(copy), undo)
+    _damage(copy, 1 << 20, bytes(512) + b"\1" * 88)
+    assert "journal of an update stands" in rows(invoke, copy, code=1)["undo"]
+    assert "a crash cut off the update of an entry" in invoke("info", copy).failed()
 
 
 def test_an_index_of_another_file(invoke: Invoke, copy: Path) -> None:
