@@ -321,6 +321,14 @@ cdef class EntryBatch:
         return view_of(self._source, self._bytes + self._offsets[i] + HEAD_SIZE,
                        self._lengths[i], 1, b"B")
 
+    def count(self, type):
+        """How many of the entries are of this type."""
+        cdef uint32_t kind = as_type(type)
+        cdef Py_ssize_t i, found = 0
+        for i in range(self._count):
+            found += self._types[i] == kind
+        return found
+
     def bookmarks(self):
         """The bookmarks that can be asked for, with keys of 1 to 16 bytes: [(key, number)]."""
         cdef list found = []

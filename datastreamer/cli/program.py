@@ -13,9 +13,11 @@ from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
 from datastreamer.cli.reindex import reindex
+from datastreamer.cli.repair import repair
 from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
 from datastreamer.cli.truncate import truncate
+from datastreamer.cli.verify import verify
 
 program = new_program()
 
@@ -37,7 +39,7 @@ def datastreamer(
 
 for verb in (
     *(serve, info, cat, entry, bookmark),
-    *(append, truncate, snapshot, reindex, import_leveldb),
+    *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
     demo,
 ):
     program.command()(verb)

@@ -98,7 +98,7 @@ def judge(file: File, page: bytes, path: str, header: Header, boot: bytes) -> Ju
     if not rebooted or record.base == record.after:
         # No power cut: what the system was given it still has, synced or not.
         return judged._replace(synced=record.base)
-    reached = _longest_whole(file, record)
+    reached = longest_whole(file, record)
     if reached == head:
         return judged
     back = header._replace(total_length=reached.length, total_entries=reached.entries)
@@ -155,7 +155,7 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
     return Judgement(header, head, Head(), None, stream_id, epoch, False)
 
 
-def _longest_whole(file: File, record: CommitRecord) -> Head:
+def longest_whole(file: File, record: CommitRecord) -> Head:
     """The farthest of the record's heads that the bytes in the file reach whole."""
     base, mid, after = record.base, record.mid, record.after
     if not _is_whole(file, base, mid, record.first_hash):

@@ -103,11 +103,7 @@ class BookmarkKeeper:
     # Whether the index belongs to the file.
 
     def _identity(self, length: int) -> bytes:
-        """A fingerprint of the file up to `length`: which file, and its bytes before there."""
-        device, inode = self._file.identity()
-        start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
-        tail = self._file.read(length - start, start)
-        return self._stream_id + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
+        return fingerprint(self._file, self._stream_id, length)
 
     def _trusted(self, index: BookmarkIndex) -> Head:
         """How far the index can be believed: all of it or nothing."""
@@ -505,6 +501,14 @@ class BookmarkKeeper:
         self._index = None
         self._thread = None
         self._threads = []
+
+
+def fingerprint(file: File, stream_id: bytes, length: int) -> bytes:
+    """Tells the file up to `length` from others: which file it is, and its bytes before there."""
+    device, inode = file.identity()
+    start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
+    tail = file.read(length - start, start)
+    return stream_id + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
 
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:

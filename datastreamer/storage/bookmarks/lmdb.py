@@ -177,6 +177,25 @@ class LmdbIndex(BookmarkIndex):
             cursor.last_dup()
             return int(_NUMBER.unpack(cursor.value())[0])
 
+    # For a check against the file.
+
+    def lacks(self, bookmarks: Iterable[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+        """Those of `bookmarks` that the index does not hold."""
+        with self._read("keys") as transaction, transaction.cursor() as cursor:
+            holds = cursor.set_key_dup
+            return [(key, n) for key, n in bookmarks if not holds(key, _NUMBER.pack(n))]
+
+    def pairs(self) -> int:
+        """How many bookmarks it holds; a key that occurs twice counts twice."""
+        with self._read("keys") as transaction:
+            return int(transaction.stat(self._env().keys)["entries"])
+
+    def everything(self) -> Iterator[tuple[bytes, int]]:
+        """All bookmarks that it holds. The index does not shrink while this is under way."""
+        with self._read("keys") as transaction, transaction.cursor() as cursor:
+            for key, packed in cursor.iternext(keys=True, values=True):
+                yield bytes(key), int.from_bytes(packed, "big")
+
     @contextlib.contextmanager
     def _change(self) -> Iterator[tuple[_Shared, lmdb.Transaction]]:
         shared = self._env()

@@ -1,0 +1,135 @@
+"""The index against the file: every bookmark of a scan in it, and nothing else.
+
+Reads the LMDB index as it lies beside the file and changes nothing. A missing, foreign or
+lagging index is no fault: the next writer makes it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
+from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.storage.bookmarks.base import IndexReadOnly, Watermark
+from datastreamer.storage.bookmarks.keeper import fingerprint
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder, open_index
+from datastreamer.storage.disk import File
+from datastreamer.storage.reader import Reader
+from datastreamer.storage.record import Head
+
+
+class IndexAudit:
+    """One comparison: `feed` it the file's entries from the first on, then `finish`, `close`.
+
+    `notes` and `problems` are sentences; `folder` is the index's.
+    """
+
+    def __init__(self, file: File, path: str, stream_id: bytes, head: Head, *, live: bool) -> None:
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self.folder = index_folder(os.path.abspath(path))
+        self._file, self._path, self._head = file, path, head
+        self._found = 0
+        self._until = 0
+        self._index: LmdbIndex | None = None
+        try:
+            self._index = open_index(os.path.abspath(path), False)
+            mark = self._index.watermark()
+        except IndexReadOnly as error:
+            self._cannot_open(error)
+            return
+        except IndexFailed as error:
+            self._failed(error)
+            return
+        if not self._is_of(mark, stream_id, live):
+            self.close()
+        elif mark is not None:
+            self._until = min(mark.entries, head.entries)
+            behind = head.entries - self._until
+            if behind:
+                self.notes.append(
+                    f"the bookmark index lags behind by {behind} entries; the next writer, or "
+                    "reindex, goes on with it"
+                )
+
+    def _cannot_open(self, error: IndexFailed | IndexReadOnly) -> None:
+        if not os.path.exists(os.path.join(self.folder, "data.mdb")):
+            self.notes.append("there is no bookmark index; the next writer, or reindex, makes it")
+        elif isinstance(error.__cause__ and error.__cause__.__cause__, OSError):
+            self.notes.append(f"the bookmark index was not compared: {error.what}")
+        else:
+            self.problems.append(error.what)
+
+    def _failed(self, error: IndexFailed) -> None:
+        self.problems.append(f"the bookmark index cannot be read: {error.what}")
+        self.close()
+
+    def _is_of(self, mark: Watermark | None, stream_id: bytes, live: bool) -> bool:
+        if mark is None:
+            self.notes.append("the bookmark index is empty; the next writer, or reindex, fills it")
+            return False
+        beyond = mark.entries > self._head.entries or mark.length > self._head.length
+        if (beyond and not live) or mark.identity != fingerprint(
+            self._file, stream_id, mark.length
+        ):
+            self.notes.append(
+                "the bookmark index is not this file's, or of before a change by another "
+                "program; the next writer, or reindex, makes it again"
+            )
+            return False
+        return True
+
+    def feed(self, batch: EntryBatch) -> None:
+        """The next of the file's entries, in order and without gaps."""
+        if self._index is None or batch.first_number >= self._until:
+            return
+        here = [item for item in batch.bookmarks() if item[1] < self._until]
+        self._found += len(here)
+        if not here:
+            return
+        try:
+            lacking = self._index.lacks(sorted(here))
+        except IndexFailed as error:
+            self._failed(error)
+            return
+        self._found -= len(lacking)
+        self.problems += [
+            f"the index does not name entry {number} for the bookmark 0x{key.hex()}"
+            for key, number in sorted(lacking, key=lambda item: item[1])
+        ]
+
+    def finish(self) -> None:
+        """After the last entry: what the index holds and the file does not."""
+        if self._index is None:
+            return
+        try:
+            if self._index.pairs() != self._found:
+                self.problems += self._strangers(self._index)
+        except IndexFailed as error:
+            self._failed(error)
+
+    def _strangers(self, index: LmdbIndex) -> Iterator[str]:
+        reader = Reader(self._file, self._path, self._head)
+        mark = index.watermark()
+        # A writer beside us may have moved on.
+        end = self._until if mark is None else mark.entries
+        for key, number in index.everything():
+            if self._until <= number < end:
+                continue
+            if number >= end or not _stands_at(reader, key, number):
+                yield f"the index names entry {number} for the bookmark 0x{key.hex()}, wrongly"
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+
+def _stands_at(reader: Reader, key: bytes, number: int) -> bool:
+    try:
+        entry = reader.entry(number)
+    except (UnknownEntry, DamagedEntry, CorruptEntries):
+        return False
+    return entry.type == TYPE_BOOKMARK and entry.data == key

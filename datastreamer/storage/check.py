@@ -1,0 +1,497 @@
+"""Everything that the format promises, checked on a file that may break any of it.
+
+Takes no lock and writes nothing. `verify` reports; `examine` also says where the stream
+ends or should end, which is what `repair.py` acts on.
+
+Where it should end, when header and data disagree: nothing that was not committed is taken
+in, and nothing that was is given up without need. So the entries themselves decide nothing
+on their own - rolled-back ones behind the end look whole, too. An end has to be named: by
+the header, if either of its totals meets the entries; by the header that the commit record's
+sum proves; by a synced header or the mark. Where entries break before that end, the stream
+goes back to the last whole operation that the commit record names, or else to the last
+whole entry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DamagedEntry, StreamFileError, UnknownEntry
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    HEADER_OFFSET,
+    HEADER_PAGE_SIZE,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    Header,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.bookmarks.audit import IndexAudit
+from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
+from datastreamer.storage.disk import File, OsDisk, boot_id
+from datastreamer.storage.file import open_file
+from datastreamer.storage.front import Front, read_front
+from datastreamer.storage.reader import Reader, doubt
+from datastreamer.storage.record import NO_ID, CommitRecord, Head
+from datastreamer.storage.recovery import longest_whole, visible
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many are done."""
+
+UNDO_SUFFIX: Final = ".undo"
+"""The journal of an update in place stands beside the file under its name with this."""
+
+# So many problems are told one by one.
+_MOST_PROBLEMS = 1000
+_TRIES = 5
+_TORN_READS = 20
+_TOTAL_LENGTH_OFFSET = 38
+_TOTAL_ENTRIES_OFFSET = 46
+
+# What helps, decided once all is known.
+_CUT, _TOTALS, _HEADER, _RECORDS, _SIZE, _INDEX, _NOTHING = range(7)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that breaks the format: the place, what was found, and what helps."""
+
+    where: str
+    what: str
+    repair: str
+
+
+@dataclass
+class Report:
+    """What `verify` found out. `notes` are worth knowing and no fault.
+
+    `entries` and `bookmarks` are those that can be read, `pages` those that were.
+    """
+
+    ok: bool = True
+    entries: int = 0
+    bookmarks: int = 0
+    pages: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        return asdict(self)
+
+
+@dataclass
+class Examination:
+    """A report, and what a repair has to know.
+
+    `end` is where the stream ends or should end, `header` what it is; either is None where
+    nothing tells. `claimed` is the end that the header names, if that is possible. Whole
+    entries, of the stream or not, stand up to `reach`. `touch` tells that the stream file
+    itself is at fault, `reindex` that its index is.
+    """
+
+    report: Report
+    page: bytes
+    size: int
+    front: Front
+    live: bool
+    claimed: Head | None = None
+    header: Header | None = None
+    end: Head | None = None
+    reach: int = HEADER_PAGE_SIZE
+    unread: bool = False
+    touch: bool = False
+    reindex: bool = False
+
+
+def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
+    """Check a stream file. Damage is reported, never raised.
+
+    Beside a writer it checks what is visible. Raises `FileMissing`, `NotAStream` (a folder or
+    device) and `StreamFileError` where the file cannot be read at all.
+    """
+    name = os.fspath(path)
+    file = open_file(OsDisk(), name, name, write=False)
+    try:
+        return examine(file, name, progress).report
+    except OSError as error:
+        raise StreamFileError(name, f"cannot be read: {error.strerror or error}") from error
+    finally:
+        file.close()
+
+
+def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
+    """The same for an open file, and more. Whoever holds the writer's lock with `file` may."""
+    for _ in range(_TRIES):
+        examination = _Examiner(file, path, progress).run()
+        now = _read_steadily(file)
+        if not _has_moved(examination, now):
+            return examination
+    examination.report.notes.append("the stream was being changed all the while it was checked")
+    return examination
+
+
+def _has_moved(examination: Examination, now: bytes) -> bool:
+    """Whether entries may have been taken back or changed under the check."""
+    if now == examination.page or len(now) < HEADER_PAGE_SIZE:
+        return False
+    if examination.report.problems:
+        return True
+    before, after = examination.front, read_front(now)
+    if before.record is not None and after.record is not None:
+        return before.record.epoch != after.record.epoch
+    return after.raw.total_entries < before.raw.total_entries
+
+
+def _read_steadily(file: File) -> bytes:
+    """The header page; read in the middle of a write it would be half of each."""
+    page = file.read(HEADER_PAGE_SIZE, 0)
+    for _ in range(_TORN_READS):
+        again = file.read(HEADER_PAGE_SIZE, 0)
+        if again == page:
+            break
+        page = again
+    return page
+
+
+class _Examiner:
+    """One pass over a file."""
+
+    def __init__(self, file: File, path: str, progress: Progress | None) -> None:
+        self._file = file
+        self._path = path
+        self._progress = progress
+        self._page = _read_steadily(file)
+        self._size = file.size()
+        self._found: list[tuple[str, str, int]] = []
+        self._left_out = 0
+        self._report = Report()
+        self._odd_bookmarks = 0
+        self._audit: IndexAudit | None = None
+        self._whole = Head()  # how far the entries go without a break, as far as was looked
+
+    def run(self) -> Examination:
+        if len(self._page) < HEADER_PAGE_SIZE:
+            return self._too_short()
+        front = read_front(self._page)
+        record = front.record
+        live = (
+            self._file.locked_elsewhere()
+            and record is not None
+            and front.proven is None
+            and record.boot_id == boot_id()
+        )
+        self._done = done = Examination(self._report, self._page, self._size, front, live)
+        if (front.wrong and front.wrong[0][0] == 0) and front.known is None:
+            self._problem(0, f"{front.wrong[0][1]}: no stream file", _NOTHING)
+            return self._finish()
+        self._check_header()
+        self._check_records()
+        done.claimed = self._claim()
+        limit = self._limit()
+        stream_id = self._stream_id()
+        if done.claimed is not None:
+            self._audit = IndexAudit(self._file, self._path, stream_id, done.claimed, live=live)
+        walk = self._walk(limit)
+        self._judge_end(walk)
+        self._check_size()
+        self._look_beside(walk)
+        return self._finish()
+
+    # Problems.
+
+    def _problem(self, where: int | str, what: str, helps: int) -> None:
+        if len(self._found) < _MOST_PROBLEMS:
+            self._found.append((f"byte {where}" if isinstance(where, int) else where, what, helps))
+        else:
+            self._left_out += 1
+        self._report.ok = False
+        if helps == _INDEX:
+            self._done.reindex = True
+        else:
+            self._done.touch = True
+
+    def _finish(self) -> Examination:
+        done = self._done
+        done.report.problems = [
+            Problem(where, what, self._advice(helps)) for where, what, helps in self._found
+        ]
+        if self._left_out:
+            done.report.notes.append(f"{self._left_out} more problems are not told one by one")
+        return done
+
+    def _advice(self, helps: int) -> str:
+        done, end = self._done, self._done.end
+        if helps == _INDEX:
+            return "reindex"
+        if helps == _NOTHING or done.unread or end is None or done.header is None:
+            return "none: restore from a copy"
+        advice = {
+            _CUT: f"repair truncates to {counted(end.entries)}",
+            _TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
+            _HEADER: "repair writes the header as it was",
+            _RECORDS: "repair writes our records anew",
+            _SIZE: "repair brings the size to the form",
+        }[helps]
+        return f"end the writer, then: {advice}" if done.live else advice
+
+    def _too_short(self) -> Examination:
+        page = self._page.ljust(HEADER_PAGE_SIZE, b"\0")
+        self._done = Examination(self._report, page, self._size, read_front(page), False)
+        what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
+        self._problem(self._size, what, _NOTHING)
+        return self._finish()
+
+    # The header page.
+
+    def _check_header(self) -> None:
+        front, done = self._done.front, self._done
+        known = front.known
+        for offset, what in front.wrong:
+            self._problem(offset, what, _HEADER)
+        done.header = front.raw if known is None else known
+        if front.fits:
+            done.header = front.raw
+        elif known is not None and known[:3] != front.raw[:3]:
+            names = ("version", "system id", "stream type")
+            stands = ", ".join(f"{n} {v}" for n, v in zip(names, front.raw[:3], strict=True))
+            last = ", ".join(f"{n} {v}" for n, v in zip(names, known[:3], strict=True))
+            what = f"the header says {stands}; the last one known to be on disk says {last}"
+            self._problem(HEADER_OFFSET, what, _HEADER)
+
+    def _check_records(self) -> None:
+        front = self._done.front
+        for name, offset in front.broken:
+            self._problem(offset, f"the {name} is damaged: its sum does not fit it", _RECORDS)
+        if front.fits and front.record is not None and front.record.after != front.raw[3:]:
+            what = "the commit record is about another header, though its sum fits"
+            self._problem(HEADER_OFFSET, what, _RECORDS)
+
+    def _stream_id(self) -> bytes:
+        front = self._done.front
+        if front.record is not None:
+            return front.record.stream_id
+        return front.slots[0].stream_id if front.slots else NO_ID
+
+    # How far the stream goes.
+
+    def _claim(self) -> Head | None:
+        """The end that the header names (beside a writer: that is visible), if possible."""
+        if self._done.live:
+            seen = visible(self._page)
+            if seen is not None:
+                return seen[0]
+        _, _, _, length, entries = self._done.front.raw
+        if not HEADER_PAGE_SIZE <= length < 1 << 63:
+            what = f"the header's total length {length} is not possible"
+            self._problem(_TOTAL_LENGTH_OFFSET, what, _TOTALS)
+            return None
+        room = length - HEADER_PAGE_SIZE
+        if entries > room // ENTRY_HEAD_SIZE or (entries == 0 and room):
+            what = f"the header counts {entries} entries in {room} bytes"
+            self._problem(_TOTAL_ENTRIES_OFFSET, what, _TOTALS)
+            return None
+        if length > self._size:
+            what = f"the file ends there, its data only at byte {length}"
+            self._problem(self._size, what, _CUT)
+        return Head(length, entries)
+
+    def _limit(self) -> int:
+        """Up to where to look for entries."""
+        done = self._done
+        if done.claimed is not None:
+            return min(done.claimed.length, self._size)
+        done.end = self._named_end()
+        return HEADER_PAGE_SIZE if done.end is None else min(done.end.length, self._size)
+
+    def _walk(self, limit: int) -> Walk:
+        total = limit - HEADER_PAGE_SIZE
+
+        def told(offset: int) -> None:
+            if self._progress is not None:
+                self._progress(offset - HEADER_PAGE_SIZE, total)
+
+        walk = walk_file(self._file, limit, visit=self._visit, progress=told)
+        self._report.pages = walk.pages
+        self._done.unread = walk.unread
+        self._whole = max(self._whole, walk.whole)
+        self._done.reach = self._whole.length
+        total_entries = None if self._done.claimed is None else self._done.claimed.entries
+        for damage in walk.damages:
+            self._problem(damage.offset, _described(damage, total_entries), _CUT)
+        return walk
+
+    def _visit(self, batch: EntryBatch, whole: bool) -> None:
+        self._report.entries += len(batch)
+        marks = batch.count(TYPE_BOOKMARK)
+        if marks:
+            usual = len(batch.bookmarks())
+            self._report.bookmarks += usual
+            self._odd_bookmarks += marks - usual
+            if self._audit is not None and whole:
+                self._audit.feed(batch)
+
+    def _judge_end(self, walk: Walk) -> None:
+        """Say where the stream ends; report where that is not what the header says."""
+        done, record = self._done, self._done.front.record
+        claimed = done.claimed
+        if claimed is not None and walk.ends_at(claimed):
+            done.end = claimed
+            self._check_unsynced(claimed)
+            return
+        if claimed is not None and not walk.damages:
+            self._problem(
+                _TOTAL_LENGTH_OFFSET,
+                f"the header says that the stream ends with {claimed.entries} entries at byte "
+                f"{claimed.length}; up to there stand {walk.whole.entries} entries, which end at "
+                f"byte {walk.whole.length}",
+                _CUT if self._done.front.fits else _TOTALS,
+            )
+        if done.unread:
+            return
+        if done.front.fits:
+            assert record is not None
+            done.end = record.after
+        elif claimed is not None:
+            done.end = self._named_end()
+        if done.end is None:
+            return
+        if record is not None and done.end == record.after:
+            done.end = self._last_operation(record)
+        elif done.end.length > self._whole.length:
+            done.end = self._whole
+
+    def _last_operation(self, record: CommitRecord) -> Head:
+        """The last end of an operation that the record names and the entries reach; where they
+        break before its base, the last end of an entry."""
+        base = record.base
+        if base.entries > self._whole.entries or doubt(self._file, base):
+            return min(self._whole, record.after)
+        return longest_whole(self._file, record)
+
+    def _check_unsynced(self, claimed: Head) -> None:
+        """The entries that the record does not know to be on disk, by their hashes."""
+        done, record = self._done, self._done.front.record
+        if done.live or not done.front.fits or record is None or record.base == record.after:
+            return
+        reached = longest_whole(self._file, record)
+        if reached == claimed:
+            self._report.notes.append(
+                f"entries {record.base.entries} to {claimed.entries - 1} were not yet known to be "
+                "on disk; they are whole"
+            )
+            return
+        done.end = reached
+        self._problem(
+            reached.length,
+            f"entries {reached.entries} to {claimed.entries - 1} are not what was committed: the "
+            "commit record has another hash of them",
+            _CUT,
+        )
+
+    def _named_end(self) -> Head | None:
+        """The best end that somebody names, for a header that cannot be believed."""
+        front, file = self._done.front, self._file
+        full = walk_file(file, self._size, to_first_damage=True).whole
+        self._whole = full
+        self._done.reach = max(self._done.reach, full.length)
+        named = [
+            head
+            for head in front.vouched
+            if head.length <= full.length and entries_before(file, head.length) == head.entries
+        ]
+        length, entries = front.raw[3:]
+        for head in named:
+            if head.length == length or head.entries == entries:
+                return head
+        if HEADER_PAGE_SIZE < length <= full.length:
+            count = entries_before(file, length)
+            if count is not None:
+                return Head(length, count)
+        if 0 < entries <= full.entries:
+            return self._end_of(entries, full)
+        possible = ENTRY_HEAD_SIZE * entries <= length - HEADER_PAGE_SIZE < 1 << 63
+        if possible and entries > 0:
+            # The header is beyond the entries in both: they broke off.
+            return Head(length, entries)
+        return named[0] if named else None
+
+    def _end_of(self, entries: int, full: Head) -> Head | None:
+        if entries == full.entries:
+            return full
+        try:
+            return Head(Reader(self._file, self._path, full).cursor(entries).offset, entries)
+        except (DamagedEntry, UnknownEntry):
+            return None
+
+    # What else.
+
+    def _check_size(self) -> None:
+        if (self._size - HEADER_PAGE_SIZE) % PAGE_SIZE:
+            what = (
+                f"the file's size is {self._size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
+            )
+            self._problem(self._size, what, _SIZE)
+
+    def _look_beside(self, walk: Walk) -> None:
+        """The index, and notes."""
+        done, notes = self._done, self._report.notes
+        front, end = done.front, done.end
+        if self._audit is not None:
+            try:
+                if end != done.claimed:
+                    notes.append("the bookmark index was not compared: the entries are damaged")
+                else:
+                    self._audit.finish()
+                    notes += self._audit.notes
+                    for what in self._audit.problems:
+                        self._problem(self._audit.folder, what, _INDEX)
+            finally:
+                self._audit.close()
+        if front.proven is not None and self._report.ok:
+            notes.append(
+                "a program that keeps no commit record wrote the header last; it fits the entries"
+            )
+        if self._odd_bookmarks:
+            notes.append(
+                f"{self._odd_bookmarks} entries are of the bookmarks' type and their data is not 1 "
+                "to 16 bytes; they are in no index"
+            )
+        if os.path.lexists(self._path + UNDO_SUFFIX):
+            notes.append(
+                f"an update was under way: its journal is {self._path}{UNDO_SUFFIX}; the next open "
+                "for writing ends it or takes it back"
+            )
+        if end is None or done.live:
+            return
+        if self._size == end.length and self._size > HEADER_PAGE_SIZE:
+            notes.append("no byte is left behind the last entry; the next writer adds a page")
+        if any(self._file.read(page_start(page_of(end.length) + 1) - end.length, end.length)):
+            notes.append(
+                f"bytes behind the end, from byte {end.length} on, are no part of the stream"
+            )
+
+
+def counted(entries: int) -> str:
+    """A number of entries in words."""
+    return f"{entries} entr{'y' if entries == 1 else 'ies'}"
+
+
+def _described(damage: Damage, total: int | None) -> str:
+    """A damage, and which entries it costs."""
+    offset, what, first, after = damage
+    del offset
+    if first is None:
+        return f"{what}; nothing on this page can be read"
+    last = (total if after is None else after) or 0
+    if last - first == 1:
+        return f"{what}; entry {first} cannot be read"
+    if last > first:
+        return f"{what}; entries {first} to {last - 1} cannot be read"
+    return what
