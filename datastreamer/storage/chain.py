@@ -11,9 +11,19 @@ from typing import NamedTuple
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.errors import CorruptEntries
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    HEADER_PAGE_SIZE,
+    PACKET_ENTRY,
+    PAGE_SIZE,
+    page_of,
+    page_start,
+)
 from datastreamer.storage.disk import File
 from datastreamer.storage.record import Head
+
+# Of an entry's number in its head.
+_NUMBER_OFFSET = 9
 
 Visit = Callable[[EntryBatch, bool], None]
 
@@ -68,9 +78,10 @@ def walk_file(
     next page, which begins with an entry whose number says what is missing.
     """
     due: int | None = 0
-    whole, end, padded, pages, unread = Head(), HEADER_PAGE_SIZE, False, 0, False
+    whole, padded, pages, unread = Head(), False, 0, False
     damages: list[Damage] = []
     missing: list[Damage] = []  # of broken pages, until an entry is found behind them
+    page = _Page(HEADER_PAGE_SIZE, b"", scan(b""), None)
     start = HEADER_PAGE_SIZE
     while start < stop and not (to_first_damage and (damages or missing)):
         try:
@@ -83,28 +94,37 @@ def walk_file(
         if not content:
             break
         pages += 1
-        batch, broken = _read_page(content, start, due)
-        if batch:
-            found = batch.first_number
-            if due not in (None, found):
-                what = f"the page begins with entry {found} where entry {due} is due"
-                if padded:  # zeros over the end of a page pass for it
-                    what = f"padding where entry {due} is due: the next page begins with {found}"
-                missing.append(Damage(end if padded else start, what, due, None))
+        before, page = page, _read_page(file, content, start, due)
+        found = page.batch.first_number if page.batch else None
+        if padded and due is not None and found != due:
+            # Zeros over the end of a page pass for padding, and so does a number's first byte.
+            what = f"padding where entry {due} is due: the next page begins with entry {found}"
+            before = before.broken_at(what)
+            wrong_length = before.batch.next_number < due
+            if found is not None or wrong_length:
+                missing.append(before.damage(due))
+            if wrong_length and not damages and len(missing) == 1:
+                whole = before.end
+        elif found is not None and due not in (None, found):
+            what = f"the page begins with entry {found} where entry {due} is due"
+            missing.append(Damage(start, what, due, None))
+        if found is not None:
             damages += [it._replace(after=found) for it in missing]
             missing.clear()
-            due, end = batch.next_number, start + batch.end
-        intact = not damages and not missing
-        if intact and batch:
-            whole = Head(end, batch.next_number)
-        if batch and visit is not None:
-            visit(batch, intact)
-        padded = broken is None and not batch.more and batch.end < len(content)
-        if batch.more:
-            broken = batch.end, f"the entry goes on past byte {start + len(content)}, the data not"
-        if broken is not None:
-            offset, what = broken
-            missing.append(Damage(start + offset, what, due, None))
+            due = page.batch.next_number
+        intact, so_far = not damages and not missing, whole
+        if found is not None:
+            if intact:
+                whole = page.end
+            if visit is not None:
+                visit(page.batch, intact)
+        padded = page.broken is None and page.batch.end < len(content)
+        if padded and start + PAGE_SIZE > stop:
+            page = page.broken_at(f"padding where entry {due} is due: the data goes on")
+            if intact:
+                whole = page.end if page.batch else so_far
+        if page.broken is not None:
+            missing.append(page.damage(due))
             due = None
         if progress is not None:
             progress(start + len(content))
@@ -112,21 +132,76 @@ def walk_file(
     return Walk(whole, padded, pages, damages + missing, unread)
 
 
-def _read_page(
-    content: bytes, start: int, due: int | None
-) -> tuple[EntryBatch, tuple[int, str] | None]:
-    """The page's entries up to the first that is none, and what stands there."""
+class _Page(NamedTuple):
+    """A page, or as much of it as there is: its entries up to what is none, if anything is not.
+
+    `broken` is an offset in the page and what stands there.
+    """
+
+    start: int
+    content: bytes
+    batch: EntryBatch
+    broken: tuple[int, str] | None
+
+    @property
+    def end(self) -> Head:
+        return Head(self.start + self.batch.end, self.batch.next_number)
+
+    def damage(self, due: int | None) -> Damage:
+        assert self.broken is not None
+        offset, what = self.broken
+        if self.batch:
+            due = self.batch.next_number
+        elif due is not None:
+            due = min(due, self.batch.first_number)
+        return Damage(self.start + offset, what, due, None)
+
+    def broken_at(self, what: str, following: bytes = b"") -> _Page:
+        """The page with a break behind its entries - or before the last, where that is at fault.
+
+        Nothing but the place of the next entry tells that an entry's length is right: where
+        that one stands elsewhere, the entry before is the broken one. `following` is the head
+        of the next page, where the next entry may stand.
+        """
+        batch = self.batch
+        if not batch:
+            return self._replace(broken=(batch.end, what))
+        last, end = batch.offsets[-1], batch.end
+        due = batch.next_number.to_bytes(8, "big")
+        follows = self.content.find(due, last + ENTRY_HEAD_SIZE) - _NUMBER_OFFSET
+        found = follows > last and self.content[follows] == PACKET_ENTRY
+        if not found:
+            follows, found = PAGE_SIZE, following[_NUMBER_OFFSET:] == due
+        if not found or follows == end:
+            return self._replace(broken=(end, what))
+        what = (
+            f"entry {batch.next_number - 1} of {batch.lengths[-1] + ENTRY_HEAD_SIZE} bytes ends at "
+            f"byte {self.start + end}, where entry {batch.next_number} does not stand: that is at "
+            f"byte {self.start + follows}; the length, or padding, is wrong"
+        )
+        return self._replace(batch=batch[:-1], broken=(last, what))
+
+
+def _read_page(file: File, content: bytes, start: int, due: int | None) -> _Page:
     try:
-        return scan(content, due, file_offset=start), None
+        batch = scan(content, due, file_offset=start)
     except CorruptEntries as error:
         offset, what = error.offset, error.reason
+    else:
+        page = _Page(start, content, batch, None)
+        if batch.more:
+            what = f"the entry goes on past byte {start + len(content)}, where the data ends"
+            page = page._replace(broken=(batch.end, what))
+        return page
     if offset == 0 and due is not None:
         try:
             # Whole, but of another place: stale, or swapped with another page.
-            return scan(content, None, file_offset=start), None
+            return _Page(start, content, scan(content, None, file_offset=start), None)
         except CorruptEntries:
             pass
-    return scan(content, due, file_offset=start, end=offset), (offset, what)
+    batch = scan(content, due, file_offset=start, end=offset)
+    following = file.read(ENTRY_HEAD_SIZE, start + PAGE_SIZE)
+    return _Page(start, content, batch, None).broken_at(what, following)
 
 
 def entries_before(file: File, length: int) -> int | None:

@@ -232,6 +232,8 @@ class _Examiner:
             return "reindex"
         if helps == _NOTHING or done.unread or end is None or done.header is None:
             return "none: restore from a copy"
+        if helps == _CUT and done.claimed is not None and end.entries >= done.claimed.entries:
+            helps = _TOTALS
         advice = {
             _CUT: f"repair truncates to {counted(end.entries)}",
             _TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
@@ -370,10 +372,14 @@ class _Examiner:
     def _last_operation(self, record: CommitRecord) -> Head:
         """The last end of an operation that the record names and the entries reach; where they
         break before its base, the last end of an entry."""
-        base = record.base
-        if base.entries > self._whole.entries or doubt(self._file, base):
-            return min(self._whole, record.after)
-        return longest_whole(self._file, record)
+        base, whole = record.base, self._whole
+        if base.entries <= whole.entries and not doubt(self._file, base):
+            return longest_whole(self._file, record)
+        if whole.entries < record.after.entries:
+            return whole
+        # All are there and the last ends elsewhere: its length is wrong.
+        last = record.after.entries - 1
+        return Head(Reader(self._file, self._path, whole).cursor(last).offset, last)
 
     def _check_unsynced(self, claimed: Head) -> None:
         """The entries that the record does not know to be on disk, by their hashes."""
