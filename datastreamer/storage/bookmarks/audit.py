@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.storage.bookmarks.base import IndexReadOnly, Watermark
+from datastreamer.storage.bookmarks.base import Watermark
 from datastreamer.storage.bookmarks.keeper import fingerprint
-from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder, open_index
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.disk import File
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Head
@@ -34,14 +34,17 @@ class IndexAudit:
         self._found = 0
         self._until = 0
         self._index: LmdbIndex | None = None
-        try:
-            self._index = open_index(os.path.abspath(path), False)
-            mark = self._index.watermark()
-        except IndexReadOnly as error:
-            self._cannot_open(error)
+        if not os.path.exists(os.path.join(self.folder, "data.mdb")):
+            self.notes.append("there is no bookmark index; the next writer, or reindex, makes it")
             return
+        try:
+            self._index = LmdbIndex(self.folder, False, beside_writer=live)
+            mark = self._index.watermark()
         except IndexFailed as error:
-            self._failed(error)
+            if isinstance(error.__cause__, OSError):
+                self.notes.append(f"the bookmark index was not compared: {error.what}")
+            else:
+                self._failed(error)
             return
         if not self._is_of(mark, stream_id, live):
             self.close()
@@ -54,16 +57,8 @@ class IndexAudit:
                     "reindex, goes on with it"
                 )
 
-    def _cannot_open(self, error: IndexFailed | IndexReadOnly) -> None:
-        if not os.path.exists(os.path.join(self.folder, "data.mdb")):
-            self.notes.append("there is no bookmark index; the next writer, or reindex, makes it")
-        elif isinstance(error.__cause__ and error.__cause__.__cause__, OSError):
-            self.notes.append(f"the bookmark index was not compared: {error.what}")
-        else:
-            self.problems.append(error.what)
-
     def _failed(self, error: IndexFailed) -> None:
-        self.problems.append(f"the bookmark index cannot be read: {error.what}")
+        self.problems.append(error.what)
         self.close()
 
     def _is_of(self, mark: Watermark | None, stream_id: bytes, live: bool) -> bool:
