@@ -34,17 +34,18 @@ class IndexAudit:
         self._found = 0
         self._until = 0
         self._index: LmdbIndex | None = None
-        if not os.path.exists(os.path.join(self.folder, "data.mdb")):
+        data = os.path.join(self.folder, "data.mdb")
+        if not os.path.exists(data):
             self.notes.append("there is no bookmark index; the next writer, or reindex, makes it")
+            return
+        if not os.access(data, os.R_OK):
+            self.notes.append(f"the bookmark index was not compared: {data} may not be read")
             return
         try:
             self._index = LmdbIndex(self.folder, False, beside_writer=live)
             mark = self._index.watermark()
         except IndexFailed as error:
-            if isinstance(error.__cause__, OSError):
-                self.notes.append(f"the bookmark index was not compared: {error.what}")
-            else:
-                self._failed(error)
+            self._failed(error)
             return
         if not self._is_of(mark, stream_id, live):
             self.close()
