@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedEntry, StreamFileError, UnknownEntry
+from datastreamer.errors import DamagedEntry, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     HEADER_OFFSET,
@@ -31,10 +31,11 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
+from datastreamer.storage import journal
 from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.disk import File, OsDisk, boot_id
-from datastreamer.storage.file import open_file
+from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.front import Front, read_front
 from datastreamer.storage.reader import Reader, doubt
 from datastreamer.storage.record import NO_ID, CommitRecord, Head
@@ -44,9 +45,6 @@ PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are done."""
 
-UNDO_SUFFIX: Final = ".undo"
-"""The journal of an update in place stands beside the file under its name with this."""
-
 # So many problems are told one by one.
 _MOST_PROBLEMS = 1000
 _TRIES = 5
@@ -55,7 +53,7 @@ _TOTAL_LENGTH_OFFSET = 38
 _TOTAL_ENTRIES_OFFSET = 46
 
 # What helps, decided once all is known.
-_CUT, _TOTALS, _HEADER, _RECORDS, _SIZE, _INDEX, _NOTHING = range(7)
+_CUT, _TOTALS, _HEADER, _RECORDS, _SIZE, _UNDO, _INDEX, _NOTHING = range(8)
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,7 @@ class Examination:
     end: Head | None = None
     reach: int = HEADER_PAGE_SIZE
     unread: bool = False
+    half_updated: bool = False
     touch: bool = False
     reindex: bool = False
 
@@ -121,7 +120,7 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
     try:
         return examine(file, name, progress).report
     except OSError as error:
-        raise StreamFileError(name, f"cannot be read: {error.strerror or error}") from error
+        raise os_error(name, error, "cannot be read") from error
     finally:
         file.close()
 
@@ -214,7 +213,7 @@ class _Examiner:
         self._report.ok = False
         if helps == _INDEX:
             self._done.reindex = True
-        else:
+        elif helps != _UNDO:
             self._done.touch = True
 
     def _finish(self) -> Examination:
@@ -240,6 +239,7 @@ class _Examiner:
             _HEADER: "repair writes the header as it was",
             _RECORDS: "repair writes our records anew",
             _SIZE: "repair brings the size to the form",
+            _UNDO: "repair, or the next open for writing, puts the old bytes back",
         }[helps]
         return f"end the writer, then: {advice}" if done.live else advice
 
@@ -469,11 +469,7 @@ class _Examiner:
                 f"{self._odd_bookmarks} entries are of the bookmarks' type and their data is not 1 "
                 "to 16 bytes; they are in no index"
             )
-        if os.path.lexists(self._path + UNDO_SUFFIX):
-            notes.append(
-                f"an update was under way: its journal is {self._path}{UNDO_SUFFIX}; the next open "
-                "for writing ends it or takes it back"
-            )
+        self._check_update()
         if end is None or done.live:
             return
         if self._size == end.length and self._size > HEADER_PAGE_SIZE:
@@ -482,6 +478,21 @@ class _Examiner:
             notes.append(
                 f"bytes behind the end, from byte {end.length} on, are no part of the stream"
             )
+
+    def _check_update(self) -> None:
+        """An update in place that a crash may have cut off."""
+        name = self._path + journal.SUFFIX
+        if self._done.live or not os.path.lexists(name):
+            return
+        self._report.notes.append(
+            f"an update was under way: its journal is {name}; the next open for writing sees to it"
+        )
+        undo = journal.find(OsDisk(), self._path)
+        found = None if undo is None else undo.standing(self._file)
+        if undo is not None and found is not None and found not in (undo.old, undo.new):
+            self._done.half_updated = True
+            what = f"{len(found)} bytes are half of an update that a crash cut off"
+            self._problem(undo.offset, what, _UNDO)
 
 
 def counted(entries: int) -> str:

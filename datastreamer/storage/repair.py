@@ -32,11 +32,12 @@ from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.check import Examination, PathLike, Progress, Report, examine
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
-from datastreamer.storage.file import locked_by, open_file
+from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import NO_ID, CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import NO_HASH
 from datastreamer.storage.side import keep_beside
+from datastreamer.storage.writer import locked_by, undo_update
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Plan:
     epoch: int
     stream_id: bytes
     sequence: int
+    undo: bool
     reindex: bool
     steps: list[str]
 
@@ -97,7 +99,7 @@ def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None 
     try:
         return _plan(examine(file, name, progress), name)
     except OSError as error:
-        raise _cannot_read(name, error) from error
+        raise os_error(name, error, "cannot be read") from error
     finally:
         file.close()
 
@@ -119,7 +121,10 @@ def repair(
         made = _plan(found, name)
         if made.healthy:
             return Repaired(made, None, made.report)
-        kept = _mend(file, name, found.page, made, disk)
+        if made.undo:
+            undo_update(disk, file, os.path.abspath(name))
+            found = examine(file, name)
+        kept = _mend(file, name, found.page, _plan(found, name), disk)
         if made.reindex:
             _rebuild_index(file, name)
         after = examine(file, name, progress).report
@@ -130,17 +135,9 @@ def repair(
             )
         return Repaired(made, kept, after)
     except OSError as error:
-        if isinstance(error, StreamFileError):
-            raise
-        raise _cannot_read(name, error) from error
+        raise os_error(name, error, "cannot be read") from error
     finally:
         file.close()
-
-
-def _cannot_read(path: str, error: OSError) -> StreamFileError:
-    if isinstance(error, StreamFileError):
-        return error
-    return StreamFileError(path, f"cannot be read: {error.strerror or error}")
 
 
 # The plan.
@@ -181,6 +178,7 @@ def _plan(found: Examination, path: str) -> Plan:
         max(epochs, default=0) + 1,
         stream_id,
         sequence,
+        found.half_updated,
         found.touch or found.reindex,
         [],
     )
@@ -190,6 +188,8 @@ def _plan(found: Examination, path: str) -> Plan:
 
 def _steps(made: Plan, found: Examination) -> Iterator[str]:
     header = made.header
+    if made.undo:
+        yield "put the old bytes of an entry back, whose update a crash cut off"
     if header is not None:
         bytes_kept = made.keep_to - made.keep_from
         behind = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""

@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -39,6 +38,7 @@ from datastreamer.storage.journal import Undo
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import NO_HASH, Judgement, hash_entries, judge, read_header
 from datastreamer.storage.room import Room
+from datastreamer.storage.side import keep_beside
 from datastreamer.storage.syncer import Syncer
 
 SyncPolicy = Literal["commit", "os"] | int
@@ -194,10 +194,8 @@ class StreamWriter(StreamFile):
             page = read_page(file)
             read_header(page, shown, stream_type)
             if not file.lock():
-                writer = records.get_writer(page)
-                known = writer is not None and writer.boot_id == boot_id()
-                raise StreamLocked(shown, writer.pid if writer and known else 0)
-            undone = _undo(disk, file, os.path.abspath(path))
+                raise locked_by(page, shown)
+            undone = undo_update(disk, file, os.path.abspath(path))
             page = read_page(file)
             header = read_header(page, shown, stream_type)
             opened = cls(file, shown, page, judge(file, page, shown, header, boot_id()), sync, disk)
@@ -237,21 +235,9 @@ class StreamWriter(StreamFile):
     def _keep_cut_bytes(self, record: CommitRecord) -> None:
         """Copy what is about to be forgotten to a file beside, and say so."""
         cut, kept = self.head, record.after
-        side = f"{self.path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.cut"
-        saved = self._disk.create(f"{side}.new")
-        try:
-            saved.write(self._page, 0)
-            offset, at = cut.length, HEADER_PAGE_SIZE
-            while offset < kept.length:
-                part = self.file.read(min(PAGE_SIZE, kept.length - offset), offset)
-                if not part:
-                    break
-                saved.write(part, at)
-                offset, at = offset + len(part), at + len(part)
-            saved.sync()
-        finally:
-            saved.close()
-        self._disk.publish(f"{side}.new", side)
+        side = keep_beside(
+            self._disk, self.path, "cut", self._page, self.file, cut.length, kept.length
+        )
         _log.warning(
             "%s: entries %d to %d (bytes %d to %d) did not reach the disk before the power cut; "
             "the stream goes back to %d entries; the header page and those bytes are kept in %s",
@@ -824,7 +810,14 @@ def _write_again(file: File, start: Head, stop: Head) -> None:
         offset += len(part)
 
 
-def _undo(disk: Disk, file: File, path: str) -> bool:
+def locked_by(page: bytes, path: str) -> StreamLocked:
+    """The error for a lock that somebody else holds; the header page says who."""
+    writer = records.get_writer(page)
+    known = writer is not None and writer.boot_id == boot_id()
+    return StreamLocked(path, writer.pid if writer and known else 0)
+
+
+def undo_update(disk: Disk, file: File, path: str) -> bool:
     """Put back what an update that a crash cut off has overwritten; True if there was one."""
     if not disk.exists(path + journal.SUFFIX):
         return False

@@ -18,8 +18,9 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import FileMissing, NotAStream
 from datastreamer.storage import check
-from datastreamer.storage.check import UNDO_SUFFIX, examine, verify
+from datastreamer.storage.check import examine, verify
 from datastreamer.storage.disk import OsFile
+from datastreamer.storage.journal import SUFFIX as UNDO_SUFFIX
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
