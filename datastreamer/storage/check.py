@@ -90,7 +90,8 @@ class Examination:
 
     `end` is where the stream ends or should end, `header` what it is; either is None where
     nothing tells. `claimed` is the end that the header names, if that is possible. Whole
-    entries, of the stream or not, stand up to `reach`. `touch` tells that the stream file
+    entries, of the stream or not, stand up to `reach`. `unread`: the system refused to read
+    on. `half_updated` tells that an update has to be taken back, `touch` that the stream file
     itself is at fault, `reindex` that its index is.
     """
 

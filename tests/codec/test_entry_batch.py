@@ -34,6 +34,8 @@ def test_a_sequence_of_entries(made: tuple[bytes, int, int], part: slice) -> Non
     assert [entry.number for entry in entries] == list(range(first, batch.next_number))
     assert b"".join(entry.pack() for entry in entries) == batch.packed()
     assert batch.nbytes == len(batch.packed())
+    for kind in {entry.type for entry in entries} | {7}:
+        assert batch.count(kind) == sum(entry.type == kind for entry in entries)
     if part.step not in (1, None):
         with pytest.raises(ValueError, match=f"step 1, not {part.step}"):
             batch[part]

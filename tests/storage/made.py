@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datastreamer import DataStream
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import CommitStepFailed
 from datastreamer.storage.disk import Buffer, File, OsDisk, OsFile
+from datastreamer.storage.journal import Undo
 
 PAGE = 1 << 20
 FIRST = 4096
@@ -142,6 +144,17 @@ def copied(path: Path, name: str) -> Path:
     target = path.with_name(name)
     shutil.copyfile(path, target)
     return target
+
+
+def half_update(path: Path, offset: int, old: bytes, new: bytes) -> None:
+    """A crash in the middle of an update: its journal, and some sectors of the new bytes."""
+    content = path.read_bytes()
+    record = records.get_record(content[:FIRST])
+    assert record is not None
+    journal.put(OsDisk(), str(path), Undo(record.stream_id, content[16:54], offset, old, new))
+    half = 512 - offset % 512
+    assert 0 < half < len(new)
+    path.write_bytes(content[:offset] + new[:half] + content[offset + half :])
 
 
 # A disk that fails when it is told to.

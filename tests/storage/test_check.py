@@ -30,6 +30,7 @@ from tests.storage.made import (
     Item,
     add,
     copied,
+    half_update,
     header_of,
     make,
     power_cut,
@@ -317,7 +318,20 @@ def test_an_index_that_cannot_be_read(path: Path, damage: str) -> None:
 
 def test_an_update_under_way_is_mentioned(path: Path) -> None:
     Path(f"{path}{UNDO_SUFFIX}").write_bytes(b"journal")
-    assert has_note(verify(path), "an update was under way")
+    report = verify(path)
+    assert report.ok
+    assert has_note(report, "an update was under way")
+
+
+def test_half_an_update(path: Path) -> None:
+    with DataStream.open(path) as stream:
+        add(stream, [(1, b"o" * 2000)])
+    entry = scan_file(path)[-1]
+    half_update(path, entry.offset + 17, b"o" * 2000, b"n" * 2000)
+    (problem,) = verify(path).problems
+    assert problem.where == f"byte {entry.offset + 17}"
+    assert "half of an update" in problem.what
+    assert problem.repair.startswith("repair")
 
 
 def test_goes_on_page_by_page(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.storage.made import (
     add,
     bookmarks_of,
     copied,
+    half_update,
     items,
     make,
     power_cut,
@@ -163,6 +164,25 @@ def test_an_index_that_lies(whole: Path) -> None:
 def test_an_index_that_cannot_be_read(whole: Path) -> None:
     (whole.parent / "stream.bin.index" / "data.mdb").write_bytes(b"no index" * 1000)
     assert repair(whole).report.notes == []
+
+
+# An update that a crash cut off.
+
+
+def test_half_an_update_is_taken_back(whole: Path) -> None:
+    offset = scan_file(whole)[1].offset + 17
+    half_update(whole, offset, b"a" * 500_000, b"n" * 500_000)
+    assert plan(whole).steps == ["put the old bytes of an entry back, whose update a crash cut off"]
+    done = repair(whole)
+    assert (done.report.ok, done.report.notes) == (True, [])
+    assert items_of(whole) == ITEMS
+
+
+def test_half_an_update_of_a_damaged_file(damaged: Path) -> None:
+    offset = FIRST + 17 + 3 + 17  # of entry 1's data
+    half_update(damaged, offset, b"a" * 500_000, b"n" * 500_000)
+    assert repair(damaged).report.ok
+    assert items_of(damaged) == ITEMS[:4]
 
 
 # Cut off in the middle.
