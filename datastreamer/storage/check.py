@@ -154,7 +154,7 @@ def _read_steadily(file: File) -> bytes:
     page = file.read(HEADER_PAGE_SIZE, 0)
     for _ in range(_TORN_READS):
         again = file.read(HEADER_PAGE_SIZE, 0)
-        if again == page:
+        if again == page or (len(page) == HEADER_PAGE_SIZE and not read_front(page).broken):
             break
         page = again
     return page
@@ -198,10 +198,16 @@ class _Examiner:
         stream_id = self._stream_id()
         if done.claimed is not None:
             self._audit = IndexAudit(self._file, self._path, stream_id, done.claimed, live=live)
-        walk = self._walk(limit)
-        self._judge_end(walk)
-        self._check_size()
-        self._look_beside(walk)
+        try:
+            walk = self._walk(limit)
+            self._judge_end(walk)
+            self._check_size()
+            self._check_index()
+        finally:
+            if self._audit is not None:
+                self._audit.close()
+        self._check_update()
+        self._look_around()
         return self._finish()
 
     # Problems.
@@ -446,21 +452,23 @@ class _Examiner:
             )
             self._problem(self._size, what, _SIZE)
 
-    def _look_beside(self, walk: Walk) -> None:
-        """The index, and notes."""
+    def _check_index(self) -> None:
+        done, audit = self._done, self._audit
+        if audit is None:
+            return
+        if done.end != done.claimed:
+            self._report.notes.append("the bookmark index was not compared: entries are damaged")
+            return
+        audit.finish()
+        self._report.notes += audit.notes
+        for what in audit.problems:
+            self._problem(audit.folder, what, _INDEX)
+        self._left_out += audit.more
+
+    def _look_around(self) -> None:
+        """What is no fault."""
         done, notes = self._done, self._report.notes
         front, end = done.front, done.end
-        if self._audit is not None:
-            try:
-                if end != done.claimed:
-                    notes.append("the bookmark index was not compared: the entries are damaged")
-                else:
-                    self._audit.finish()
-                    notes += self._audit.notes
-                    for what in self._audit.problems:
-                        self._problem(self._audit.folder, what, _INDEX)
-            finally:
-                self._audit.close()
         if front.proven is not None and self._report.ok:
             notes.append(
                 "a program that keeps no commit record wrote the header last; it fits the entries"
@@ -470,7 +478,6 @@ class _Examiner:
                 f"{self._odd_bookmarks} entries are of the bookmarks' type and their data is not 1 "
                 "to 16 bytes; they are in no index"
             )
-        self._check_update()
         if end is None or done.live:
             return
         if self._size == end.length and self._size > HEADER_PAGE_SIZE:

@@ -18,6 +18,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import FileMissing, NotAStream
 from datastreamer.storage import check
+from datastreamer.storage.bookmarks import audit
 from datastreamer.storage.check import examine, verify
 from datastreamer.storage.disk import OsFile
 from datastreamer.storage.journal import SUFFIX as UNDO_SUFFIX
@@ -298,6 +299,18 @@ def test_an_index_that_is_wrong_both_ways(path: Path) -> None:
 
     change_index(path, change)
     assert len(verify(path).problems) == 2
+
+
+def test_an_index_that_is_wrong_all_over(path: Path, monkeypatch) -> None:
+    def change(transaction: lmdb.Transaction, keys: object) -> None:
+        for n in range(10):
+            transaction.put(b"new", number(n), db=keys)
+
+    monkeypatch.setattr(audit, "_MOST_PROBLEMS", 4)
+    change_index(path, change)
+    report = verify(path)
+    assert len(report.problems) == 4
+    assert has_note(report, "6 more problems")
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "text"])

@@ -262,6 +262,19 @@ def test_what_nothing_helps_against(whole: Path) -> None:
     assert trace_of(whole.parent) == before
 
 
+def test_entries_of_another_program(whole: Path, tmp_path: Path) -> None:
+    """It keeps no records: ours stand at the end of before, and its header counts."""
+    early = make(tmp_path / "early.bin", ITEMS[:2]).read_bytes()
+    content = bytearray(whole.read_bytes())
+    content[64:FIRST] = early[64:FIRST]
+    whole.write_bytes(content)
+    assert verify(whole).ok
+    content[scan_file(whole)[4].offset] = 9
+    whole.write_bytes(content)
+    assert repair(whole).report.ok
+    assert items_of(whole) == ITEMS[:4]
+
+
 def test_stale_entries_are_not_taken_in(whole: Path) -> None:
     """Behind the end stand whole entries of a truncation: no totals make them committed."""
     with DataStream.open(whole) as stream:

@@ -19,16 +19,20 @@ from datastreamer.storage.disk import File
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Head
 
+_MOST_PROBLEMS = 1000
+
 
 class IndexAudit:
     """One comparison: `feed` it the file's entries from the first on, then `finish`, `close`.
 
-    `notes` and `problems` are sentences; `folder` is the index's.
+    `notes` and `problems` are sentences, and `more` problems are not told; `folder` is the
+    index's.
     """
 
     def __init__(self, file: File, path: str, stream_id: bytes, head: Head, *, live: bool) -> None:
         self.notes: list[str] = []
         self.problems: list[str] = []
+        self.more = 0
         self.folder = index_folder(os.path.abspath(path))
         self._file, self._path, self._head = file, path, head
         self._found = 0
@@ -91,10 +95,14 @@ class IndexAudit:
             self._failed(error)
             return
         self._found -= len(lacking)
-        self.problems += [
-            f"the index does not name entry {number} for the bookmark 0x{key.hex()}"
-            for key, number in sorted(lacking, key=lambda item: item[1])
-        ]
+        for key, number in sorted(lacking, key=lambda item: item[1]):
+            self._tell(f"the index does not name entry {number} for the bookmark 0x{key.hex()}")
+
+    def _tell(self, what: str) -> None:
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(what)
+        else:
+            self.more += 1
 
     def finish(self) -> None:
         """After the last entry: what the index holds and the file does not."""
@@ -102,7 +110,8 @@ class IndexAudit:
             return
         try:
             if self._index.pairs() != self._found:
-                self.problems += self._strangers(self._index)
+                for what in self._strangers(self._index):
+                    self._tell(what)
         except IndexFailed as error:
             self._failed(error)
 
