@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -68,18 +66,3 @@ class Progress:
         )
         self._task = self._bar.add_task(self._doing, total=self._total, completed=self._done)
         self._bar.start()
-
-
-@contextmanager
-def follow_progress(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that tells itself how much of how much is done, whatever of."""
-    done = 0
-    with Progress(doing, 1000) as bar:
-
-        def tell(at: int, total: int) -> None:
-            nonlocal done
-            now = 1000 * at // max(1, total)
-            bar.advance(max(0, now - done))
-            done = max(done, now)
-
-        yield tell

@@ -16,7 +16,7 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import json_line
-from datastreamer.cli.progress import follow_progress
+from datastreamer.cli.progress import Progress
 from datastreamer.cli.verify import count, printable, report_format, wrapped
 from datastreamer.storage.check import counted
 from datastreamer.storage.repair import Plan, Repaired, plan
@@ -41,11 +41,11 @@ def repair(
     FILE.<time>.repair first. A healthy file is not touched.
     """
     shape = report_format(format, json)
-    with follow_progress(f"checking {file}") as progress:
+    with Progress(f"checking {file}", 1) as bar:
         if dry_run:
-            made, done = plan(file, progress=progress), None
+            made, done = plan(file, progress=bar.reach), None
         else:
-            done = mend(file, progress=progress)
+            done = mend(file, progress=bar.reach)
             made = done.plan
     facts = _facts(made, done)
     write_out(json_line(facts) if shape is Format.jsonl else _table(file, made, done))

@@ -19,7 +19,7 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
-from datastreamer.cli.progress import follow_progress
+from datastreamer.cli.progress import Progress
 from datastreamer.storage.check import Report
 from datastreamer.storage.check import verify as check
 
@@ -37,8 +37,8 @@ def verify(
     Exit 1 where there is any.
     """
     shape = report_format(format, json)
-    with follow_progress(f"checking {file}") as progress:
-        report = check(file, progress=progress)
+    with Progress(f"checking {file}", 1) as bar:
+        report = check(file, progress=bar.reach)
     write_out(json_line(report.as_dict()) if shape is Format.jsonl else report_table(file, report))
     if not report.ok:
         told = f"{count(len(report.problems), 'problem')}; what helps stands behind each"
