@@ -77,59 +77,90 @@ def walk_file(
     behind damage. `progress(offset)` is told how far it is. After damage it goes on with the
     next page, which begins with an entry whose number says what is missing.
     """
-    due: int | None = 0
-    whole, padded, pages, unread = Head(), False, 0, False
-    damages: list[Damage] = []
-    missing: list[Damage] = []  # of broken pages, until an entry is found behind them
-    page = _Page(HEADER_PAGE_SIZE, b"", scan(b""), None)
+    chain = _Chain()
+    pages, unread = 0, False
     start = HEADER_PAGE_SIZE
-    while start < stop and not (to_first_damage and (damages or missing)):
+    while start < stop and not (to_first_damage and not chain.intact):
         try:
             content = file.read(min(PAGE_SIZE, stop - start), start)
         except OSError as error:
-            what = f"the system cannot read the page: {error.strerror or error}"
-            missing.append(Damage(start, what, due, None))
+            chain.miss(start, f"the system cannot read the page: {error.strerror or error}")
             unread = True
             break
         if not content:
             break
         pages += 1
-        before, page = page, _read_page(file, content, start, due)
-        found = page.batch.first_number if page.batch else None
-        if padded and due is not None and found != due:
-            # Zeros over the end of a page pass for padding, and so does a number's first byte.
-            what = f"padding where entry {due} is due: the next page begins with entry {found}"
-            before = before.broken_at(what)
-            wrong_length = before.batch.next_number < due
-            if found is not None or wrong_length:
-                missing.append(before.damage(due))
-            if wrong_length and not damages and len(missing) == 1:
-                whole = before.end
-        elif found is not None and due not in (None, found):
-            what = f"the page begins with entry {found} where entry {due} is due"
-            missing.append(Damage(start, what, due, None))
-        if found is not None:
-            damages += [it._replace(after=found) for it in missing]
-            missing.clear()
-            due = page.batch.next_number
-        intact, so_far = not damages and not missing, whole
-        if found is not None:
-            if intact:
-                whole = page.end
-            if visit is not None:
-                visit(page.batch, intact)
-        padded = page.broken is None and page.batch.end < len(content)
-        if padded and start + PAGE_SIZE > stop:
-            page = page.broken_at(f"padding where entry {due} is due: the data goes on")
-            if intact:
-                whole = page.end if page.batch else so_far
-        if page.broken is not None:
-            missing.append(page.damage(due))
-            due = None
+        intact = chain.goes_on(_read_page(file, content, start, chain.due))
+        batch = chain.take(to_the_end=start + PAGE_SIZE <= stop)
+        if batch and visit is not None:
+            visit(batch, intact)
         if progress is not None:
             progress(start + len(content))
         start += PAGE_SIZE
-    return Walk(whole, padded, pages, damages + missing, unread)
+    return Walk(chain.whole, chain.padded, pages, chain.damages + chain.missing, unread)
+
+
+class _Chain:
+    """The pages that were read so far, and how they go together.
+
+    `due` is the entry that comes next, None behind what cannot be read. `missing` are damages
+    behind which no entry was found yet. For the rest see `Walk`.
+    """
+
+    def __init__(self) -> None:
+        self.due: int | None = 0
+        self.whole = Head()
+        self.padded = False
+        self.damages: list[Damage] = []
+        self.missing: list[Damage] = []
+        self._page = _Page(HEADER_PAGE_SIZE, b"", scan(b""), None)
+
+    @property
+    def intact(self) -> bool:
+        return not (self.damages or self.missing)
+
+    def miss(self, offset: int, what: str) -> None:
+        self.missing.append(Damage(offset, what, self.due, None))
+
+    def goes_on(self, page: _Page) -> bool:
+        """Put the next page behind the last one; whether nothing is broken up to its start."""
+        before, self._page = self._page, page
+        found = page.batch.first_number if page.batch else None
+        if self.due is not None and found != self.due:
+            if self.padded:
+                self._doubt_padding(before, self.due, found)
+            elif found is not None:
+                what = f"the page begins with entry {found} where entry {self.due} is due"
+                self.miss(page.start, what)
+        if found is not None:
+            self.damages += [it._replace(after=found) for it in self.missing]
+            self.missing.clear()
+            self.due = page.batch.next_number
+        return self.intact
+
+    def _doubt_padding(self, before: _Page, due: int, found: int | None) -> None:
+        """Zeros over the end of a page pass for padding, and so does a length's first byte
+        where an entry is taken for one byte longer."""
+        what = f"padding where entry {due} is due: the next page begins with entry {found}"
+        doubted = before.broken_at(what)
+        shorter = doubted.batch.next_number < due
+        if shorter and self.intact:
+            self.whole = doubted.end
+        if shorter or found is not None:
+            self.missing.append(doubted.damage(due))
+
+    def take(self, *, to_the_end: bool) -> EntryBatch:
+        """The page's entries that can be read. `to_the_end` of the page the data goes."""
+        page, intact = self._page, self.intact
+        self.padded = page.broken is None and page.batch.end < len(page.content)
+        if self.padded and not to_the_end:
+            page = page.broken_at(f"padding where entry {self.due} is due: the data goes on")
+        if intact and page.batch:
+            self.whole = page.end
+        if page.broken is not None:
+            self.missing.append(page.damage(self.due))
+            self.due = None
+        return page.batch
 
 
 class _Page(NamedTuple):
