@@ -10,6 +10,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
+from datastreamer.storage.repair import repair
 from tests.interop.peer import GoPeer, beside_reference
 from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
 
@@ -217,3 +218,29 @@ def test_theirs_goes_live_behind_a_full_page(tmp_path: Path) -> None:
         assert [e["number"] for e in client.entries(1)] == [0]
         server.append(1, 1)
         assert [e["number"] for e in client.entries(1)] == [1]
+
+
+@pytest.mark.parametrize("broken", ["an entry", "a page", "the totals", "the size"])
+def test_a_repaired_file(tmp_path: Path, broken: str) -> None:
+    """The reference wrote it, something damaged it, and both go on in what repair left."""
+    path = tmp_path / "stream.bin"
+    with GoPeer.serve(path) as server:
+        write_theirs(server, made_up(40))
+    entries = scan(path)
+    content = bytearray(path.read_bytes())
+    if broken == "an entry":
+        content[entries[len(entries) // 2].offset] = 9
+    elif broken == "a page":
+        content[4096 + PAGE : 4096 + 2 * PAGE] = bytes(PAGE)
+    elif broken == "the totals":
+        content[46:54] = bytes(8)
+    else:
+        content += b"\1"
+    path.write_bytes(content)
+    done = repair(path)
+    assert done.report.ok
+    left = scan(path)
+    assert left == entries[: len(left)]
+    assert (len(left) < len(entries)) == (broken in ("an entry", "a page"))
+    check_theirs(path, left)
+    check_ours(path, left)
