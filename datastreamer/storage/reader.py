@@ -275,6 +275,9 @@ class Reader:
                 table.extend(content[: error.offset], since)
                 if number >= table.next_number:
                     raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+                if page and table.next_number == table.first_number + 1:
+                    # Which of the two numbers is wrong, the page before can tell.
+                    self._page_end(state.pages, page - 1, table.first_number)
             if since + size >= until:
                 break
             size *= 2
@@ -315,6 +318,11 @@ class Reader:
         number = self._head_at(offset)
         if number is None:
             raise DamagedEntry(self._path, offset, "the page does not start with an entry")
+        if number < page or (number and not page):
+            # Each page before it holds an entry at least.
+            raise DamagedEntry(
+                self._path, offset, f"data page {page} cannot start with entry {number}"
+            )
         if len(first_numbers) >= _KNOWN_PAGES:
             first_numbers.clear()
         first_numbers[page] = number
@@ -335,13 +343,21 @@ class Reader:
         low, high = 0, pages_for(head.length) - 1
         # Most questions are about the newest entries.
         if number >= self._first_number(pages, high):
-            return high
+            low = high
         while high - low > 1:
             middle = (low + high) // 2
             if self._first_number(pages, middle) <= number:
                 low = middle
             else:
                 high = middle
+        if low:
+            before, first = (self._first_number(pages, page) for page in (low - 1, low))
+            if before >= first:
+                raise DamagedEntry(
+                    self._path,
+                    page_start(low),
+                    f"a page starts with entry {first}, the one before it with {before}",
+                )
         return low
 
     # Runs and spans.
