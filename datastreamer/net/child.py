@@ -1,8 +1,7 @@
 """The serving process of a `StreamServer`: ``python -m datastreamer.net.child ORDER``.
 
 Follows the file on a descriptor that it was given, serves on listeners that it was
-given, and ends with its parent. The control socket carries its readiness, and the
-parent's wishes: d(rain) and q(uit), each with a u32 of milliseconds.
+given, and ends with its parent. What the two say to each other stands in `control.py`.
 """
 
 from __future__ import annotations
@@ -17,30 +16,39 @@ from typing import Any
 
 import trio
 
+from datastreamer.format import U64_MAX
+from datastreamer.net import control
 from datastreamer.net.server import Server
 from datastreamer.storage.stream import DataStream
 
-_REQUEST_SIZE = 5
 
-
-async def _obey(control: trio.SocketStream, server: Server, scope: trio.CancelScope) -> None:
+async def _obey(link: trio.SocketStream, server: Server, scope: trio.CancelScope) -> None:
     """Do what the parent asks until it asks for the end, or is gone."""
     waiting = b""
+    # Changes that this process was told of; one that restarted in the middle was not.
+    begun: set[bytes] = set()
     while True:
         try:
-            got = await control.receive_some()
+            got = await link.receive_some()
         except trio.BrokenResourceError:
             got = b""
         if not got:
             scope.cancel()
             return
         waiting += got
-        while len(waiting) >= _REQUEST_SIZE:
-            what, seconds = waiting[:1], int.from_bytes(waiting[1:_REQUEST_SIZE], "big") / 1000
-            waiting = waiting[_REQUEST_SIZE:]
-            drained = await server.drain(seconds)
-            await control.send_all(b"y" if drained else b"n")
-            if what == b"q":
+        while waiting and len(waiting) > (size := control.SIZES[waiting[:1]]):
+            what, words, waiting = waiting[:1], waiting[1 : size + 1], waiting[size + 1 :]
+            if what in (control.DRAIN, control.QUIT):
+                (milliseconds,) = control.MILLISECONDS.unpack(words)
+                done = await server.drain(milliseconds / 1000)
+            else:
+                start, stop = control.RANGE.unpack(words)
+                if what == control.CHANGE or words in begun:
+                    server.change(start, None if stop == U64_MAX else stop, words in begun)
+                begun = {words} if what == control.CHANGE else set()
+                done = True
+            await link.send_all(control.YES if done else control.NO)
+            if what == control.QUIT:
                 scope.cancel()
                 return
 
@@ -58,12 +66,12 @@ async def _serve(order: dict[str, Any]) -> None:
         order["file"], follow=True, name=order["name"], index=order["index"]
     ) as stream:
         server = Server(stream, max_clients=order["max_clients"], waker=order["waker"])
-        async with trio.SocketStream(ours) as control, trio.open_nursery() as nursery:
+        async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
-            nursery.start_soon(_obey, control, server, nursery.cancel_scope)
+            nursery.start_soon(_obey, link, server, nursery.cancel_scope)
             if order["parent"] >= 0:
                 nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
-            await control.send_all(b"r")
+            await link.send_all(control.READY)
 
 
 def main() -> None:

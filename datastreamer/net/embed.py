@@ -1,41 +1,26 @@
 """A server for plain synchronous code: what a sequencer embeds.
 
-The caller's process writes. A child process (`child.py`) follows the file and serves
+The caller's process writes. A child process (`process.py`) follows the file and serves
 it, so that a writer that keeps its interpreter busy moves no client's latency; or a
-thread of the caller's, where that is asked for. Owns the listeners and the child's
-life: it is woken by every commit, ends with its parent and is started again if it dies.
+thread of the caller's, where that is asked for. Owns the listeners.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable
 
 from datastreamer.errors import ServerFailed, StreamClosed
 from datastreamer.net.listen import open_listeners
+from datastreamer.net.process import ServingProcess
 from datastreamer.storage.stream import DataStream, IndexName, PathLike
 from datastreamer.storage.writer import SyncPolicy
 
 _log = logging.getLogger(__name__)
-
-_READY_SECONDS = 30.0
-# How often a child that dies is started again before that is given up, and how long
-# one has to live to be counted from the beginning.
-_ATTEMPTS = 5
-_STEADY_SECONDS = 10.0
-_FIRST_PAUSE = 0.1
-# More seconds than that are not waited for.
-_LONGEST = 1_000_000.0
 
 _open_servers: weakref.WeakSet[StreamServer] = weakref.WeakSet()
 
@@ -90,8 +75,10 @@ class StreamServer:
             else:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
-                kind = _Thread if in_process else _Child
-                self._serving: _Thread | _Child = kind(self.stream, listeners, max_clients, grace)
+                kind = _Thread if in_process else ServingProcess
+                self._serving: _Thread | ServingProcess = kind(
+                    self.stream, listeners, max_clients, grace
+                )
             except BaseException:
                 self.stream.close()
                 raise
@@ -227,228 +214,6 @@ class _Thread:
     def abandon(self) -> None:
         for listener in self._copies:
             listener.close()
-
-
-class _Child:
-    """Serving from a child process."""
-
-    def __init__(
-        self,
-        stream: DataStream,
-        listeners: list[socket.socket],
-        max_clients: int,
-        grace: float,
-    ) -> None:
-        self._stream = stream
-        # As it is now: a child that is started later finds the index by it, too.
-        self._name = os.path.abspath(stream.path)
-        self._listeners = listeners
-        self._max_clients = max_clients
-        self._grace = grace
-        self._waking, self._waker = _waker()
-        self._guard = threading.Lock()
-        self._closing = False
-        self._failure: str | None = None
-        self._control: socket.socket | None = None
-        try:
-            self._process = self._spawn()
-        except BaseException:
-            self._release()
-            raise
-        stream.add_waker(self._waker)
-        self._watcher = threading.Thread(
-            target=self._watch, name=f"watcher of the server of {stream.path}", daemon=True
-        )
-        self._watcher.start()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        """Start a child and wait until it serves. Raises `ServerFailed`."""
-        ours, theirs = socket.socketpair()
-        passed: list[int] = []
-
-        def hand_down(fd: int) -> int:
-            # Not as 0, 1 or 2, which mean something else in the child.
-            passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
-            return passed[-1]
-
-        try:
-            order = {
-                "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
-                "file": self._hand_down_file(passed),
-                "waker": hand_down(self._waking),
-                "control": hand_down(theirs.fileno()),
-                "parent": self._hand_down_parent(hand_down),
-                "name": self._name,
-                "index": self._stream.index_name,
-                "max_clients": self._max_clients,
-                "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
-            }
-            process = subprocess.Popen(
-                [sys.executable, "-m", "datastreamer.net.child", json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                start_new_session=True,
-                env=_environment(),
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in passed:
-                os.close(fd)
-        ours.settimeout(_READY_SECONDS)
-        try:
-            told = ours.recv(1)
-        except OSError:
-            told = b""
-        if told != b"r":
-            process.kill()
-            process.wait()
-            ours.close()
-            raise ServerFailed(
-                f"{self._stream.path}: the serving process did not start "
-                f"(exit code {process.returncode}); its own message stands above"
-            )
-        ours.settimeout(None)
-        self._control = ours
-        return process
-
-    def _hand_down_file(self, passed: list[int]) -> int:
-        """A description of its own, for reading: the writer's holds the lock."""
-        # Elsewhere than on Linux /dev/fd gives the same description once more.
-        linux = sys.platform == "linux"
-        name = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            passed.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3))
-        finally:
-            os.close(file)
-        return passed[-1]
-
-    @staticmethod
-    def _hand_down_parent(hand_down: Callable[[int], int]) -> int:
-        """What tells the child that this process is gone; -1: the control socket alone."""
-        if not hasattr(os, "pidfd_open"):
-            return -1
-        parent = os.pidfd_open(os.getpid())
-        try:
-            return hand_down(parent)
-        finally:
-            os.close(parent)
-
-    def _watch(self) -> None:
-        """Start the child again where it dies."""
-        failures, pause = 0, _FIRST_PAUSE
-        while True:
-            started = time.monotonic()
-            code = self._process.wait()
-            with self._guard:
-                if self._closing:
-                    return
-            lived = time.monotonic() - started
-            if lived > _STEADY_SECONDS:
-                failures, pause = 0, _FIRST_PAUSE
-            failures += 1
-            _log.error(
-                "%s: the serving process ended (exit code %d) after %.1f s; it is started again",
-                self._stream.path,
-                code,
-                lived,
-            )
-            while True:
-                if failures > _ATTEMPTS:
-                    self._failure = (
-                        f"{self._stream.path}: the serving process died {failures} times in a "
-                        f"row (last exit code {code}); nobody is served"
-                    )
-                    _log.error("%s", self._failure)
-                    return
-                time.sleep(pause)
-                pause *= 2
-                with self._guard:
-                    if self._closing:
-                        return
-                    try:
-                        if self._control is not None:
-                            self._control.close()
-                        self._process = self._spawn()
-                        break
-                    except (ServerFailed, OSError) as error:
-                        _log.error("%s", error)
-                        failures += 1
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise ServerFailed(self._failure)
-
-    @property
-    def pid(self) -> int:
-        """The serving process."""
-        return self._process.pid
-
-    def drain(self, timeout: float | None) -> bool:
-        seconds = self._grace if timeout is None else timeout
-        with self._guard:
-            return self._ask(b"d", seconds)
-
-    def _ask(self, what: bytes, seconds: float) -> bool:
-        control = self._control
-        if control is None:
-            return False
-        try:
-            control.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                control.recv(4096)  # answers that came too late
-            seconds = max(0.0, min(seconds, _LONGEST))
-            control.settimeout(seconds + 1)
-            control.sendall(what + int(seconds * 1000).to_bytes(4, "big"))
-            return control.recv(1) == b"y"
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        with self._guard:
-            self._closing = True
-            if self._failure is None:
-                self._ask(b"q", self._grace)
-            if self._control is not None:
-                self._control.close()
-        try:
-            self._process.wait(self._grace + 1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.wait()
-        self._watcher.join()
-        self._stream.remove_waker(self._waker)
-        self._release()
-
-    def abandon(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        self._release()
-
-    def _release(self) -> None:
-        for fd in {self._waking, self._waker}:
-            os.close(fd)
-
-
-def _waker() -> tuple[int, int]:
-    """Two ends, to read and to write, of what tells the child of commits."""
-    if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        return fd, fd
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    return reading, writing
-
-
-def _environment() -> dict[str, str]:
-    """The child imports what the parent does, wherever that was found."""
-    found = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    # And does not take a stray file in the working directory for a module of the library.
-    return {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"}
 
 
 def _reason(error: BaseException) -> str:

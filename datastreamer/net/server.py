@@ -74,7 +74,7 @@ class Server:
                 stack.callback(listener.close)
                 listener.setblocking(False)
             wakeup = stack.enter_context(_wakeup(self.stream, self._waker))
-            stack.callback(self.stream.on_change(_in_loop(token, self._changing)))
+            stack.callback(self.stream.on_change(_in_loop(token, self.change)))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_forever, wakeup)
                 for listener in listeners:
@@ -257,8 +257,10 @@ class Server:
         while self._held:
             await self._settling.park()
 
-    def _changing(self, start: int, stop: int | None, done: bool) -> None:
-        """Entries are about to go or to be changed: end whom that concerns, now."""
+    def change(self, start: int, stop: int | None, done: bool) -> None:
+        """Entries are about to go or to be changed: end whom that concerns, now. Or that is
+        done: whoever waits goes on."""
+        self.stream.refresh()
         if done:
             self._held -= 1
             self._begin_anew()

@@ -26,7 +26,7 @@ from datastreamer.errors import (
     StreamLocked,
     WrongStreamType,
 )
-from datastreamer.net import embed
+from datastreamer.net import embed, process
 from datastreamer.net.embed import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
@@ -134,6 +134,29 @@ def test_truncation_and_update(path: Path, in_process: bool) -> None:
             stream.update_entry(7, 2, b"!")
             idle.ask(wire.entry(7), OK + wire.pack(7, 2, b"!", packet=0xFE))
             idle.ask(wire.start(0), OK + modelled(path).packed())
+
+
+@both
+def test_a_change_ends_nobody_whom_it_does_not_concern(path: Path, in_process: bool) -> None:
+    with serving(path, in_process=in_process) as server:
+        stream = server.stream
+        append(stream, *[(1, bytes(500_000))] * 40)
+        with Plain(server.port) as lagging, Plain(server.port) as live:
+            # It takes its first entries and no more for now: the rest does not fit on the way.
+            lagging.ask(wire.start(0), OK + wire.pack(0, 1, bytes(500_000)))
+            live.ask(wire.start(40), OK)
+            append(stream, (2, b"seen"), (3, b"cut off"))
+            live.ask(b"", wire.pack(40, 2, b"seen") + wire.pack(41, 3, b"cut off"))
+            stream.update_entry(40, 2, b"SEEN")  # has been received: the old bytes stay so
+            append(stream, (4, b"more"))
+            live.ask(b"", wire.pack(42, 4, b"more"))
+            stream.truncate(41)
+            with pytest.raises(ConnectionResetError):
+                live.rest()
+            append(stream, (5, b"new"))
+            rest = [wire.pack(n, 1, bytes(500_000)) for n in range(1, 40)]
+            rest += [wire.pack(40, 2, b"SEEN"), wire.pack(41, 5, b"new")]
+            lagging.ask(b"", b"".join(rest))
 
 
 @both
@@ -251,10 +274,10 @@ def read_until(port: int, start: int, size: int) -> bytes:
 def test_a_child_that_dies_is_replaced(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embed, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(process, "_FIRST_PAUSE", 0.01)
     with serving(path) as server:
         child = server._serving
-        assert isinstance(child, embed._Child)
+        assert isinstance(child, process.ServingProcess)
         for turn in range(3):
             append(server.stream, (1, b"before %d" % turn))
             pid = child.pid
@@ -277,12 +300,12 @@ def test_a_child_that_dies_again_and_again_is_given_up(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next commit says so, with nothing written; the stream can be closed and read."""
-    monkeypatch.setattr(embed, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(embed, "_ATTEMPTS", 2)
+    monkeypatch.setattr(process, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(process, "_ATTEMPTS", 2)
     with serving(path) as server:
         append(server.stream, (1, b"kept"))
         child = server._serving
-        assert isinstance(child, embed._Child)
+        assert isinstance(child, process.ServingProcess)
         before = path.read_bytes()
         last = 0
         while child._watcher.is_alive():

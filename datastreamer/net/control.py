@@ -1,0 +1,38 @@
+"""What a writing process and the one that serves for it say to each other.
+
+Owns the bytes on their control socket. The writing side asks, one question at a time,
+the serving one answers each with ``y`` or ``n``; its first byte, unasked, says that it
+serves (``r``).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+READY: Final = b"r"
+YES: Final = b"y"
+NO: Final = b"n"
+
+DRAIN: Final = b"d"
+"""Wait until every client has been sent all, at most so many ms (u32)."""
+
+QUIT: Final = b"q"
+"""The same, and end."""
+
+CHANGE: Final = b"c"
+"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to
+change: answered when nobody is sent any of them any more."""
+
+CHANGED: Final = b"e"
+"""They have changed."""
+
+MILLISECONDS: Final = struct.Struct(">I")
+RANGE: Final = struct.Struct(">QQ")
+SIZES: Final = {
+    DRAIN: MILLISECONDS.size,
+    QUIT: MILLISECONDS.size,
+    CHANGE: RANGE.size,
+    CHANGED: RANGE.size,
+}
+"""The bytes that follow the letter."""
