@@ -12,6 +12,7 @@ flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
+    "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
     "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
     "datastreamer.net._fanout": ["datastreamer/net/_fanout.pyx"],
 }

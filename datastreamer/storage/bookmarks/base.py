@@ -12,6 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from datastreamer.errors import StreamFileError
+from datastreamer.storage.bookmarks._pairs import Pairs
+
+Pace = Callable[[], object]
+"""Called by a backend now and then during a long write; may sleep, so that other threads
+of the process come to their turn, and may raise, which ends the write."""
+
+
+def at_once() -> None:
+    """The pace of a write that nobody has to wait for."""
 
 
 class Watermark(NamedTuple):
@@ -30,7 +39,8 @@ class BookmarkIndex(ABC):
     """A map from key (1 to 16 bytes) to entry numbers.
 
     Called from several threads for reading, from one at a time for writing. Each method
-    that writes is atomic: after a crash it happened in full or not at all.
+    that writes, except `fill`, is atomic: after a crash, or an exception, it happened in
+    full or not at all.
     """
 
     @abstractmethod
@@ -42,8 +52,24 @@ class BookmarkIndex(ABC):
         """The highest entry number with this key."""
 
     @abstractmethod
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
         """Take in bookmarks that lie between the old and the new watermark."""
+
+    def fill(
+        self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
+    ) -> None:
+        """Forget everything and take in these: as many as there are in a whole file.
+
+        `watermark` is asked when all parts were taken. Where this ends early there may be
+        bookmarks and no watermark: that is an index of nothing, to be cleared.
+        """
+        self.clear()
+        whole = Pairs()
+        for part in parts:
+            whole.extend(part)
+        self.add(whole, watermark(), pace)
 
     @abstractmethod
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
@@ -52,6 +78,11 @@ class BookmarkIndex(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Forget everything, the watermark too."""
+
+    def in_place(self) -> bool:
+        """Whether who opens the index now gets this one. Where not, `clear` puts a new one
+        there."""
+        return True
 
     @abstractmethod
     def __len__(self) -> int:

@@ -13,13 +13,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from xxhash import xxh3_128_digest
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
 from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
 from datastreamer.storage.disk import File
 from datastreamer.storage.reader import Cursor, Reader
@@ -32,12 +35,23 @@ _log = logging.getLogger(__name__)
 _FLUSH_KEYS = 20_000
 _FLUSH_SECONDS = 2.0
 _DIGEST_SIZE = 64 * 1024
-_CATCH_UP_BYTES = 16 * PAGE_SIZE
+_CATCH_UP_BYTES = 64 * PAGE_SIZE
+# From so many bytes on an empty index is filled in one go, not step by step.
+_FILL_BYTES = 256 * PAGE_SIZE
+# Beside a writer at work the index is written with pauses: each commit lets go of the GIL
+# and has to get it back, and from a thread that always wants it that takes up to 5 ms.
+_PAUSE = 0.0002
+# So many keys are taken out of memory under the lock that a commit needs too.
+_AT_ONCE = 500
 _TRIES = 100
 
 
 class _MovedError(Exception):
     """The index changed while it was asked."""
+
+
+class _InterruptedError(Exception):
+    """Somebody else needs the index now: what is being written to it can wait."""
 
 
 class BookmarkKeeper:
@@ -55,6 +69,10 @@ class BookmarkKeeper:
         # Two locks: `_writing` around what changes the index, `_guard` around the fields
         # here; where both are held, `_writing` was taken first.
         self._writing = threading.Lock()
+        # How many wait for `_writing` and must not wait long; how often what stood in the
+        # file or the index was taken back.
+        self._urgent = 0
+        self._taken_back = 0
         self._guard = threading.Lock()
         self._work = threading.Condition(self._guard)
         # Bookmarks of the entries from `_known_from` on, in memory.
@@ -62,7 +80,8 @@ class BookmarkKeeper:
         self._known_from = Cursor(*reader.head)
         self._known_to = self._known_from
         # The writer's: the same, in the order of the file, all of them.
-        self._waiting: list[tuple[bytes, int]] = []
+        self._waiting = Pairs()
+        self._seen_at = self._known_to
         self._synced = reader.head
         self._closing = False
         self._failing = False
@@ -119,7 +138,7 @@ class BookmarkKeeper:
             # A new one that somebody is about to fill is waited for.
             if mark is not None or not self._file.locked_elsewhere():
                 self._drop_index()
-        elif mark is not None or len(index):
+        elif mark is not None or index:
             _log.info("%s: the bookmark index is not this file's; it is built again", self._path)
             index.clear()
         return Head()
@@ -175,7 +194,7 @@ class BookmarkKeeper:
         )
 
     def _mend(self, wrong: Callable[[], bool], why: str) -> bool:
-        with self._writing:
+        with self._urgently():
             try:
                 if not wrong():
                     return False
@@ -199,7 +218,7 @@ class BookmarkKeeper:
 
     def __len__(self) -> int:
         """The number of distinct keys. Reads what the index does not hold."""
-        with self._writing, self._guard:
+        with self._urgently(), self._guard:
             with contextlib.suppress(_MovedError):
                 self._follow()
             recent, indexed, until = set(self._recent), self._indexed, self._known_from
@@ -225,9 +244,9 @@ class BookmarkKeeper:
                 batch, cursor = self._reader.run(cursor)
                 if not batch:
                     raise _MovedError
-                for mark, number in batch.bookmarks():
-                    if mark == key and number < until.number:
-                        found = number
+                if cursor.number > until.number:
+                    batch = batch[: until.number - batch.first_number]
+                found = _later(newest_in(batch, key), found)
             if found is not None:
                 return found
         return None
@@ -262,7 +281,7 @@ class BookmarkKeeper:
             found = batch.bookmarks()
             self._recent.update(found)
             if self._write:
-                self._waiting += found
+                self._waiting.extend(found)
             self._known_to = cursor
 
     def _open_beside_writer(self) -> None:
@@ -321,13 +340,13 @@ class BookmarkKeeper:
             # Else somebody has asked meanwhile, and they were read from the file.
             if start == self._known_to.number:
                 self._recent.update(bookmarks)
-                self._waiting += bookmarks
+                self._waiting.extend(bookmarks)
                 self._known_to = Cursor(*head)
             self._synced = synced
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
                 len(self._waiting) >= _FLUSH_KEYS
-                and self._waiting[0][1] < synced.entries
+                and self._waiting.first_number() < synced.entries
                 and not self._failing
             ):
                 self._work.notify()
@@ -346,18 +365,18 @@ class BookmarkKeeper:
     @contextlib.contextmanager
     def truncation(self, head: Head) -> Iterator[None]:
         """Around the stream's going back to `head`: the index goes first, durably."""
-        with self._writing:
+        with self._urgently():
+            self._taken_back += 1
             index = self._index
             if index is not None and head.entries < self._indexed.entries:
-                gone: list[tuple[bytes, int]] = []
+                gone = Pairs()
                 for batch in self._reader.batches(head.entries, self._indexed.entries):
-                    gone += batch.bookmarks()
-                mark = Watermark(head.length, head.entries, self._identity(head.length))
-                index.remove(gone, mark)
+                    gone.take(batch)
+                index.remove(gone, self._mark(head))
                 self._indexed = head
             yield
             with self._guard:
-                self._waiting = [item for item in self._waiting if item[1] < head.entries]
+                self._waiting.drop_from(head.entries)
                 self._recent = dict(self._waiting)
                 self._synced = min(self._synced, head)
                 if head.entries < self._known_from.number:
@@ -380,6 +399,7 @@ class BookmarkKeeper:
 
     def _work_once(self) -> None:
         try:
+            self._stay_in_place()
             self.wait()
         except (StreamFileError, NotFound, OSError) as error:
             if not self._failing and not self._closing:
@@ -394,32 +414,114 @@ class BookmarkKeeper:
         else:
             self._failing = False
 
+    @contextlib.contextmanager
+    def _urgently(self) -> Iterator[None]:
+        """`_writing`, without waiting for the end of what can be done again."""
+        with self._guard:
+            self._urgent += 1
+        try:
+            self._writing.acquire()
+        finally:
+            with self._guard:
+                self._urgent -= 1
+                self._work.notify_all()
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    def _pause(self) -> None:
+        """Let a writer at work have the GIL."""
+        if self._known_to is not self._seen_at:
+            self._seen_at = self._known_to
+            time.sleep(_PAUSE)
+
+    def _pause_or_end(self) -> None:
+        """The same, for what is as good done later."""
+        if self._closing or self._urgent:
+            raise _InterruptedError
+        self._pause()
+
+    def _stay_in_place(self) -> None:
+        """Begin anew where somebody has removed the index, or put another in its place."""
+        index = self._index
+        if self._write and index is not None and not index.in_place():
+            _log.info("%s: the bookmark index was taken away; it is built again", self._path)
+            with self._urgently():
+                self._forget_index()
+
     def _catch_up(self) -> None:
         """Index what the file holds, memory does not and the index does not."""
-        while not self._closing and self._catch_up_some():
-            pass
+        while not self._closing:
+            try:
+                if not (self._fill() or self._catch_up_some()):
+                    return
+            except _MovedError:
+                return
+            except _InterruptedError:
+                with self._guard:
+                    self._work.wait_for(lambda: self._closing or not self._urgent)
+
+    def _to_catch_up(self) -> tuple[BookmarkIndex | None, Head, Cursor]:
+        """The index, how far it goes, and how far it should go at least."""
+        with self._guard:
+            target = self._known_from
+            if self._write:
+                target = min(target, Cursor(*self._synced), key=lambda it: it.number)
+            return self._index, self._indexed, target
+
+    def _fill(self) -> bool:
+        """Index a large file from its start to where memory goes on; False where that is not
+        what is to be done."""
+        index, start, target = self._to_catch_up()
+        if index is None or start.entries or target.offset < _FILL_BYTES:
+            return False
+        taken_back = self._taken_back
+
+        def parts() -> Iterator[Pairs]:
+            cursor = Cursor(*start)
+            while cursor.number < target.number:
+                part, cursor = self._gather(cursor, target)
+                yield part
+
+        def watermark() -> Watermark:
+            return self._mark(Head(*target))
+
+        with self._writing:
+            if taken_back != self._taken_back or index is not self._index:
+                return True
+            try:
+                index.fill(parts(), watermark, self._pause_or_end)
+            except BaseException:
+                with contextlib.suppress(IndexFailed):
+                    index.clear()
+                raise
+            self._has_indexed(index, Head(*target))
+        return True
+
+    def _gather(self, cursor: Cursor, target: Cursor) -> tuple[Pairs, Cursor]:
+        """The bookmarks of the next stretch of the file up to `target`, and where it ends."""
+        found, start = Pairs(), cursor.offset
+        while cursor.number < target.number and cursor.offset - start < _CATCH_UP_BYTES:
+            self._pause_or_end()
+            batch, cursor = self._reader.run(cursor)
+            if not batch:
+                raise _MovedError  # cut back, which this reader has yet to be told
+            if cursor.number > target.number:
+                batch = batch[: target.number - batch.first_number]
+                cursor = target
+            found.take(batch)
+        return found, cursor
 
     def _catch_up_some(self) -> bool:
         """One transaction of it; False where nothing was left to do."""
         with self._writing:
-            with self._guard:
-                index, start, target = self._index, self._indexed, self._known_from
-                if self._write:
-                    target = min(target, Cursor(*self._synced), key=lambda it: it.number)
+            index, start, target = self._to_catch_up()
             if index is None or start.entries >= target.number:
                 return False
-            cursor, found = Cursor(*start), list[tuple[bytes, int]]()
-            while cursor.number < target.number and (
-                cursor.offset - start.length < _CATCH_UP_BYTES
-            ):
-                batch, cursor = self._reader.run(cursor)
-                if not batch:
-                    return False  # cut back, which this reader has yet to be told
-                if cursor.number > target.number:
-                    batch = batch[: target.number - batch.first_number]
-                    cursor = target
-                found += batch.bookmarks()
-            self._add(index, found, Head(*cursor))
+            found, cursor = self._gather(Cursor(*start), target)
+            index.add(found, self._mark(Head(*cursor)), self._pause_or_end)
+            self._has_indexed(index, Head(*cursor))
             return True
 
     def _flush(self) -> None:
@@ -435,18 +537,24 @@ class BookmarkKeeper:
                     self._known_from.number <= self._indexed.entries < upto.entries
                 ):
                     return
-                ready = [item for item in self._waiting if item[1] < upto.entries]
-            self._add(index, ready, upto)
+                ready = self._waiting.before(upto.entries)
+            index.add(ready, self._mark(upto), self._pause)
+            self._has_indexed(index, upto)
             with self._guard:
-                del self._waiting[: len(ready)]
-                # What the index holds need not be in memory as well.
-                for key, number in ready:
-                    if self._recent.get(key) == number:
-                        del self._recent[key]
+                self._waiting.drop_before(upto.entries)
                 self._known_from = Cursor(*upto)
+            # What the index holds need not be in memory as well.
+            items = iter(ready)
+            while some := list(islice(items, _AT_ONCE)):
+                with self._guard:
+                    for key, number in some:
+                        if self._recent.get(key) == number:
+                            del self._recent[key]
 
-    def _add(self, index: BookmarkIndex, bookmarks: list[tuple[bytes, int]], upto: Head) -> None:
-        index.add(bookmarks, Watermark(upto.length, upto.entries, self._identity(upto.length)))
+    def _mark(self, upto: Head) -> Watermark:
+        return Watermark(upto.length, upto.entries, self._identity(upto.length))
+
+    def _has_indexed(self, index: BookmarkIndex, upto: Head) -> None:
         with self._guard:
             if self._index is index:
                 self._indexed = upto
@@ -459,15 +567,16 @@ class BookmarkKeeper:
 
     def rebuild(self) -> None:
         """Forget the index and build it again from the file."""
-        with self._writing:
+        with self._urgently():
             self._forget_index()
         self._catch_up()
 
     def _forget_index(self) -> None:
         """Empty the index; it begins again from the file's start. Holds `_writing`."""
+        self._taken_back += 1
         with self._guard:
             index, self._indexed = self._index, Head()
-            self._waiting.clear()
+            self._waiting = Pairs()
             self._recent.clear()
             self._known_from = self._known_to = Cursor(*self._reader.head)
         if index is not None:
@@ -509,6 +618,11 @@ def fingerprint(file: File, stream_id: bytes, length: int) -> bytes:
     start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
     tail = file.read(length - start, start)
     return stream_id + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    """The higher number, where there is one."""
+    return max((it for it in (one, other) if it is not None), default=None)
 
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:

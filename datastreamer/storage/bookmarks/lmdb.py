@@ -8,24 +8,39 @@ key occurs several times.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import mmap
 import os
 import struct
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, ClassVar, Literal, NamedTuple
 
 import lmdb
 
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark
+from datastreamer.storage.bookmarks._pairs import Pairs, merged
+from datastreamer.storage.bookmarks.base import (
+    BookmarkIndex,
+    IndexReadOnly,
+    Pace,
+    Watermark,
+    at_once,
+)
 from datastreamer.storage.disk import OsDisk
 
 # Address space, not memory or disk: the map is reserved once and never has to grow.
 _MAP_SIZE = 1 << 40
+# Where the process may not have so much (ulimit -v), a quarter is tried, and so on to this.
+_LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
 _NUMBER = struct.Struct(">Q")
 _WATERMARK = struct.Struct(">IQQ")
 _LAYOUT = 1
+# What `fill` sorts in memory at a time, and puts into one transaction: 32 and some 25 bytes each.
+_RUN = 1_000_000
+_BATCH = 1_000_000
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.IncompatibleError,
@@ -41,6 +56,16 @@ def index_folder(path: str) -> str:
     return path + ".index"
 
 
+class _Opened(NamedTuple):
+    """An environment with its two databases."""
+
+    env: lmdb.Environment
+    meta: object
+    keys: object
+    # Which file it is; None where it was removed at once.
+    file_id: tuple[int, int] | None
+
+
 class _Shared:
     """One process's environment for one index folder; the openers take turns."""
 
@@ -50,42 +75,37 @@ class _Shared:
     def __init__(self, folder: str, write: bool, beside_writer: bool) -> None:
         self.folder = folder
         self.users = 0
-        self.open(write, beside_writer)
+        self.write = write
+        self.opened = self.open(beside_writer)
 
-    def open(self, write: bool, beside_writer: bool = False) -> None:
+    def open(self, beside_writer: bool = False) -> _Opened:
         # A reader that takes part in LMDB's lock file writes into it. Where nobody writes
         # the index he need not, and leaves no trace. (Should a writer come all the same:
         # pages of a snapshot are used again two transactions later at the earliest, and
         # each question here is a transaction of its own.)
         lock_file = os.path.join(self.folder, "lock.mdb")
-        lock = write or (beside_writer and os.access(lock_file, os.W_OK))
-        self.env = lmdb.open(
-            self.folder,
-            map_size=_MAP_SIZE,
-            max_dbs=2,
-            max_readers=_MAX_READERS,
-            readonly=not write,
-            create=write,
-            lock=lock,
-            readahead=False,
-        )
-        self.write = write
+        lock = self.write or (beside_writer and os.access(lock_file, os.W_OK))
+        env = _environment(self.folder, self.write, lock)
         try:
-            self.ensure_whole()
-            self.env.reader_check()
-            self.meta = self.env.open_db(b"meta", create=write)
-            self.keys = self.env.open_db(b"bookmarks", create=write, dupsort=True, dupfixed=True)
+            self.ensure_whole(env)
+            env.reader_check()
+            return _Opened(
+                env,
+                env.open_db(b"meta", create=self.write),
+                env.open_db(b"bookmarks", create=self.write, dupsort=True, dupfixed=True),
+                _file_id(self.folder),
+            )
         except BaseException:
-            self.env.close()
+            env.close()
             raise
 
-    def ensure_whole(self) -> None:
+    def ensure_whole(self, env: lmdb.Environment) -> None:
         """See to it that no page is past the file's end: a look at it would end the process.
 
         LMDB leaves out free pages at the end now and then; the writer makes up for it, so
         that a reader may take a file that lacks some for one that was cut short.
         """
-        needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+        needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
         data = os.path.join(self.folder, "data.mdb")
         try:
             size = os.path.getsize(data)
@@ -97,11 +117,12 @@ class _Shared:
             os.truncate(data, needed)  # a page of zeros is an error when it is read, no more
 
     def renew(self) -> None:
-        """Begin anew with empty files."""
+        """Begin anew with empty files. Who asks the old one just now gets his answer: it is
+        closed when nobody has a transaction any more."""
         with self.guard:
-            self.env.close()
+            os.makedirs(self.folder, exist_ok=True)
             _remove_files(self.folder)
-            self.open(True)
+            self.opened = self.open()
 
     @classmethod
     def get(cls, folder: str, write: bool, beside_writer: bool) -> _Shared:
@@ -112,8 +133,9 @@ class _Shared:
             if shared is None:
                 shared = cls.open_ones[name] = cls(name, write, beside_writer)
             elif write and not shared.write:
-                shared.env.close()
-                shared.open(True)
+                shared.opened.env.close()
+                shared.write = True
+                shared.opened = shared.open()
             shared.users += 1
             return shared
 
@@ -122,7 +144,7 @@ class _Shared:
             self.users -= 1
             if self.users == 0:
                 self.open_ones.pop(self.folder, None)
-                self.env.close()
+                self.opened.env.close()
 
     @classmethod
     def forget_all(cls) -> None:
@@ -152,10 +174,10 @@ class LmdbIndex(BookmarkIndex):
         return self._shared
 
     @contextlib.contextmanager
-    def _read(self, name: str) -> Iterator[lmdb.Transaction]:
-        shared = self._env()
+    def _read(self, name: Literal["meta", "keys"]) -> Iterator[lmdb.Transaction]:
+        opened = self._env().opened
         try:
-            with shared.env.begin(db=getattr(shared, name)) as transaction:
+            with opened.env.begin(db=getattr(opened, name)) as transaction:
                 yield transaction
         except lmdb.Error as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
@@ -197,45 +219,71 @@ class LmdbIndex(BookmarkIndex):
                 yield bytes(key), int.from_bytes(packed, "big")
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[tuple[_Shared, lmdb.Transaction]]:
+    def _change(self) -> Iterator[tuple[_Opened, lmdb.Transaction]]:
         shared = self._env()
+        opened = shared.opened
         try:
-            with shared.env.begin(write=True) as transaction:
-                yield shared, transaction
-            shared.ensure_whole()
+            with opened.env.begin(write=True) as transaction:
+                yield opened, transaction
+            if opened.file_id == _file_id(self._folder):
+                shared.ensure_whole(opened.env)
         except (lmdb.Error, OSError) as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        pack = _NUMBER.pack
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
+        pairs = bookmarks if isinstance(bookmarks, Pairs) else Pairs(bookmarks)
         # Sorted within a transaction, LMDB takes in about twice as many a second.
-        items = sorted((key, pack(number)) for key, number in bookmarks)
-        with self._change() as (shared, transaction):
-            with transaction.cursor(db=shared.keys) as cursor:
-                cursor.putmulti(items, dupdata=True)
-            self._put_watermark(transaction, watermark)
+        run = pairs.sorted()
+        with self._change() as (opened, transaction):
+            _put(transaction, opened, merged([run], pace))
+            _put_watermark(transaction, opened, watermark)
+
+    def fill(
+        self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
+    ) -> None:
+        # All of it in the order of the keys: each page is written once and full. Batch by
+        # batch of the file, a page would be copied again and again and end half empty.
+        self.clear()
+        try:
+            with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
+                items = merged(_runs(parts, aside), pace)
+                mark = watermark()
+                while True:
+                    with self._change() as (opened, transaction):
+                        if _put(transaction, opened, itertools.islice(items, _BATCH)) < _BATCH:
+                            _put_watermark(transaction, opened, mark)
+                            return
+        except OSError as error:
+            raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        with self._change() as (shared, transaction):
+        with self._change() as (opened, transaction):
             for key, number in bookmarks:
-                transaction.delete(key, _NUMBER.pack(number), db=shared.keys)
-            self._put_watermark(transaction, watermark)
+                transaction.delete(key, _NUMBER.pack(number), db=opened.keys)
+            _put_watermark(transaction, opened, watermark)
 
-    def _put_watermark(self, transaction: lmdb.Transaction, watermark: Watermark) -> None:
-        packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
-        transaction.put(b"watermark", packed + watermark.identity, db=self._env().meta)
+    def in_place(self) -> bool:
+        return self._env().opened.file_id == _file_id(self._folder)
 
     def clear(self) -> None:
         try:
-            with self._change() as (shared, transaction):
-                transaction.drop(shared.keys, delete=False)
-                transaction.drop(shared.meta, delete=False)
+            if not self.in_place():
+                raise IndexFailed(self._folder, "the bookmark index was taken away")
+            with self._change() as (opened, transaction):
+                transaction.drop(opened.keys, delete=False)
+                transaction.drop(opened.meta, delete=False)
         except IndexFailed:
-            # Too damaged to be emptied page by page.
+            # Not there, or too damaged to be emptied page by page.
             try:
                 self._env().renew()
             except (lmdb.Error, OSError) as error:
                 raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+
+    def __bool__(self) -> bool:
+        with self._read("keys") as transaction:
+            return bool(transaction.stat(self._env().opened.keys)["entries"])
 
     def __len__(self) -> int:
         with self._read("keys") as transaction, transaction.cursor() as cursor:
@@ -245,6 +293,59 @@ class LmdbIndex(BookmarkIndex):
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.release()
+
+
+def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
+    """The environment, with as large a map as the process may have."""
+    size = _MAP_SIZE
+    while True:
+        try:
+            return lmdb.open(
+                folder,
+                map_size=size,
+                max_dbs=2,
+                max_readers=_MAX_READERS,
+                readonly=not write,
+                create=write,
+                lock=lock,
+                readahead=False,
+            )
+        except (lmdb.MemoryError, MemoryError):
+            size //= 4
+            if size < _LEAST_MAP_SIZE:
+                raise
+
+
+def _put_watermark(transaction: lmdb.Transaction, opened: _Opened, watermark: Watermark) -> None:
+    packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
+    transaction.put(b"watermark", packed + watermark.identity, db=opened.meta)
+
+
+def _put(
+    transaction: lmdb.Transaction, opened: _Opened, items: Iterable[tuple[bytes, bytes]]
+) -> int:
+    """Put in what comes, best in ascending order; how many came."""
+    with transaction.cursor(db=opened.keys) as cursor:
+        consumed: int = cursor.putmulti(items, dupdata=True)[0]
+    return consumed
+
+
+def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
+    """The parts in sorted runs of bounded size, all but the last in the file `aside`."""
+    ends, pairs = [0], Pairs()
+    for part in parts:
+        pairs.extend(part)
+        if len(pairs) >= _RUN:
+            aside.write(pairs.sorted())
+            ends.append(aside.tell())
+            pairs = Pairs()
+    runs = [memoryview(pairs.sorted())]
+    aside.flush()
+    if ends[-1]:
+        # The map lives as long as the views of it.
+        content = memoryview(mmap.mmap(aside.fileno(), 0, access=mmap.ACCESS_READ))
+        runs += (content[start:end] for start, end in itertools.pairwise(ends))
+    return runs
 
 
 def open_index(path: str, write: bool) -> LmdbIndex:
@@ -282,6 +383,15 @@ def _is_written(path: str) -> bool:
         return file.locked_elsewhere()
     finally:
         file.close()
+
+
+def _file_id(folder: str) -> tuple[int, int] | None:
+    """Which file it is that holds the index."""
+    try:
+        found = os.stat(os.path.join(folder, "data.mdb"))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove_files(folder: str) -> None:

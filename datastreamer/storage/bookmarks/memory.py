@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from datastreamer.storage.bookmarks.base import BookmarkIndex, Watermark
+from datastreamer.storage.bookmarks.base import BookmarkIndex, Pace, Watermark, at_once
 
 
 class MemoryIndex(BookmarkIndex):
@@ -21,7 +21,10 @@ class MemoryIndex(BookmarkIndex):
         numbers = self._numbers.get(key)
         return numbers[-1] if numbers else None
 
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
+        # At no pace: it must not end half-way.
         for key, number in bookmarks:
             self._numbers.setdefault(key, []).append(number)
         self._watermark = watermark

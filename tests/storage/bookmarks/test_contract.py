@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, UnknownBookmark
 from datastreamer.storage.bookmarks import base
-from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark
+from datastreamer.storage.bookmarks.base import (
+    BookmarkIndex,
+    IndexReadOnly,
+    Pace,
+    Watermark,
+    at_once,
+)
 from tests.storage.made import BOOKMARK, add
 
 HERE = Watermark(5000, 10, b"identity of the file")
@@ -52,7 +58,9 @@ class ToyIndex(BookmarkIndex):
     def newest(self, key: bytes) -> int | None:
         return max((number for known, number in self._load()[1] if known == key), default=None)
 
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
         self._store(watermark, [*self._load()[1], *bookmarks])
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:

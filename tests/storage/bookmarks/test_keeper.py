@@ -19,7 +19,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed, UnknownBookmark
 from datastreamer.storage.bookmarks import base, keeper
-from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.base import Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, make, scan_file
@@ -143,8 +143,9 @@ def put_one_of_another_layout(path: Path) -> None:
     delete(path)
     index = base.opener("lmdb")(str(path), True)
     index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
-    with index._shared.env.begin(write=True) as transaction:  # type: ignore[attr-defined]
-        transaction.put(b"watermark", bytes(60), db=index._shared.meta)  # type: ignore[attr-defined]
+    opened = index._shared.opened  # type: ignore[attr-defined]
+    with opened.env.begin(write=True) as transaction:
+        transaction.put(b"watermark", bytes(60), db=opened.meta)
     index.close()
 
 
@@ -494,9 +495,11 @@ class Flaky(MemoryIndex):
         if what in self.failing:
             raise IndexFailed("flaky", f"no {what} today")
 
-    def add(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
         self._meet("add")
-        super().add(bookmarks, watermark)
+        super().add(bookmarks, watermark, pace)
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
         self._meet("remove")
