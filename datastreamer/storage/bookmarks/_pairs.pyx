@@ -146,7 +146,7 @@ cdef class Pairs:
         return get_u64(self._pairs[0].number)
 
     def sorted(self):
-        """A run for `merged`: the pairs by key, those of one key by number."""
+        """A run for `Merged`: the pairs by key, those of one key by number."""
         cdef bytes run = PyBytes_FromStringAndSize(NULL, self._count * <Py_ssize_t>sizeof(Pair))
         cdef Pair* pairs = <Pair*>PyBytes_AS_STRING(run)
         cdef Pair* room = <Pair*>malloc(self._count * sizeof(Pair) + 1)
@@ -241,8 +241,8 @@ cdef class _Run:
             PyBuffer_Release(&self.view)
 
 
-cdef class merged:
-    """merged(runs, pace): one run of several, as tuples (key, number as 8 bytes, big-endian).
+cdef class Merged:
+    """Merged(runs, pace): one run of several, as tuples (key, number as 8 bytes, big-endian).
 
     `runs` are buffers that `Pairs.sorted` made, or copies of them; they are held until this
     is gone. `pace()` is called every 256 pairs; what it raises ends the iteration.

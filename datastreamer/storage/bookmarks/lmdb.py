@@ -15,12 +15,12 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 import lmdb
 
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks._pairs import Pairs, merged
+from datastreamer.storage.bookmarks._pairs import Merged, Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
     IndexReadOnly,
@@ -60,8 +60,8 @@ class _Opened(NamedTuple):
     """An environment with its two databases."""
 
     env: lmdb.Environment
-    meta: object
-    keys: object
+    meta: Any
+    keys: Any
     # Which file it is; None where it was removed at once.
     file_id: tuple[int, int] | None
 
@@ -237,7 +237,7 @@ class LmdbIndex(BookmarkIndex):
         # Sorted within a transaction, LMDB takes in about twice as many a second.
         run = pairs.sorted()
         with self._change() as (opened, transaction):
-            _put(transaction, opened, merged([run], pace))
+            _put(transaction, opened, Merged([run], pace))
             _put_watermark(transaction, opened, watermark)
 
     def fill(
@@ -248,7 +248,7 @@ class LmdbIndex(BookmarkIndex):
         self.clear()
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
-                items = merged(_runs(parts, aside), pace)
+                items = Merged(_runs(parts, aside), pace)
                 mark = watermark()
                 while True:
                     with self._change() as (opened, transaction):
