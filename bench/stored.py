@@ -55,7 +55,13 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
         os.close(fd)
     file = StreamFile.open(path)
     keeper = BookmarkKeeper(
-        "memory", str(path), file.file, file.reader, write=False, stream_id=file.stream_id
+        "memory",
+        str(path),
+        file.file,
+        file.reader,
+        write=False,
+        stream_id=file.stream_id,
+        epoch=lambda: file.epoch,
     )
     index = LmdbIndex(index_folder(str(path)), True)
     index.add([], Watermark(head.length, head.entries, keeper._identity(head.length)))

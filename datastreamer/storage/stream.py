@@ -612,6 +612,7 @@ class DataStream:
                 self._file.reader,
                 write=self._file.writable,
                 stream_id=self._file.stream_id,
+                epoch=lambda: self._file.epoch,
             )
         return self._keeper
 
@@ -637,6 +638,7 @@ class DataStream:
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
             self._writer().update(offset, entry.data, new)
+            self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:
         """Cut the stream back to `number` entries (0 up to the total, excluded); durable.

@@ -58,7 +58,15 @@ class BookmarkKeeper:
     """Bookmarks of one stream. `newest` is exact at any moment, however far the index is."""
 
     def __init__(
-        self, backend: str, path: str, file: File, reader: Reader, *, write: bool, stream_id: bytes
+        self,
+        backend: str,
+        path: str,
+        file: File,
+        reader: Reader,
+        *,
+        write: bool,
+        stream_id: bytes,
+        epoch: Callable[[], int],
     ) -> None:
         self._backend = backend
         self._path = path
@@ -66,6 +74,9 @@ class BookmarkKeeper:
         self._reader = reader
         self._write = write
         self._stream_id = stream_id
+        self._epoch = epoch
+        # The epoch that a writer's index says; None where nothing is in it.
+        self._said: int | None = None
         # Two locks: `_writing` around what changes the index, `_guard` around the fields
         # here; where both are held, `_writing` was taken first.
         self._writing = threading.Lock()
@@ -85,10 +96,11 @@ class BookmarkKeeper:
         self._synced = reader.head
         self._closing = False
         self._failing = False
-        # A reader's: the index is one of its own, in memory; where it is not, whether it
-        # was opened when somebody wrote.
+        # A reader's: whether the index is one of its own, in memory; where it is not, whether
+        # it was opened when nobody wrote; the head at the last look at where it stands.
         self._private = False
-        self._opened_at = reader.head
+        self._alone = False
+        self._looked_at = reader.head
         self._questions = 0
         self._index: BookmarkIndex | None = None
         self._indexed = Head()
@@ -100,6 +112,7 @@ class BookmarkKeeper:
             self._start("bookmarks of", self._run)
 
     def _open(self) -> None:
+        self._alone = not (self._write or self._file.locked_elsewhere())
         try:
             self._index = opener(self._backend)(self._path, self._write)
         except IndexReadOnly as error:
@@ -122,7 +135,7 @@ class BookmarkKeeper:
     # Whether the index belongs to the file.
 
     def _identity(self, length: int) -> bytes:
-        return fingerprint(self._file, self._stream_id, length)
+        return fingerprint(self._file, self._stream_id, self._epoch(), length)
 
     def _trusted(self, index: BookmarkIndex) -> Head:
         """How far the index can be believed: all of it or nothing."""
@@ -133,10 +146,11 @@ class BookmarkKeeper:
             and mark.length <= head.length
             and mark.identity == self._identity(mark.length)
         ):
+            self._said = self._epoch()
             return Head(mark.length, mark.entries)
         if not self._write:
-            # A new one that somebody is about to fill is waited for.
-            if mark is not None or not self._file.locked_elsewhere():
+            # Somebody who writes is about to fill it, or to say that it is right.
+            if not self._file.locked_elsewhere():
                 self._drop_index()
         elif mark is not None or index:
             _log.info("%s: the bookmark index is not this file's; it is built again", self._path)
@@ -264,8 +278,12 @@ class BookmarkKeeper:
         if self._index is None:
             self._begin_private()
         elif not self._private:
-            if self._opened_at != self._reader.head:
-                self._open_beside_writer()
+            if self._looked_at != self._reader.head:
+                self._looked_at = self._reader.head
+                # Opened when nobody wrote, an index has no lock.
+                if self._alone or not self._index.in_place():
+                    self._drop_index()
+                    self._open()
             self._follow_index()
 
     def _take_in(self) -> None:
@@ -284,17 +302,12 @@ class BookmarkKeeper:
                 self._waiting.extend(found)
             self._known_to = cursor
 
-    def _open_beside_writer(self) -> None:
-        """An index that was opened when nobody wrote has no lock: open it once more."""
-        self._opened_at = self._reader.head
-        self._drop_index()
-        self._open()
-
     def _follow_index(self) -> None:
         mark = None if self._index is None else self._index.watermark()
         if mark is not None and self._indexed.entries < mark.entries <= self._known_to.number:
             if not self._indexed.entries and mark.identity != self._identity(mark.length):
-                self._drop_index()
+                if not self._file.locked_elsewhere():
+                    self._drop_index()
                 return
             self._indexed = Head(mark.length, mark.entries)
             # What the index holds need not be in memory as well.
@@ -375,6 +388,7 @@ class BookmarkKeeper:
                 index.remove(gone, self._mark(head))
                 self._indexed = head
             yield
+            self._say_again()
             with self._guard:
                 self._waiting.drop_from(head.entries)
                 self._recent = dict(self._waiting)
@@ -383,6 +397,23 @@ class BookmarkKeeper:
                     self._known_from = Cursor(*head)
                 if head.entries < self._known_to.number:
                     self._known_to = Cursor(*head)
+
+    def changed(self) -> None:
+        """Entries that are no bookmarks were changed: the index is as right as before."""
+        with self._urgently():
+            if self._said is not None:
+                self._said = -1  # whatever was said meanwhile
+            self._say_again()
+
+    def _say_again(self) -> None:
+        """Have the index say how the file is now, where that was changed. Holds `_writing`."""
+        if self._index is None or self._said in (None, self._epoch()):
+            return
+        try:
+            self._index.add((), self._mark(self._indexed))
+            self._said = self._epoch()
+        except IndexFailed as error:
+            _log.warning("%s: the bookmark index will be built again: %s", self._path, error)
 
     # The thread.
 
@@ -557,7 +588,7 @@ class BookmarkKeeper:
     def _has_indexed(self, index: BookmarkIndex, upto: Head) -> None:
         with self._guard:
             if self._index is index:
-                self._indexed = upto
+                self._indexed, self._said = upto, self._epoch()
 
     def wait(self) -> None:
         """Return when the index covers all that was on disk when this was called."""
@@ -575,7 +606,7 @@ class BookmarkKeeper:
         """Empty the index; it begins again from the file's start. Holds `_writing`."""
         self._taken_back += 1
         with self._guard:
-            index, self._indexed = self._index, Head()
+            index, self._indexed, self._said = self._index, Head(), None
             self._waiting = Pairs()
             self._recent.clear()
             self._known_from = self._known_to = Cursor(*self._reader.head)
@@ -612,12 +643,14 @@ class BookmarkKeeper:
         self._threads = []
 
 
-def fingerprint(file: File, stream_id: bytes, length: int) -> bytes:
-    """Tells the file up to `length` from others: which file it is, and its bytes before there."""
+def fingerprint(file: File, stream_id: bytes, epoch: int, length: int) -> bytes:
+    """Tells the file up to `length` from others: which file it is, after which changes of
+    what was committed, and its bytes before there."""
     device, inode = file.identity()
     start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
     tail = file.read(length - start, start)
-    return stream_id + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
+    which = stream_id + epoch.to_bytes(8, "big")
+    return which + xxh3_128_digest(b"%d %d " % (device, inode) + tail)
 
 
 def _later(one: int | None, other: int | None) -> int | None:

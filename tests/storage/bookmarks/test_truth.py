@@ -1,0 +1,489 @@
+"""The index is what a scan of the committed file builds, whatever happened to either.
+
+Each case ends in the same judgement: every key of the scan is found where the scan has
+it, no other key that the file ever had is found, for a reader, a follower and a writer;
+and after the writer the index itself holds the same, asked without the keeper.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import UnknownBookmark
+from datastreamer.storage.bookmarks import base, keeper, lmdb
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from tests.interop.peer import GoPeer, go_missing
+from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, make, scan_file
+
+needs_go = pytest.mark.skipif(bool(go_missing()), reason=go_missing() or "go is there")
+# More than the 64 KiB that a watermark's fingerprint covers, the same in every operation.
+LONG: list[Item] = [(1, bytes(50_000))] * 2
+KEYS = [b"old", b"twice", b"new", b"other", b"third", b"k" * 16, b"\0", b"gone", b"n"]
+KEYS += [b"n%d" % n for n in range(30)]
+READERS: list[dict[str, Any]] = [{"read_only": True}, {"follow": True}]
+
+
+def index_of(path: Path) -> Path:
+    return path.with_name(path.name + ".index")
+
+
+def found_by(stream: DataStream) -> dict[bytes, int]:
+    found = {}
+    for key in KEYS:
+        try:
+            found[key] = stream.bookmark(key)
+        except UnknownBookmark:
+            continue
+    return found
+
+
+def judge(path: Path) -> None:
+    truth = bookmarks_of(scan_file(path))
+    assert truth.keys() <= set(KEYS)
+    for mode in READERS:
+        with DataStream.open(path, **mode) as stream:
+            assert found_by(stream) == truth
+            assert found_by(stream) == truth
+    with DataStream.open(path) as stream:
+        assert found_by(stream) == truth
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        assert found_by(stream) == truth
+        assert len(stream.bookmarks) == len(truth)
+    judge_index(path, truth)
+
+
+def judge_index(path: Path, truth: dict[bytes, int]) -> None:
+    index = base.opener("lmdb")(str(path), False)
+    try:
+        assert {key: index.newest(key) for key in truth} == truth
+        assert len(index) == len(truth)
+    finally:
+        index.close()
+
+
+def start(path: Path) -> None:
+    make(
+        path,
+        [(BOOKMARK, b"old"), *LONG, (BOOKMARK, b"twice"), *LONG],
+        [(BOOKMARK, b"k" * 16), (BOOKMARK, b"\0"), *LONG],
+    )
+
+
+# What our own writer does.
+
+
+def commits(stream: DataStream) -> None:
+    add(stream, [(BOOKMARK, b"twice"), (BOOKMARK, b"new"), *LONG], [(BOOKMARK, b"other")])
+
+
+def rolls_back(stream: DataStream) -> None:
+    stream.start_atomic_op()
+    for key in (b"old", b"gone"):
+        stream.add_bookmark(key)
+    stream.rollback_atomic_op()
+
+
+def leaves_an_operation_open(stream: DataStream) -> None:
+    stream.start_atomic_op()
+    stream.add_bookmark(b"gone")
+
+
+def cuts_back_to_an_older_duplicate(stream: DataStream) -> None:
+    at = stream.total_entries
+    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
+    stream.bookmarks.wait()
+    stream.truncate(at)
+
+
+def cuts_back_what_is_not_indexed(stream: DataStream) -> None:
+    at = stream.total_entries
+    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
+    stream.truncate(at)
+    add(stream, [(BOOKMARK, b"new")])
+
+
+def cuts_back_to_nothing(stream: DataStream) -> None:
+    stream.truncate(0)
+
+
+def writes_another_history_of_the_same_length(stream: DataStream) -> None:
+    stream.truncate(6)
+    add(stream, [(BOOKMARK, b"n" + b"1" * 15)], [(BOOKMARK, b"\0")])
+    stream.truncate(6)
+    add(stream, [(BOOKMARK, b"k" * 16), (BOOKMARK, b"\0"), *LONG])
+
+
+def updates_an_event_near_the_end(stream: DataStream) -> None:
+    stream.update_entry(stream.total_entries - 1, 1, b"u" * 50_000)
+
+
+def updates_an_event_far_from_it(stream: DataStream) -> None:
+    stream.update_entry(1, 1, b"u" * 50_000)
+
+
+def builds_it_again(stream: DataStream) -> None:
+    stream.bookmarks.rebuild()
+
+
+WRITES = [
+    commits,
+    rolls_back,
+    leaves_an_operation_open,
+    cuts_back_to_an_older_duplicate,
+    cuts_back_what_is_not_indexed,
+    cuts_back_to_nothing,
+    writes_another_history_of_the_same_length,
+    updates_an_event_near_the_end,
+    updates_an_event_far_from_it,
+    builds_it_again,
+]
+
+
+@pytest.mark.parametrize("sync", ["commit", "os"])
+@pytest.mark.parametrize("does", WRITES, ids=lambda it: it.__name__)
+def test_after_our_writer(tmp_path: Path, does: Callable[[DataStream], None], sync: Any) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    with DataStream.open(path, sync=sync) as stream:
+        does(stream)
+    judge(path)
+
+
+@pytest.mark.parametrize("does", WRITES, ids=lambda it: it.__name__)
+def test_beside_our_writer(tmp_path: Path, does: Callable[[DataStream], None]) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    with DataStream.open(path) as stream, DataStream.open(path, follow=True) as follower:
+        found_by(follower)
+        does(stream)
+        follower.refresh()
+        truth = bookmarks_of(scan_file(path))
+        assert found_by(stream) == found_by(follower) == truth
+        stream.bookmarks.wait()
+        assert found_by(stream) == found_by(follower) == truth
+        # What the writer keeps is not kept once more.
+        assert not follower.bookmarks._private
+
+
+@pytest.mark.parametrize("does", WRITES[-3:-1], ids=lambda it: it.__name__)
+def test_an_update_costs_no_index(tmp_path: Path, does: Callable[[DataStream], None]) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    with DataStream.open(path) as stream:
+        does(stream)
+    with DataStream.open(path, read_only=True) as stream:
+        assert stream.bookmarks.lag() == 0
+
+
+# Files and indexes of mixed ages.
+
+
+def histories(path: Path) -> Iterator[None]:
+    """States of one file, each closed. The second to fourth are of one length, and so are
+    the 64 KiB at their ends; what the first and the fourth have is the same."""
+    make(path, [(BOOKMARK, b"old"), (1, b"")])
+    yield
+    for key in (b"twice", b"other", b"twice"):
+        with DataStream.open(path) as stream:
+            if stream.total_entries > 2:
+                stream.truncate(2)
+            add(stream, [(BOOKMARK, key), *LONG])
+        yield
+    with DataStream.open(path) as stream:
+        add(stream, [(BOOKMARK, b"third"), *LONG])
+    yield
+
+
+AGES = range(5)
+
+
+@pytest.fixture(scope="module")
+def aged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`s.bin` with copies of it and of its index at every age."""
+    folder = tmp_path_factory.mktemp("ages")
+    path = folder / "s.bin"
+    for age, _ in enumerate(histories(path)):
+        shutil.copyfile(path, folder / f"file.{age}")
+        shutil.copytree(index_of(path), folder / f"index.{age}")
+    return path
+
+
+@pytest.mark.parametrize("index_age", AGES)
+@pytest.mark.parametrize("file_age", AGES)
+def test_a_file_and_an_index_of_other_ages(aged: Path, file_age: int, index_age: int) -> None:
+    # In place: the file stays the one that it is for the system.
+    aged.write_bytes((aged.parent / f"file.{file_age}").read_bytes())
+    shutil.rmtree(index_of(aged))
+    shutil.copytree(aged.parent / f"index.{index_age}", index_of(aged))
+    judge(aged)
+
+
+@pytest.mark.parametrize("identical", [False, True])
+def test_an_index_of_another_file_of_the_name(tmp_path: Path, identical: bool) -> None:
+    path, before = tmp_path / "s.bin", tmp_path / "before.bin"
+    start(path)
+    path.rename(before)
+    if identical:
+        shutil.copyfile(before, path)
+    else:
+        make(path, [(BOOKMARK, b"other"), *LONG, (BOOKMARK, b"old"), *LONG])
+    judge(path)
+
+
+# Damage.
+
+
+def _each(path: Path, change: Callable[[bytes], bytes]) -> None:
+    for file in index_of(path).iterdir():
+        file.write_bytes(change(file.read_bytes()))
+
+
+def _noise(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def _spoiled(pages: slice, fill: Callable[[int], bytes]) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        data = index_of(path) / "data.mdb"
+        content = bytearray(data.read_bytes())
+        span = slice(*(at and at * 4096 for at in (pages.start, pages.stop)))
+        content[span] = fill(len(content[span]))
+        data.write_bytes(content)
+
+    return spoil
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "deleted": lambda path: shutil.rmtree(index_of(path)),
+    "no data": lambda path: (index_of(path) / "data.mdb").unlink(),
+    "no lock": lambda path: (index_of(path) / "lock.mdb").unlink(),
+    "emptied": lambda path: _each(path, lambda content: b""),
+    "cut to a byte": lambda path: _each(path, lambda content: content[:1]),
+    "cut to half": lambda path: _each(path, lambda content: content[: len(content) // 2]),
+    "cut by a byte": lambda path: _each(path, lambda content: content[:-1]),
+    "zeros": lambda path: _each(path, lambda content: bytes(len(content))),
+    "noise": lambda path: _each(path, lambda content: _noise(len(content))),
+    "longer": lambda path: _each(path, lambda content: content + _noise(5000)),
+    "no metas": _spoiled(slice(0, 2), bytes),
+    "noise in the first meta": _spoiled(slice(0, 1), _noise),
+    "noise in the second meta": _spoiled(slice(1, 2), _noise),
+    "pages of zeros": _spoiled(slice(2, None), bytes),
+    "pages of noise": _spoiled(slice(2, None), _noise),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_index(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    DAMAGES[how](path)
+    judge(path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "no data"])
+def test_taken_away_under_the_writer(tmp_path: Path, how: str) -> None:
+    """It is built again in its place, for whoever opens it then."""
+    path = tmp_path / "s.bin"
+    start(path)
+    with DataStream.open(path) as stream:
+        DAMAGES[how](path)
+        commits(stream)
+        truth = bookmarks_of(scan_file(path))
+        assert found_by(stream) == truth
+        stream.bookmarks._work_once()
+        assert found_by(stream) == truth
+        judge_index(path, truth)
+        with DataStream.open(path, read_only=True) as reader:
+            assert found_by(reader) == truth
+            assert reader.bookmarks.lag() == 0
+        stream.truncate(2)
+    judge(path)
+
+
+def test_replaced_under_the_writer(tmp_path: Path) -> None:
+    path, other = tmp_path / "s.bin", tmp_path / "other.bin"
+    start(path)
+    make(other, [(BOOKMARK, b"gone"), *LONG, (BOOKMARK, b"old")])
+    with DataStream.open(path) as stream, DataStream.open(path, follow=True) as follower:
+        found_by(follower)
+        index_of(path).rename(tmp_path / "aside")
+        shutil.copytree(index_of(other), index_of(path))
+        commits(stream)
+        stream.bookmarks._work_once()
+        follower.refresh()
+        truth = bookmarks_of(scan_file(path))
+        assert found_by(stream) == found_by(follower) == truth
+        judge_index(path, truth)
+        assert follower.bookmarks.lag() == 0
+    judge(path)
+
+
+# A process that is killed.
+
+WRITER = """
+import random, sys
+from datastreamer import DataStream
+draw = random.Random(int(sys.argv[2]))
+with DataStream.open(sys.argv[1], sync=draw.choice(["commit", "os"])) as stream:
+    print("ready", flush=True)
+    while True:
+        with stream.atomic_op() as op:
+            for _ in range(draw.randrange(4)):
+                op.add_bookmark(b"n%d" % draw.randrange(30))
+                op.add_entry(1, bytes(draw.randrange(60_000)))
+        what = draw.random()
+        if what < 0.1:
+            stream.truncate(draw.randrange(stream.total_entries // 2, stream.total_entries))
+        elif what < 0.3:
+            stream.sync()
+            stream.bookmarks.wait()
+        print(flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_killed(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    draw = random.Random(seed)
+    for turn in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(seed + turn)], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randrange(1, 60)):
+                assert process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+    judge(path)
+
+
+# Another program, which knows no index of ours.
+
+
+@needs_go
+def test_appended_by_the_reference(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    with GoPeer.serve(path) as peer:
+        peer.start_op()
+        for key in (b"twice", b"new"):
+            peer.add_bookmark(key)
+        peer.commit()
+    judge(path)
+
+
+@needs_go
+@pytest.mark.parametrize("kept", [0, 3, 6])
+def test_cut_back_and_written_again_by_the_reference(tmp_path: Path, kept: int) -> None:
+    """To the very length that it had."""
+    path = tmp_path / "s.bin"
+    start(path)
+    entries, size = scan_file(path), path.stat().st_size
+    with GoPeer.serve(path) as peer:
+        peer.truncate(kept)
+        peer.start_op()
+        for entry in entries[kept:]:
+            if entry.type != BOOKMARK:
+                peer.add_entry(entry.type, b"x" * len(entry.data))
+            else:
+                peer.add_bookmark({3: b"n10", 5: b"other", 1: b"n"}.get(len(entry.data), b"gone"))
+        peer.commit()
+    assert path.stat().st_size == size
+    judge(path)
+
+
+# A large file: all keys at once, in their order.
+
+
+@pytest.fixture
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_FILL_BYTES", 1)
+    monkeypatch.setattr(keeper, "_CATCH_UP_BYTES", 1)
+    monkeypatch.setattr(lmdb, "_RUN", 5)
+    monkeypatch.setattr(lmdb, "_BATCH", 4)
+
+
+@pytest.mark.usefixtures("small_runs")
+@pytest.mark.parametrize("index", ["lmdb", "memory"])
+def test_filled_from_many_runs(tmp_path: Path, index: str) -> None:
+    path = tmp_path / "s.bin"
+    operations = [[(BOOKMARK, b"n%d" % (n * 7 % 30)), (1, bytes(90_000))] for n in range(100)]
+    make(path, *operations, index="memory")
+    truth = bookmarks_of(scan_file(path))
+    with DataStream.open(path, index=index) as stream:
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        assert found_by(stream) == truth
+        stream.truncate(len(operations))  # and every older duplicate is there
+        assert found_by(stream) == bookmarks_of(scan_file(path))
+    if index == "lmdb":
+        judge(path)
+
+
+@pytest.mark.usefixtures("small_runs")
+@pytest.mark.parametrize("after", range(1, 40, 6))
+def test_a_fill_that_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Half of the keys are there and no watermark: an index of nothing."""
+    path = tmp_path / "s.bin"
+    operations = [[(BOOKMARK, b"n%d" % (n * 7 % 30)), (1, bytes(90_000))] for n in range(40)]
+    make(path, *operations, index="memory")
+    left = [after]
+    put = lmdb._put
+
+    def failing(*what: Any) -> int:
+        left[0] -= 4
+        if left[0] < 0:
+            os._exit(1)
+        return put(*what)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(lmdb, "_put", failing)
+        stream = DataStream.open(path)
+        stream.bookmarks.wait()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] in (0, 256)
+    judge(path)
+
+
+@pytest.mark.usefixtures("small_runs")
+def test_a_truncation_does_not_wait_for_a_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.bin"
+    make(path, *[[(BOOKMARK, b"old"), (1, bytes(90_000))]] * 40, index="memory")
+    arrived, go_on = threading.Event(), threading.Event()
+    pause = BookmarkKeeper._pause_or_end
+
+    def held(self: BookmarkKeeper) -> None:
+        arrived.set()
+        assert go_on.wait(30)
+        pause(self)
+
+    monkeypatch.setattr(BookmarkKeeper, "_pause_or_end", held)
+    with DataStream.open(path) as stream:
+        assert arrived.wait(30)
+        truncated = threading.Thread(target=lambda: stream.truncate(10))
+        truncated.start()
+        while not stream.bookmarks._urgent:
+            assert truncated.is_alive()
+        go_on.set()
+        truncated.join(30)
+        assert not truncated.is_alive()
+        assert stream.bookmark(b"old") == 8
+    judge(path)
