@@ -80,8 +80,7 @@ class BookmarkIndex(ABC):
         """Forget everything, the watermark too."""
 
     def in_place(self) -> bool:
-        """Whether who opens the index now gets this one. Where not, `clear` puts a new one
-        there."""
+        """Whether who opens the index now gets this one: nobody has taken it away."""
         return True
 
     @abstractmethod

@@ -430,7 +430,6 @@ class BookmarkKeeper:
 
     def _work_once(self) -> None:
         try:
-            self._stay_in_place()
             self.wait()
         except (StreamFileError, NotFound, OSError) as error:
             if not self._failing and not self._closing:
@@ -472,14 +471,6 @@ class BookmarkKeeper:
         if self._closing or self._urgent:
             raise _InterruptedError
         self._pause()
-
-    def _stay_in_place(self) -> None:
-        """Begin anew where somebody has removed the index, or put another in its place."""
-        index = self._index
-        if self._write and index is not None and not index.in_place():
-            _log.info("%s: the bookmark index was taken away; it is built again", self._path)
-            with self._urgently():
-                self._forget_index()
 
     def _catch_up(self) -> None:
         """Index what the file holds, memory does not and the index does not."""

@@ -269,13 +269,11 @@ class LmdbIndex(BookmarkIndex):
 
     def clear(self) -> None:
         try:
-            if not self.in_place():
-                raise IndexFailed(self._folder, "the bookmark index was taken away")
             with self._change() as (opened, transaction):
                 transaction.drop(opened.keys, delete=False)
                 transaction.drop(opened.meta, delete=False)
         except IndexFailed:
-            # Not there, or too damaged to be emptied page by page.
+            # Too damaged to be emptied page by page.
             try:
                 self._env().renew()
             except (lmdb.Error, OSError) as error:
