@@ -1,0 +1,95 @@
+"""Which kind of file system a path stands on, where that decides what may be done there.
+
+Knows the mount table of Linux; elsewhere every path counts as local. Takes no decision.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+# What serves files of another machine, or through a program of the user's (which may be
+# one that does). Mapped pages and locks are not kept the same there for all who look.
+_NETWORK = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
+    *("lustre", "ncp", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb2", "smb3"),
+    *("smbfs", "virtiofs"),
+}
+# FUSE says what is behind it: `fuse.sshfs`. On these it is a disk of this machine.
+_LOCAL_FUSE = {"fuseblk", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat", "fuse.lxcfs"}
+_MOUNTS = "/proc/self/mountinfo"
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A line of the mount table."""
+
+    device: tuple[int, int]
+    point: str
+    type: str
+
+
+def mounts_of(text: str) -> list[Mount]:
+    """The lines of a `mountinfo`, in its order; what is no such line is left out."""
+    found = []
+    for line in text.splitlines():
+        # "36 35 98:0 /root /point options [optional ...] - type source options"
+        fields, _, rest = line.partition(" - ")
+        before, after = fields.split(), rest.split()
+        if len(before) < 6 or not after:
+            continue
+        major, _, minor = before[2].partition(":")
+        if not (major.isdigit() and minor.isdigit()):
+            continue
+        point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), before[4])
+        found.append(Mount((int(major), int(minor)), point, after[0]))
+    return found
+
+
+def type_of(path: str, mounts: list[Mount], device: tuple[int, int] | None = None) -> str | None:
+    """The type of the file system that holds the absolute `path`; None where no mount does.
+
+    `device` is the one that the system names for it: a mount of that device is preferred to
+    one that is only mounted above the path, and the last to an earlier one.
+    """
+    best: tuple[bool, int] | None = None
+    found = None
+    for mount in mounts:
+        point = mount.point.rstrip("/")
+        if path != point and not path.startswith(point + "/"):
+            continue
+        rank = (mount.device == device, len(point))
+        if best is None or rank >= best:
+            best, found = rank, mount.type
+    return found
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system of this type is, or may be, another machine's."""
+    return kind in _NETWORK or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
+
+
+def on_network(path: str | os.PathLike[str]) -> str | None:
+    """The type of the network file system that `path` stands on ("nfs4"); None where it is
+    local, or where that cannot be told. A path that is not there yet: its folder's."""
+    place = os.path.realpath(path)
+    device = None
+    while True:
+        try:
+            number = os.stat(place).st_dev
+        except OSError:
+            above = os.path.dirname(place)
+            if above == place:
+                break
+            place = above
+        else:
+            device = os.major(number), os.minor(number)
+            break
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as source:
+            mounts = mounts_of(source.read())
+    except OSError:
+        return None
+    kind = type_of(place, mounts, device)
+    return kind if kind is not None and is_network(kind) else None
