@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ def index_of(path: Path) -> Path:
     return path.with_name(path.name + ".index")
 
 
-def found_by(stream: DataStream, first: Iterable[bytes] = ()) -> dict[bytes, int]:
+def found_by(stream: DataStream, first: Container[bytes] = ()) -> dict[bytes, int]:
     """What is found. One question that finds the index wrong mends it; so those that a wrong
     one might just not know come `first`."""
     found = {}
-    for key in [*first, *KEYS]:
+    for key in sorted(KEYS, key=lambda key: key not in first):
         try:
             found[key] = stream.bookmark(key)
         except UnknownBookmark:
