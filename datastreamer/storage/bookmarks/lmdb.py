@@ -30,9 +30,11 @@ from datastreamer.storage.bookmarks.base import (
 )
 from datastreamer.storage.disk import OsDisk
 
-# Address space, not memory or disk: the map is reserved once and never has to grow.
-_MAP_SIZE = 1 << 40
-# Where the process may not have so much (ulimit -v), a quarter is tried, and so on to this.
+# Address space, not memory or disk: a map of so much is reserved once and never has to grow.
+_WHOLE_MAP = 1 << 40
+_MAP_SIZE = _WHOLE_MAP
+# Where the process may not have so much (ulimit -v), a quarter is tried, and so on to this;
+# such a map grows when it is full.
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
 _NUMBER = struct.Struct(">Q")
@@ -76,6 +78,10 @@ class _Shared:
         self.folder = folder
         self.users = 0
         self.write = write
+        # Taken by who reads or grows a map that is not the whole one: no transaction may be
+        # under way then.
+        self.turn = threading.Lock()
+        self.small = False
         self.opened = self.open(beside_writer)
 
     def open(self, beside_writer: bool = False) -> _Opened:
@@ -88,6 +94,7 @@ class _Shared:
         env = _environment(self.folder, self.write, lock)
         try:
             self.ensure_whole(env)
+            self.small = env.info()["map_size"] < _WHOLE_MAP
             env.reader_check()
             return _Opened(
                 env,
@@ -115,6 +122,12 @@ class _Shared:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
             os.truncate(data, needed)  # a page of zeros is an error when it is read, no more
+
+    def grow(self) -> None:
+        """Make place for twice as much. Raises `lmdb.Error` where there is none."""
+        with self.turn:
+            env = self.opened.env
+            env.set_mapsize(2 * env.info()["map_size"])
 
     def renew(self) -> None:
         """Begin anew with empty files. Who asks the old one just now gets his answer: it is
@@ -175,12 +188,14 @@ class LmdbIndex(BookmarkIndex):
 
     @contextlib.contextmanager
     def _read(self, name: Literal["meta", "keys"]) -> Iterator[lmdb.Transaction]:
-        opened = self._env().opened
-        try:
-            with opened.env.begin(db=getattr(opened, name)) as transaction:
-                yield transaction
-        except lmdb.Error as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        shared = self._env()
+        with shared.turn if shared.small else contextlib.nullcontext():
+            opened = shared.opened
+            try:
+                with _begin(opened.env, getattr(opened, name)) as transaction:
+                    yield transaction
+            except lmdb.Error as error:
+                raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
     def watermark(self) -> Watermark | None:
         with self._read("meta") as transaction:
@@ -223,7 +238,7 @@ class LmdbIndex(BookmarkIndex):
         shared = self._env()
         opened = shared.opened
         try:
-            with opened.env.begin(write=True) as transaction:
+            with _begin(opened.env, None, write=True) as transaction:
                 yield opened, transaction
             if opened.file_id == _file_id(self._folder):
                 shared.ensure_whole(opened.env)
@@ -236,33 +251,61 @@ class LmdbIndex(BookmarkIndex):
         pairs = bookmarks if isinstance(bookmarks, Pairs) else Pairs(bookmarks)
         # Sorted within a transaction, LMDB takes in about twice as many a second.
         run = pairs.sorted()
-        with self._change() as (opened, transaction):
-            _put(transaction, opened, Merged([run], pace))
-            _put_watermark(transaction, opened, watermark)
+
+        def put() -> None:
+            with self._change() as (opened, transaction):
+                _put(transaction, opened, Merged([run], pace))
+                _put_watermark(transaction, opened, watermark)
+
+        self._until_it_fits(put)
+
+    def _until_it_fits(self, write: Callable[[], None]) -> None:
+        while True:
+            try:
+                write()
+            except IndexFailed as error:
+                if not isinstance(error.__cause__, lmdb.MapFullError):
+                    raise
+            else:
+                return
+            try:
+                self._env().grow()
+            except (lmdb.Error, MemoryError) as error:
+                raise IndexFailed(
+                    self._folder, f"the bookmark index needs more address space: {error}"
+                ) from error
 
     def fill(
         self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
     ) -> None:
         # All of it in the order of the keys: each page is written once and full. Batch by
         # batch of the file, a page would be copied again and again and end half empty.
-        self.clear()
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
-                items = Merged(_runs(parts, aside), pace)
+                runs = _runs(parts, aside)
                 mark = watermark()
-                while True:
-                    with self._change() as (opened, transaction):
-                        if _put(transaction, opened, itertools.islice(items, _BATCH)) < _BATCH:
-                            _put_watermark(transaction, opened, mark)
-                            return
+                self._until_it_fits(lambda: self._put_all(Merged(runs, pace), mark))
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
+    def _put_all(self, items: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
+        self.clear()
+        while True:
+            with self._change() as (opened, transaction):
+                if _put(transaction, opened, itertools.islice(items, _BATCH)) < _BATCH:
+                    _put_watermark(transaction, opened, watermark)
+                    return
+
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        with self._change() as (opened, transaction):
-            for key, number in bookmarks:
-                transaction.delete(key, _NUMBER.pack(number), db=opened.keys)
-            _put_watermark(transaction, opened, watermark)
+        gone = list(bookmarks) if isinstance(bookmarks, Iterator) else bookmarks
+
+        def delete() -> None:
+            with self._change() as (opened, transaction):
+                for key, number in gone:
+                    transaction.delete(key, _NUMBER.pack(number), db=opened.keys)
+                _put_watermark(transaction, opened, watermark)
+
+        self._until_it_fits(delete)
 
     def in_place(self) -> bool:
         return self._env().opened.file_id == _file_id(self._folder)
@@ -312,6 +355,15 @@ def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
             size //= 4
             if size < _LEAST_MAP_SIZE:
                 raise
+
+
+def _begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transaction:
+    """A transaction, also where another process has made the file larger than our map."""
+    try:
+        return env.begin(db=db, write=write)
+    except lmdb.MapResizedError:
+        env.set_mapsize(0)
+        return env.begin(db=db, write=write)
 
 
 def _put_watermark(transaction: lmdb.Transaction, opened: _Opened, watermark: Watermark) -> None:

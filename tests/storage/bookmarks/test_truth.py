@@ -476,3 +476,94 @@ def test_a_truncation_does_not_wait_for_a_fill(
         assert not truncated.is_alive()
         assert stream.bookmark(b"old") == 8
     judge(path)
+
+
+# Little address space.
+
+LIMITED = """
+import resource, sys
+from datastreamer import DataStream
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+limit = used + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+with DataStream.open(sys.argv[1]) as stream:
+    before = stream.bookmarks._index._shared.opened.env.info()["map_size"]
+    assert before < 1 << 40, before
+    for start in range(0, 400_000, 10_000):
+        with stream.atomic_op() as op:
+            for number in range(start, start + 10_000):
+                op.add_bookmark(number.to_bytes(16, "little"))
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+    after = stream.bookmarks._index._shared.opened.env.info()["map_size"]
+    assert after > before, (before, after)
+    for number in range(0, 400_000, 4099):
+        assert stream.bookmark(number.to_bytes(16, "little")) == number, number
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_map_that_is_small_and_grows(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path):
+        pass
+    limited = LIMITED.replace("before < 1 << 40", "before <= 1 << 24")
+    limited = limited.replace("from datastreamer import DataStream", SMALL)
+    done = subprocess.run(
+        [sys.executable, "-c", limited, str(path), str(400 << 20)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Who opened it before it grew finds out by himself.
+    with DataStream.open(path, read_only=True) as stream:
+        assert stream.bookmarks.lag() == 0
+        assert stream.bookmark((77).to_bytes(16, "little")) == 77
+
+
+SMALL = """
+from datastreamer import DataStream
+from datastreamer.storage.bookmarks import lmdb
+lmdb._MAP_SIZE = 1 << 24
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_no_room_for_the_whole_map(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path):
+        pass
+    limited = LIMITED.replace("assert after > before", "assert after >= before")
+    done = subprocess.run(
+        [sys.executable, "-c", limited, str(path), str(400 << 20)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_whose_map_is_smaller_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.bin"
+    start(path)
+    monkeypatch.setattr(lmdb, "_MAP_SIZE", 1 << 16)
+    with DataStream.open(path, follow=True) as follower:
+        assert follower.bookmark(b"old") == 0
+        grow = "import sys\nfrom datastreamer import DataStream\n" + GROW
+        subprocess.run([sys.executable, "-c", grow, str(path)], check=True)
+        follower.refresh()
+        assert follower.bookmark((77).to_bytes(16, "little")) >= 77
+        assert follower.bookmark(b"old") == 0
+        assert follower.bookmarks.lag() == 0
+
+
+GROW = """
+with DataStream.open(sys.argv[1]) as stream:
+    with stream.atomic_op() as op:
+        for number in range(50_000):
+            op.add_bookmark(number.to_bytes(16, "little"))
+    stream.bookmarks.wait()
+"""
