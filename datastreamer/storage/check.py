@@ -195,9 +195,11 @@ class _Examiner:
         self._check_records()
         done.claimed = self._claim()
         limit = self._limit()
-        stream_id = self._stream_id()
+        stream_id, epoch = self._identity()
         if done.claimed is not None:
-            self._audit = IndexAudit(self._file, self._path, stream_id, done.claimed, live=live)
+            self._audit = IndexAudit(
+                self._file, self._path, stream_id, epoch, done.claimed, live=live
+            )
         try:
             walk = self._walk(limit)
             self._judge_end(walk)
@@ -282,11 +284,13 @@ class _Examiner:
             what = "the commit record is about another header, though its sum fits"
             self._problem(HEADER_OFFSET, what, _RECORDS)
 
-    def _stream_id(self) -> bytes:
+    def _identity(self) -> tuple[bytes, int]:
         front = self._done.front
         if front.record is not None:
-            return front.record.stream_id
-        return front.slots[0].stream_id if front.slots else NO_ID
+            return front.record.stream_id, front.record.epoch
+        if front.slots:
+            return front.slots[0].stream_id, front.slots[0].epoch
+        return NO_ID, 0
 
     # How far the stream goes.
 

@@ -266,7 +266,7 @@ def _rebuild_index(file: File, path: str) -> None:
     page = file.read(HEADER_PAGE_SIZE, 0)
     record = records.get_record(page)
     head = Head(*Header.unpack(page[HEADER_OFFSET:])[3:])
-    stream_id = NO_ID if record is None else record.stream_id
+    stream_id, epoch = (NO_ID, 0) if record is None else (record.stream_id, record.epoch)
     try:
         keeper = BookmarkKeeper(
             "lmdb",
@@ -275,6 +275,7 @@ def _rebuild_index(file: File, path: str) -> None:
             Reader(file, path, head),
             write=True,
             stream_id=stream_id,
+            epoch=lambda: epoch,
         )
         try:
             keeper.rebuild()

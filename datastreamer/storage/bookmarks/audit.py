@@ -29,7 +29,9 @@ class IndexAudit:
     index's.
     """
 
-    def __init__(self, file: File, path: str, stream_id: bytes, head: Head, *, live: bool) -> None:
+    def __init__(
+        self, file: File, path: str, stream_id: bytes, epoch: int, head: Head, *, live: bool
+    ) -> None:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self.more = 0
@@ -51,7 +53,7 @@ class IndexAudit:
         except IndexFailed as error:
             self._failed(error)
             return
-        if not self._is_of(mark, stream_id, live):
+        if not self._is_of(mark, stream_id, epoch, live):
             self.close()
         elif mark is not None:
             self._until = min(mark.entries, head.entries)
@@ -66,13 +68,13 @@ class IndexAudit:
         self.problems.append(error.what)
         self.close()
 
-    def _is_of(self, mark: Watermark | None, stream_id: bytes, live: bool) -> bool:
+    def _is_of(self, mark: Watermark | None, stream_id: bytes, epoch: int, live: bool) -> bool:
         if mark is None:
             self.notes.append("the bookmark index is empty; the next writer, or reindex, fills it")
             return False
         beyond = mark.entries > self._head.entries or mark.length > self._head.length
         if (beyond and not live) or mark.identity != fingerprint(
-            self._file, stream_id, mark.length
+            self._file, stream_id, epoch, mark.length
         ):
             self.notes.append(
                 "the bookmark index is not this file's, or of before a change by another "

@@ -225,7 +225,7 @@ class LmdbIndex(BookmarkIndex):
     def pairs(self) -> int:
         """How many bookmarks it holds; a key that occurs twice counts twice."""
         with self._read("keys") as transaction:
-            return int(transaction.stat(self._env().keys)["entries"])
+            return int(transaction.stat(self._env().opened.keys)["entries"])
 
     def everything(self) -> Iterator[tuple[bytes, int]]:
         """All bookmarks that it holds. The index does not shrink while this is under way."""
@@ -323,8 +323,7 @@ class LmdbIndex(BookmarkIndex):
                 raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
     def __bool__(self) -> bool:
-        with self._read("keys") as transaction:
-            return bool(transaction.stat(self._env().opened.keys)["entries"])
+        return self.pairs() > 0
 
     def __len__(self) -> int:
         with self._read("keys") as transaction, transaction.cursor() as cursor:
