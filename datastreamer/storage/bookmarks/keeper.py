@@ -37,7 +37,7 @@ _FLUSH_SECONDS = 2.0
 _DIGEST_SIZE = 64 * 1024
 _CATCH_UP_BYTES = 64 * PAGE_SIZE
 # From so many bytes on an empty index is filled in one go, not step by step.
-_FILL_BYTES = 256 * PAGE_SIZE
+_FILL_BYTES = _CATCH_UP_BYTES
 # Beside a writer at work the index is written with pauses: each commit lets go of the GIL
 # and has to get it back, and from a thread that always wants it that takes up to 5 ms.
 _PAUSE = 0.0002
