@@ -25,6 +25,7 @@ from datastreamer.format import (
     PACKET_PADDING,
     PAGE_SIZE,
     TYPE_BOOKMARK,
+    U64_MAX,
     page_of,
     page_start,
     pages_for,
@@ -144,14 +145,18 @@ class Reader:
         """Around a change of entries by the writer's thread: who reads them waits."""
         with self._change:
             before, changes, pages = self._state
-            self._state = _State(before, changes + 1, pages)
+            self._state = _State(before, changes | 1, pages)
             try:
                 yield
             finally:
-                head, changes, _ = self._state
-                if head.entries < before.entries:
-                    self._cuts.append(head.entries)
-                self._state = _State(head, changes + 1, _Pages())
+                self._end_change(before)
+
+    def _end_change(self, before: Head) -> None:
+        head, changes, _ = self._state
+        if changes & 1:
+            if head.entries < before.entries:
+                self._cuts.append(head.entries)
+            self._state = _State(head, changes + 1, _Pages())
 
     def _steadily(self, read: Callable[[_State, A], T], what: A) -> T:
         """`read(state, what)`: once more where the stream was changed meanwhile, and before
@@ -161,7 +166,9 @@ class Reader:
             state = self._state
             if state.changes & 1:
                 with self._change:
-                    continue
+                    # Still odd: a signal's exception came before the end of the change.
+                    self._end_change(Head(0, U64_MAX))
+                continue
             try:
                 found = read(state, what)
             except DamagedEntry:

@@ -695,11 +695,7 @@ class DataStream:
         self._ensure_open()
         if not self._follows:
             return False
-        epoch, entries = self._file.epoch, self.total_entries
-        moved = self._file.refresh()
-        if self._keeper is not None and (self._file.epoch != epoch or self.total_entries < entries):
-            self._keeper.rewound()
-        return moved
+        return self._file.refresh()
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
         """Have 8 bytes written to the non-blocking descriptor `fd` after every commit.

@@ -645,22 +645,38 @@ class StreamWriter(StreamFile):
             self.sync()
             # No range of the record may cover what is about to change: a power cut would
             # take its hash for lost bytes.
-            self.file.sync()
+            try:
+                self.file.sync()
+            except OSError as error:
+                self._fail(error)
+                raise WriteFailed(self.path, refused(error)) from error
             undo = Undo(self.stream_id, self.header.pack(), offset, old, new)
+            self._unfinished = True
             try:
                 journal.put(self._disk, self._place, undo)
             except OSError as error:
+                self._unfinished = False
                 raise WriteFailed(self.path, refused(error)) from error
-            self._change(lambda: self.file.write(new, offset), self.head)
-            journal.remove(self._disk, self._place)
+            self._change(
+                lambda: self.file.write(new, offset),
+                self.head,
+                lambda: journal.remove(self._disk, self._place),
+            )
 
-    def _change(self, write: Callable[[], None], head: Head) -> None:
-        """Raise the epoch around a change of what was committed."""
+    def _change(
+        self,
+        write: Callable[[], None],
+        head: Head,
+        clean_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Raise the epoch around a change of what was committed; `clean_up` once it is on disk."""
         with self.reader.changing():
-            self._change_held(write, head)
+            self._change_held(write, head, clean_up)
         _wake([*self.wakers, *self.inside_wakers])
 
-    def _change_held(self, write: Callable[[], None], head: Head) -> None:
+    def _change_held(
+        self, write: Callable[[], None], head: Head, clean_up: Callable[[], None]
+    ) -> None:
         self._unfinished = True
         self.epoch += 1
         header = self._header_at(head)
@@ -673,6 +689,7 @@ class StreamWriter(StreamFile):
             self._put_synced(head)
             records.put_mark(self._page, self.epoch, head)
             self._write_back()
+            clean_up()
         except OSError as error:
             # Half done, maybe; what is to be believed is for the next open to say.
             self._unfinished = False

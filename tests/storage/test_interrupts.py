@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import signal
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import CommitInDoubt
+from datastreamer.errors import CommitInDoubt, NoOperation, UnknownBookmark
 
 
 def commit(stream: DataStream, key: bytes, data: bytes) -> None:
@@ -148,3 +153,76 @@ def test_a_reader_that_begins_in_the_middle_of_a_change_waits(
     thread.join()
     assert done == [b"FIRST"]
     stream.close()
+
+
+# (A signal may come in a callback of the collector, which can only print it.)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("work", ["truncate", "update", "commit", "not waited"])
+def test_real_interrupts_at_any_moment(tmp_path: Path, work: str) -> None:
+    """Whenever it comes, bookmarks and entries are those of the file: at once where the stream
+    can be written on, and after the next open."""
+    choose = random.Random(work)
+    path = tmp_path / "s.bin"
+    stream, interrupted, longest = DataStream.create(path), 0, 0.002
+
+    def act() -> None:
+        if work == "truncate":
+            stream.truncate(choose.randrange(1, stream.total_entries))
+        elif work == "update":
+            stream.update_entry(1, 1, choose.randbytes(5))
+        else:
+            for _ in range(3):
+                with stream.atomic_op() as op:
+                    op.add_bookmark(choose.choice([b"a", b"b", b"c", b"n"]))
+                    op.add_entry(1, b"event")
+                    op.commit(wait=work == "commit")
+
+    try:
+        for at in range(120):
+            if stream._file.failed:  # type: ignore[attr-defined]
+                stream.close()
+                stream = DataStream.open(path)
+            for key in (b"a", b"b", b"a", b"n"):
+                commit(stream, key, b"event")
+            if at % 3 == 0:
+                stream.bookmarks.wait()
+            began = time.monotonic()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, longest))
+                act()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                longest = min(0.05, 1.2 * (time.monotonic() - began))
+            except KeyboardInterrupt:
+                interrupted += 1
+            if not stream._file.failed:  # type: ignore[attr-defined]
+                with contextlib.suppress(NoOperation):
+                    stream.rollback_atomic_op()
+                commit(stream, b"n", b"after")
+                check_bookmarks(stream)
+        stream.close()
+        stream = DataStream.open(path)
+        check_bookmarks(stream)
+        stream.bookmarks.wait()
+        check_bookmarks(stream)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        stream.close()
+    assert interrupted > 10
+
+
+@pytest.fixture(autouse=True)
+def alarm_is_an_interrupt() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def check_bookmarks(stream: DataStream) -> None:
+    truth = {e.data: e.number for e in stream.entries() if e.is_bookmark}
+    for key in (b"a", b"b", b"c", b"n"):
+        if key in truth:
+            assert stream.bookmark(key) == truth[key]
+        else:
+            with pytest.raises(UnknownBookmark):
+                stream.bookmark(key)
+    assert len(stream.bookmarks) == len(truth)

@@ -80,10 +80,15 @@ class BookmarkKeeper:
         # Two locks: `_writing` around what changes the index, `_guard` around the fields
         # here; where both are held, `_writing` was taken first.
         self._writing = threading.Lock()
-        # How many wait for `_writing` and must not wait long; how often what stood in the
-        # file or the index was taken back.
-        self._urgent = 0
+        # Who waits for `_writing` and must not wait long; how often what stood in the file or
+        # the index was taken back.
+        self._urgent: set[object] = set()
         self._taken_back = 0
+        # True between the begin and the end of a truncation, also after one that an exception
+        # ended: what stands here is doubtful then.
+        self._unfinished = False
+        # A reader's: up to which change of the stream the fields here are right.
+        self._changes = reader.changes
         self._guard = threading.Lock()
         self._work = threading.Condition(self._guard)
         # Bookmarks of the entries from `_known_from` on, in memory.
@@ -163,6 +168,8 @@ class BookmarkKeeper:
         """The highest committed entry number that is a bookmark with this key."""
         for _ in range(_TRIES):
             changes = self._reader.changes
+            if self._unfinished:
+                self._begin_again()
             try:
                 return self._newest(key)
             except _MovedError:
@@ -195,6 +202,8 @@ class BookmarkKeeper:
 
     def unread(self) -> int:
         """How many bytes of the stream the next look-up may have to read."""
+        if self._unfinished or (self._changes != self._reader.changes and not self._write):
+            return self._reader.head.length  # it begins again
         gap = self._known_from.offset - self._indexed.length
         behind = self._reader.head.length - self._known_to.offset
         return max(0, gap) + max(0, behind)
@@ -272,9 +281,11 @@ class BookmarkKeeper:
 
         Holds the guard.
         """
-        self._take_in()
         if self._write:
+            self._take_in()
             return
+        self._rewind()
+        self._take_in()
         if self._index is None:
             self._begin_private()
         elif not self._private:
@@ -327,18 +338,22 @@ class BookmarkKeeper:
             self._index.close()
         self._index, self._indexed, self._private = None, Head(), False
 
-    def rewound(self) -> None:
-        """A reader saw the stream go back: start again from what is on disk."""
-        with self._guard:
-            self._recent.clear()
-            self._known_from = self._known_to = Cursor(*self._reader.head)
-            if self._private:
+    def _rewind(self) -> None:
+        """Start again from what is on disk where the stream was changed since the last time.
+        Holds the guard."""
+        changes = self._reader.changes
+        if changes == self._changes:
+            return
+        self._recent.clear()
+        self._known_from = self._known_to = Cursor(*self._reader.head)
+        if self._private:
+            self._drop_index()
+        elif self._index is not None:
+            try:
+                self._indexed = self._trusted(self._index)
+            except IndexFailed:
                 self._drop_index()
-            elif self._index is not None:
-                try:
-                    self._indexed = self._trusted(self._index)
-                except IndexFailed:
-                    self._drop_index()
+        self._changes = changes
 
     # The writer's side.
 
@@ -351,7 +366,7 @@ class BookmarkKeeper:
         """
         with self._guard:
             # Else somebody has asked meanwhile, and they were read from the file.
-            if start == self._known_to.number:
+            if not self._unfinished and start == self._known_to.number:
                 self._recent.update(bookmarks)
                 self._waiting.extend(bookmarks)
                 self._known_to = Cursor(*head)
@@ -366,7 +381,7 @@ class BookmarkKeeper:
 
     def passed(self, start: int, head: Head, synced: Head) -> None:
         """As `committed`, for an operation without bookmarks."""
-        if start == self._known_to.number:
+        if start == self._known_to.number and not self._unfinished:
             self._known_to = Cursor(*head)
         self._synced = synced
 
@@ -379,6 +394,8 @@ class BookmarkKeeper:
     def truncation(self, head: Head) -> Iterator[None]:
         """Around the stream's going back to `head`: the index goes first, durably."""
         with self._urgently():
+            self._settle()
+            self._unfinished = True
             self._taken_back += 1
             index = self._index
             if index is not None and head.entries < self._indexed.entries:
@@ -397,10 +414,36 @@ class BookmarkKeeper:
                     self._known_from = Cursor(*head)
                 if head.entries < self._known_to.number:
                     self._known_to = Cursor(*head)
+                self._unfinished = False
+
+    def _begin_again(self) -> None:
+        """After a truncation that an exception ended: wait for one that is under way, and
+        trust nothing else."""
+        with self._urgently():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Believe the index as at an open, and the file. Holds `_writing`."""
+        if not self._unfinished:
+            return
+        self._taken_back += 1
+        with self._guard:
+            index, self._indexed, self._said = self._index, Head(), None
+            self._waiting = Pairs()
+            self._recent.clear()
+            self._known_from = self._known_to = Cursor(*self._reader.head)
+            self._synced = min(self._synced, self._reader.head)
+        if index is not None:
+            try:
+                self._indexed = self._trusted(index)
+            except IndexFailed:
+                self._forget_index()
+        self._unfinished = False
 
     def changed(self) -> None:
         """Entries that are no bookmarks were changed: the index is as right as before."""
         with self._urgently():
+            self._settle()
             if self._said is not None:
                 self._said = -1  # whatever was said meanwhile
             self._say_again()
@@ -447,18 +490,21 @@ class BookmarkKeeper:
     @contextlib.contextmanager
     def _urgently(self) -> Iterator[None]:
         """`_writing`, without waiting for the end of what can be done again."""
-        with self._guard:
-            self._urgent += 1
+        # A signal's exception may come between any two lines, and leaves no lock behind.
+        who = object()
         try:
-            self._writing.acquire()
+            self._urgent.add(who)
+            with self._writing:
+                self._has_its_turn(who)
+                yield
         finally:
+            self._has_its_turn(who)
+
+    def _has_its_turn(self, who: object) -> None:
+        if who in self._urgent:
             with self._guard:
-                self._urgent -= 1
+                self._urgent.discard(who)
                 self._work.notify_all()
-        try:
-            yield
-        finally:
-            self._writing.release()
 
     def _pause(self) -> None:
         """Let a writer at work have the GIL."""
@@ -538,6 +584,7 @@ class BookmarkKeeper:
     def _catch_up_some(self) -> bool:
         """One transaction of it; False where nothing was left to do."""
         with self._writing:
+            self._settle()
             index, start, target = self._to_catch_up()
             if index is None or start.entries >= target.number:
                 return False
@@ -549,6 +596,7 @@ class BookmarkKeeper:
     def _flush(self) -> None:
         """Write what waits and is on disk into the index, in one transaction."""
         with self._writing:
+            self._settle()
             with self._guard:
                 index, upto = self._index, self._synced
                 try:

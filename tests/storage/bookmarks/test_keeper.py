@@ -732,7 +732,6 @@ def test_a_catch_up_beside_a_writer_that_cuts_back(tmp_path: Path, gate: Gate) -
         follower._file.refresh()  # the head is moved, the keeper is not told yet
         gate.let_go()
         follower.bookmarks.wait()
-        follower.bookmarks.rewound()
         check(follower, known_of(path))
         check(follower, known_of(path))
 
