@@ -31,7 +31,8 @@ class Syncer:
             if self._closing or (self._due is not None and self._due <= due):
                 return
             self._due = due
-            if self._thread is None:
+            # One without an ident was not started: a signal's exception came before that.
+            if self._thread is None or self._thread.ident is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             else:
@@ -55,5 +56,5 @@ class Syncer:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
