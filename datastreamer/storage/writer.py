@@ -115,7 +115,9 @@ class StreamWriter(StreamFile):
         # Taken before the lock by whoever syncs: of two syncs at once, only one is told of a
         # failure.
         self._syncing = threading.RLock()
-        self._reached = threading.Condition()
+        # (Entering and leaving a lock is one step to a signal; a condition it can come into.)
+        self._reaching = threading.Lock()
+        self._reached = threading.Condition(self._reaching)
         self._syncer = Syncer(self._sync_behind, f"syncs of {path}")
         self._sync_asked = False
         self._sync_at = 0
@@ -508,7 +510,7 @@ class StreamWriter(StreamFile):
         self._tell_who_waits()
 
     def _tell_who_waits(self) -> None:
-        with self._reached:
+        with self._reaching:
             self._reached.notify_all()
 
     def announce(self) -> None:
@@ -535,7 +537,7 @@ class StreamWriter(StreamFile):
         if self.reached(number):
             return True
         self._syncer.ask()
-        with self._reached:
+        with self._reaching:
             return self._reached.wait_for(lambda: self.reached(number), timeout)
 
     # Failures.
