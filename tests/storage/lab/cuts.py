@@ -1,0 +1,103 @@
+"""What a power cut takes: choices that print as they were drawn, so that they can be replayed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from tests.storage.lab.disk import Unsettled
+
+_HEADER_SECTORS = 8
+
+MODES = (
+    "everything arrived",
+    "nothing arrived",
+    "one is missing",
+    "one arrived",
+    "header only",
+    "data only",
+    "some of the header",
+    "the first ones",
+    "the last ones",
+    "half of it",
+    "any",
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to choose. `seed` says which one, how many, and so on."""
+
+    mode: str
+    seed: int = 0
+
+    def __call__(self, things: Sequence[Unsettled]) -> list[int]:
+        if not things:
+            return []
+        new = [thing.versions - 1 for thing in things]
+        at = self.seed % len(things)
+        chance = random.Random(self.seed)
+        if self.mode == "everything arrived":
+            return new
+        if self.mode == "nothing arrived":
+            return [0] * len(things)
+        if self.mode == "one is missing":
+            return [n if i != at else chance.randrange(n) for i, n in enumerate(new)]
+        if self.mode == "one arrived":
+            return [n if i == at else 0 for i, n in enumerate(new)]
+        if self.mode == "the first ones":
+            return [n if i <= at else 0 for i, n in enumerate(new)]
+        if self.mode == "the last ones":
+            return [n if i >= at else 0 for i, n in enumerate(new)]
+        if self.mode in ("half of it", "any"):
+            odds = 0.5 if self.mode == "half of it" else chance.random()
+            return [chance.randint(0, n) if chance.random() < odds else n for n in new]
+        picks = []
+        for thing, n in zip(things, new, strict=True):
+            if thing.what != "sector":
+                picks.append(chance.randint(0, n))
+            elif thing.at < _HEADER_SECTORS:
+                arrived = self.mode == "header only"
+                if self.mode == "some of the header":
+                    arrived = bool(self.seed >> thing.at & 1)
+                picks.append(n if arrived else 0)
+            else:
+                arrived = self.mode == "data only" or (
+                    self.mode == "some of the header" and bool(self.seed & 256)
+                )
+                picks.append(n if arrived else 0)
+        return picks
+
+
+cuts = st.builds(Cut, st.sampled_from(MODES), st.integers(0, 2047))
+
+
+@dataclass(frozen=True)
+class Crash:
+    """How a process ends: after so many operations, by a kill or (`cut`) with the machine.
+
+    `recovery` is what becomes of the next open.
+    """
+
+    after: int
+    cut: Cut | None
+    torn: float = 0.0
+    early_reader: bool = False
+    recovery: Crash | None = None
+
+
+def _crashes(recovery: st.SearchStrategy[Crash | None]) -> st.SearchStrategy[Crash]:
+    return st.builds(
+        Crash,
+        after=st.integers(0, 12),
+        cut=st.one_of(cuts, cuts, st.none()),
+        torn=st.sampled_from([0.0, 0.5, 1.0]),
+        early_reader=st.booleans(),
+        recovery=recovery,
+    )
+
+
+crashes = _crashes(st.one_of(st.none(), st.none(), _crashes(st.one_of(st.none(), _crashes(st.none())))))

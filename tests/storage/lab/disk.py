@@ -1,0 +1,568 @@
+"""A disk in memory that can lose what a power cut may take.
+
+Implements the `File` and `Disk` of ``datastreamer/storage/disk.py``. A file is what
+programs see of it, what is on disk, and all that changed since its last sync; names are
+kept the same way. `SimDisk.power_cut` makes a disk of what is on disk and any part of the
+rest: sector by sector of 512 bytes in any version since the last sync, sizes and names
+each on their own. Knows nothing of streams.
+
+Each program is a `Process` of its own: it may be killed, or end after so many operations,
+or have one of them fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from datastreamer.storage import _commit
+from datastreamer.storage._commit import CommitStepFailed
+from datastreamer.storage.disk import Buffer, Disk
+
+SECTOR = 512
+_BLOCK = 4096  # what an image keeps together; also what a killed write is whole in
+_ZEROS = bytes(_BLOCK)
+
+# The steps of a commit in the order of `_commit.write_commit`. This is the only place in the
+# laboratory that says so.
+COMMIT_ORDER = ("data", "header", "sync", "mark")
+_STEP_NUMBERS = {
+    "data": _commit.STEP_DATA,
+    "header": _commit.STEP_HEADER,
+    "sync": _commit.STEP_SYNC,
+    "mark": _commit.STEP_MARK,
+}
+
+
+class Gone(BaseException):
+    """The process has ended: killed, or the power is cut. Nobody may catch it and go on."""
+
+
+class Image:
+    """The bytes of a file, sparse and cheap to copy."""
+
+    __slots__ = ("blocks", "size")
+
+    def __init__(self, blocks: dict[int, bytes] | None = None, size: int = 0) -> None:
+        self.blocks = blocks or {}
+        self.size = size
+
+    def copy(self) -> Image:
+        return Image(dict(self.blocks), self.size)
+
+    def read(self, size: int, offset: int) -> bytes:
+        end = min(offset + size, self.size)
+        if offset >= end:
+            return b""
+        first, last = offset // _BLOCK, (end - 1) // _BLOCK
+        get = self.blocks.get
+        if first == last:
+            return get(first, _ZEROS)[offset - first * _BLOCK : end - first * _BLOCK]
+        joined = b"".join([get(at, _ZEROS) for at in range(first, last + 1)])
+        return joined[offset - first * _BLOCK : end - first * _BLOCK]
+
+    def write(self, data: Buffer, offset: int) -> None:
+        view = memoryview(data)
+        end = offset + len(view)
+        self.size = max(self.size, end)
+        at = offset
+        while at < end:
+            block, start = divmod(at, _BLOCK)
+            take = min(_BLOCK - start, end - at)
+            part = bytes(view[at - offset : at - offset + take])
+            if take < _BLOCK:
+                old = self.blocks.get(block, _ZEROS)
+                part = b"%b%b%b" % (old[:start], part, old[start + take :])
+            if part == _ZEROS:
+                self.blocks.pop(block, None)
+            else:
+                self.blocks[block] = part
+            at += take
+
+    def resize(self, size: int) -> None:
+        if size < self.size:
+            last, rest = divmod(size, _BLOCK)
+            for block in [at for at in self.blocks if at >= last + bool(rest)]:
+                del self.blocks[block]
+            if rest and last in self.blocks:
+                self.blocks[last] = self.blocks[last][:rest].ljust(_BLOCK, b"\0")
+        self.size = size
+
+    def content(self) -> bytes:
+        return self.read(self.size, 0)
+
+
+class _Wrote(NamedTuple):
+    """The sectors that a write touched, as they were right after it."""
+
+    sector: int
+    content: bytes
+
+    def parts(self) -> Iterator[tuple[int, bytes]]:
+        for at in range(0, len(self.content), SECTOR):
+            yield self.sector + at // SECTOR, self.content[at : at + SECTOR]
+
+
+class _Resized(NamedTuple):
+    size: int
+
+
+@dataclass
+class _Inode:
+    number: int
+    seen: Image = field(default_factory=Image)
+    durable: Image = field(default_factory=Image)
+    # In order, since the last sync.
+    pending: list[_Wrote | _Resized] = field(default_factory=list)
+    # After a sync that failed: what these sectors may be on disk, though no sync will write
+    # them again.
+    doubtful: dict[int, list[bytes]] = field(default_factory=dict)
+    locker: SimFile | None = None
+
+    def copy(self) -> _Inode:
+        doubtful = {sector: list(found) for sector, found in self.doubtful.items()}
+        return _Inode(
+            self.number, self.seen.copy(), self.durable.copy(), list(self.pending), doubtful
+        )
+
+    def write(self, data: Buffer, offset: int) -> None:
+        size = self.seen.size
+        self.seen.write(data, offset)
+        if self.seen.size > size:
+            self.pending.append(_Resized(self.seen.size))
+        first = offset // SECTOR
+        last = (offset + len(memoryview(data)) - 1) // SECTOR
+        content = self.seen.read((last + 1 - first) * SECTOR, first * SECTOR)
+        self.pending.append(_Wrote(first, content))
+
+    def resize(self, size: int) -> None:
+        if size < self.seen.size:
+            # What stood there reads as zeros when the file grows again.
+            first = -(-size // SECTOR)
+            zeros = bytes((self.seen.size // SECTOR - first) * SECTOR)
+            if zeros:
+                self.pending.append(_Wrote(first, zeros))
+        self.seen.resize(size)
+        self.pending.append(_Resized(size))
+
+    def settle(self, count: int) -> None:
+        """The first `count` of what is pending are on disk."""
+        for change in self.pending[:count]:
+            if isinstance(change, _Resized):
+                self.durable.resize(change.size)
+                continue
+            self.durable.write(change.content, change.sector * SECTOR)
+            if self.doubtful:
+                for sector, _ in change.parts():
+                    self.doubtful.pop(sector, None)
+        del self.pending[:count]
+
+    def give_up(self) -> None:
+        """A sync failed: the system takes for clean what may never have reached the disk."""
+        for change in self.pending:
+            if isinstance(change, _Wrote):
+                for sector, part in change.parts():
+                    self.doubtful.setdefault(sector, []).append(part)
+        self.pending = [change for change in self.pending if isinstance(change, _Resized)]
+
+    def versions(self) -> tuple[dict[int, list[bytes]], list[int]]:
+        """What each sector, and the size, may be after a power cut; the oldest first."""
+        sizes = [self.durable.size]
+        sectors: dict[int, list[bytes]] = {}
+
+        def put(sector: int, part: bytes) -> None:
+            found = sectors.get(sector)
+            if found is None:
+                old = self.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
+                found = sectors[sector] = [old]
+            found.append(part)
+
+        for sector, parts in self.doubtful.items():
+            for part in parts:
+                put(sector, part)
+        for change in self.pending:
+            if isinstance(change, _Resized):
+                if change.size > sizes[-1]:
+                    # Grown, and not all the way.
+                    sizes.append((sizes[-1] + change.size) // 2 // SECTOR * SECTOR)
+                sizes.append(change.size)
+            else:
+                for sector, part in change.parts():
+                    put(sector, part)
+        return sectors, sizes
+
+
+class Unsettled(NamedTuple):
+    """Something that a power cut may leave in any of `versions` ways, the oldest first."""
+
+    what: str  # "name", "size" or "sector"
+    path: str
+    at: int  # which sector
+    versions: int
+
+
+Choose = Callable[[Sequence[Unsettled]], Sequence[int]]
+
+
+@dataclass
+class Interruption:
+    """What ends or fails a process: at its operation number `after` from now.
+
+    `error` is an errno; None ends the process. A write gets as far as `torn` of its
+    bytes. `lasting`: whatever comes behind it fails too, until somebody takes it away.
+    """
+
+    after: int
+    error: int | None = None
+    lasting: bool = False
+    torn: float = 0.0
+
+
+class SimDisk:
+    """Names and files. `boot` is the running system's id."""
+
+    def __init__(self) -> None:
+        self.boot = (1).to_bytes(16, "big")
+        self.order: Sequence[str] = COMMIT_ORDER  # a mutant has another
+        # Whether a sync that fails leaves the pages clean, as Linux does.
+        self.failed_sync_cleans = True
+        # Called between the operations that change something, and in the middle of a write
+        # to the first block (up to byte `tear` of it), with what is about to be done.
+        self.watch: Callable[[str], None] | None = None
+        self.tear = 0
+        self.mutex = threading.RLock()
+        self._inodes = 0
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._pending_names: list[tuple[str, _Inode | None]] = []
+
+    def process(self) -> Process:
+        return Process(self)
+
+    # What a test looks at.
+
+    def image(self, path: str) -> Image:
+        """The file as programs see it; a copy."""
+        return self._names[path].seen.copy()
+
+    def names(self) -> list[str]:
+        return sorted(self._names)
+
+    def unsettled(self) -> bool:
+        """Whether a power cut now could take anything."""
+        changed = any(inode.pending or inode.doubtful for inode in self._names.values())
+        return changed or bool(self._pending_names)
+
+    def copy(self) -> SimDisk:
+        """The same disk under the same boot, with no process and nobody watching."""
+        with self.mutex:
+            new = self._like(self.boot)
+            made: dict[int, _Inode] = {}
+
+            def copied(inode: _Inode) -> _Inode:
+                return made.setdefault(inode.number, inode.copy())
+
+            new._names = {name: copied(inode) for name, inode in self._names.items()}
+            new._durable_names = {n: copied(inode) for n, inode in self._durable_names.items()}
+            new._pending_names = [(n, i and copied(i)) for n, i in self._pending_names]
+            return new
+
+    def power_cut(self, choose: Choose) -> SimDisk:
+        """What the next boot finds; `choose` says which version of each unsettled thing."""
+        with self.mutex:
+            new = self._like((int.from_bytes(self.boot, "big") + 1).to_bytes(16, "big"))
+            names: dict[str, list[_Inode | None]] = {}
+            for name, inode in self._pending_names:
+                names.setdefault(name, [self._durable_names.get(name)]).append(inode)
+            inodes: dict[int, tuple[str, _Inode]] = {}
+            for name, inode in [*self._durable_names.items(), *self._pending_names]:
+                if inode is not None:
+                    inodes.setdefault(inode.number, (name, inode))
+            found = [(name, inode, *inode.versions()) for name, inode in inodes.values()]
+            things = [Unsettled("name", name, 0, len(them)) for name, them in names.items()]
+            for name, _, sectors, sizes in found:
+                if len(sizes) > 1:
+                    things.append(Unsettled("size", name, 0, len(sizes)))
+                things += [Unsettled("sector", name, at, len(v)) for at, v in sectors.items()]
+            picks = iter(choose(things))
+            kept = dict(self._durable_names)
+            for name, them in names.items():
+                chosen = them[next(picks)]
+                if chosen is None:
+                    kept.pop(name, None)
+                else:
+                    kept[name] = chosen
+            made: dict[int, _Inode] = {}
+            for _, inode, sectors, sizes in found:
+                image = inode.durable.copy()
+                size = sizes[next(picks) if len(sizes) > 1 else 0]
+                image.resize(max(image.size, *sizes))
+                for sector, versions in sectors.items():
+                    pick = next(picks)
+                    if pick:
+                        image.write(versions[pick], sector * SECTOR)
+                image.resize(size)
+                made[inode.number] = _Inode(inode.number, image, image.copy())
+            new._names = {name: made[inode.number] for name, inode in kept.items()}
+            new._durable_names = dict(new._names)
+            return new
+
+    def evict(self, path: str, choose: Choose) -> None:
+        """The system drops clean pages: what a failed sync did not write is read from disk."""
+        with self.mutex:
+            inode = self._names[path]
+            dirty = {s for c in inode.pending if isinstance(c, _Wrote) for s, _ in c.parts()}
+            clean = [sector for sector in inode.doubtful if sector not in dirty]
+            counts = [len(inode.doubtful[sector]) + 1 for sector in clean]
+            things = [Unsettled("sector", path, s, n) for s, n in zip(clean, counts, strict=True)]
+            for sector, pick in zip(clean, choose(things), strict=True):
+                parts = inode.doubtful.pop(sector)
+                if pick:
+                    inode.durable.write(parts[pick - 1], sector * SECTOR)
+                stands = inode.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
+                inode.seen.write(stands, sector * SECTOR)
+
+    def _like(self, boot: bytes) -> SimDisk:
+        new = SimDisk()
+        new.boot, new.order, new._inodes = boot, self.order, self._inodes
+        new.failed_sync_cleans = self.failed_sync_cleans
+        return new
+
+    # What processes do.
+
+    def find(self, path: str) -> _Inode:
+        with self.mutex:
+            if path not in self._names:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return self._names[path]
+
+    def link(self, path: str, inode: _Inode | None = None) -> _Inode:
+        with self.mutex:
+            if path in self._names:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if inode is None:
+                self._inodes += 1
+                inode = _Inode(self._inodes)
+            self._name(path, inode)
+            return inode
+
+    def unlink(self, path: str) -> None:
+        with self.mutex:
+            self.find(path)
+            self._name(path, None)
+
+    def _name(self, path: str, inode: _Inode | None) -> None:
+        if inode is None:
+            del self._names[path]
+        else:
+            self._names[path] = inode
+        self._pending_names.append((path, inode))
+
+    def sync_folder(self) -> None:
+        with self.mutex:
+            self._durable_names = dict(self._names)
+            self._pending_names.clear()
+
+
+class Process(Disk):
+    """One program's view of the disk: its files, its locks, and how it ends."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self.alive = True
+        self.interruption: Interruption | None = None
+        # How many operations that change something it has begun.
+        self.operations = 0
+        self._files: list[SimFile] = []
+
+    def end(self) -> None:
+        """As `kill -9`: what the system was given it has, locks are free, and no more comes."""
+        self.alive = False
+        for file in self._files:
+            file.unlock()
+
+    def step(self, what: str, torn: Callable[[float], object] | None = None) -> None:
+        """Before each operation that changes something. Raises what is to become of it."""
+        if self.alive and self.disk.watch is not None:
+            self.disk.watch(what)
+        if not self.alive:
+            raise Gone
+        self.operations += 1
+        coming = self.interruption
+        if coming is None:
+            return
+        if coming.after:
+            coming.after -= 1
+            return
+        if torn is not None and coming.torn:
+            torn(coming.torn)
+        if coming.error is None:
+            self.end()
+            raise Gone
+        if not coming.lasting:
+            self.interruption = None
+        raise OSError(coming.error, os.strerror(coming.error))
+
+    # The `Disk`.
+
+    def open(self, path: str, *, write: bool) -> SimFile:
+        return self._opened(self.disk.find(path), write)
+
+    def create(self, path: str) -> SimFile:
+        self.step(f"create {path}")
+        return self._opened(self.disk.link(path), True)
+
+    def publish(self, temporary: str, path: str) -> None:
+        self.step(f"link {path}")
+        self.disk.link(path, self.disk.find(temporary))
+        self.step(f"unlink {temporary}")
+        self.disk.unlink(temporary)
+        self._sync_folder()
+
+    def unlink(self, path: str) -> None:
+        self.step(f"unlink {path}")
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.unlink(path)
+            self._sync_folder()
+
+    def exists(self, path: str) -> bool:
+        return path in self.disk.names()
+
+    def _sync_folder(self) -> None:
+        self.step("sync folder")
+        self.disk.sync_folder()
+
+    def _opened(self, inode: _Inode, write: bool) -> SimFile:
+        file = SimFile(self, inode, write)
+        self._files.append(file)
+        return file
+
+
+class SimFile:
+    """One open file of a process."""
+
+    def __init__(self, process: Process, inode: _Inode, writes: bool) -> None:
+        self._process = process
+        self._inode = inode
+        self._writes = writes
+
+    def fileno(self) -> int:
+        return -1
+
+    def size(self) -> int:
+        return self._inode.seen.size
+
+    def identity(self) -> tuple[int, int]:
+        return 1, self._inode.number
+
+    def read(self, size: int, offset: int) -> bytes:
+        return self._inode.seen.read(size, offset)
+
+    def write(self, data: Buffer, offset: int) -> None:
+        self._write(data, offset, "write")
+
+    def _write(self, data: Buffer, offset: int, what: str) -> None:
+        assert self._writes, "a reader writes"
+        view = memoryview(data)
+        if not view:
+            return
+        disk = self._process.disk
+
+        def in_part(much: float) -> None:
+            # A write is cut short between two pages of the system's cache only.
+            end = (offset + int(len(view) * much)) // _BLOCK * _BLOCK
+            if end > offset:
+                with disk.mutex:
+                    self._inode.write(view[: end - offset], offset)
+
+        self._process.step(f"{what} {offset}+{len(view)}", in_part)
+        if offset < _BLOCK and disk.watch is not None and disk.tear:
+            # Somebody may look while the bytes are copied; the disk's own write is whole.
+            before = self._inode.seen.blocks.get(0)
+            self._inode.seen.write(view[: disk.tear % len(view)], offset)
+            disk.watch(f"half of {what}")
+            if before is not None:
+                self._inode.seen.blocks[0] = before
+        with disk.mutex:
+            self._inode.write(view, offset)
+
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None:
+        data, head = memoryview(arena), memoryview(page)
+        for step in self._process.disk.order:
+            try:
+                if step == "data":
+                    for offset, start, length in segments:
+                        self._write(data[start : start + length], offset, "commit data")
+                elif step == "sync":
+                    if sync:
+                        self.sync()
+                else:
+                    span = before if step == "header" else after
+                    self._write(head[slice(*span)], span[0], f"commit {step}")
+            except OSError as error:
+                failed = CommitStepFailed(error.errno, error.strerror)
+                failed.step = _STEP_NUMBERS[step]
+                raise failed from None
+        for waker in wakers:
+            os.write(waker, b"\0\0\0\0\0\0\0\1")
+
+    def sync(self) -> None:
+        disk = self._process.disk
+        with disk.mutex:
+            begun = len(self._inode.pending)
+        try:
+            self._process.step("sync")
+        except OSError:
+            if disk.failed_sync_cleans:
+                with disk.mutex:
+                    self._inode.give_up()
+            raise
+        # What was written meanwhile waits for the next sync.
+        with disk.mutex:
+            self._inode.settle(begun)
+
+    def resize(self, size: int, *, reserve: bool = True) -> None:
+        assert self._writes, "a reader writes"
+        self._process.step(f"resize {size}")
+        with self._process.disk.mutex:
+            now = self._inode.seen.size
+            self._inode.resize(size)
+        if size > now and reserve:
+            try:
+                self._process.step(f"reserve {size}")
+            except OSError:
+                with self._process.disk.mutex:
+                    self._inode.resize(now)
+                raise
+
+    def lock(self) -> bool:
+        with self._process.disk.mutex:
+            if self._inode.locker not in (None, self):
+                return False
+            self._inode.locker = self
+            return True
+
+    def locked_elsewhere(self) -> bool:
+        return self._inode.locker not in (None, self)
+
+    def unlock(self) -> None:
+        with self._process.disk.mutex:
+            if self._inode.locker is self:
+                self._inode.locker = None
+
+    def close(self) -> None:
+        self.unlock()

@@ -1,0 +1,161 @@
+"""The laboratory bites: each way to get the order or the checks wrong is found by it.
+
+A mutant is a change of one step of the core (or, for the steps of a commit, of the one place
+where the simulated disk has them). The machine must fail with it within its examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from xxhash import xxh3_64
+
+from datastreamer.storage import file as file_module
+from datastreamer.storage import recovery
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.file import StreamFile
+from datastreamer.storage.record import Head, get_record
+from datastreamer.storage.stream import AtomicOp
+from tests.storage.lab import disk as disk_module
+from tests.storage.lab.disk import SimDisk, SimFile
+from tests.storage.lab.machine import Laboratory
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def commit_order(*order: str) -> Mutant:
+    def patched() -> contextlib.AbstractContextManager[Any]:
+        return mock.patch.object(disk_module, "COMMIT_ORDER", order)
+
+    return patched
+
+
+def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Mutant:
+    """`owner.name` is what `make` gives for the original."""
+    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def no_sync_but_in_a_commit(_: Any) -> Any:
+    return lambda self: None
+
+
+def no_epoch(change: Any) -> Any:
+    def mutant(self: StreamFile, *arguments: Any) -> None:
+        self.epoch -= 1
+        change(self, *arguments)
+
+    return mutant
+
+
+def no_sync_in_a_change(change: Any) -> Any:
+    def mutant(self: StreamFile, *arguments: Any) -> None:
+        with mock.patch.object(SimFile, "sync", lambda file: None):
+            change(self, *arguments)
+
+    return mutant
+
+
+def base_stays(commit: Any) -> Any:
+    def mutant(self: StreamFile, packer: Any, hasher: Any) -> None:
+        base, running = self._base, (hasher or self._running).copy()
+        for part in packer.entry_spans():
+            running.update(part)
+        commit(self, packer, hasher)
+        self._base, self._running = base, running
+
+    return mutant
+
+
+def hash_begins_anew(commit: Any) -> Any:
+    def mutant(self: StreamFile, packer: Any, hasher: Any) -> None:
+        self._running = xxh3_64()
+        commit(self, packer, hasher)
+
+    return mutant
+
+
+def spilled_bytes_are_not_hashed(spill: Any) -> Any:
+    def mutant(self: AtomicOp) -> None:
+        with mock.patch.object(AtomicOp, "entry_spans", lambda op: []):
+            spill(self)
+
+    return mutant
+
+
+def header_is_believed(_: Any) -> Any:
+    def mutant(page: bytes) -> tuple[Head, int] | None:
+        record = get_record(page)
+        return None if record is None else (record.after, record.epoch)
+
+    return mutant
+
+
+def index_keeps_what_was_cut(_: Any) -> Any:
+    @contextlib.contextmanager
+    def mutant(self: BookmarkKeeper, head: Head) -> Iterator[None]:
+        yield
+
+    return mutant
+
+
+def folder_is_not_synced(_: Any) -> Any:
+    return lambda self: None
+
+
+def nothing_kept(_: Any) -> Any:
+    return lambda self, judged, disk: None
+
+
+MUTANTS: dict[str, Mutant] = {
+    "a commit without its sync": commit_order("data", "header", "mark"),
+    "the mark before the sync": commit_order("data", "header", "mark", "sync"),
+    "the header before the data": commit_order("header", "data", "sync", "mark"),
+    "the data after the sync": commit_order("header", "sync", "data", "mark"),
+    "no sync but in a commit": replaced(SimFile, "sync", no_sync_but_in_a_commit),
+    "a truncation without a sync": replaced(StreamFile, "_change_held", no_sync_in_a_change),
+    "a truncation without an epoch": replaced(StreamFile, "_change_held", no_epoch),
+    "the record's hash is not checked": replaced(
+        recovery, "_longest_whole", lambda _: lambda file, record: record.after
+    ),
+    "the record's base is not moved on": replaced(StreamFile, "commit", base_stays),
+    "the record's hash begins anew with each commit": replaced(
+        StreamFile, "commit", hash_begins_anew
+    ),
+    "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
+    "readers believe the header": replaced(file_module, "visible", header_is_believed),
+    "the index keeps what was cut off": replaced(
+        BookmarkKeeper, "truncation", index_keeps_what_was_cut
+    ),
+    "a new file's folder is not synced": replaced(
+        SimDisk, "sync_folder", folder_is_not_synced
+    ),
+    "what a recovery cuts off is not kept": replaced(
+        StreamFile, "_keep_cut_bytes", nothing_kept
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_laboratory_finds(name: str) -> None:
+    found: list[BaseException] = []
+    with MUTANTS[name](), pytest.raises(BaseException) as caught:  # noqa: PT011
+        run_state_machine_as_test(
+            Laboratory,
+            settings=settings(
+                max_examples=300,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                print_blob=False,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    print(repr(caught.value)[:300])
