@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,15 +90,35 @@ class Crash:
     recovery: Crash | None = None
 
 
-def _crashes(recovery: st.SearchStrategy[Crash | None]) -> st.SearchStrategy[Crash]:
+@dataclass(frozen=True)
+class Fault:
+    """What the disk refuses: its operation number `after`, and with `lasting` all behind it."""
+
+    after: int
+    error: int
+    lasting: bool
+    torn: float = 0.0
+
+
+def _crashes(after: int, recovery: st.SearchStrategy[Crash | None]) -> st.SearchStrategy[Crash]:
     return st.builds(
         Crash,
-        after=st.integers(0, 12),
-        cut=st.one_of(cuts, cuts, st.none()),
+        after=st.integers(0, after),
+        cut=st.one_of(cuts, cuts, cuts, st.none()),
         torn=st.sampled_from([0.0, 0.5, 1.0]),
         early_reader=st.booleans(),
         recovery=recovery,
     )
 
 
-crashes = _crashes(st.one_of(st.none(), st.none(), _crashes(st.one_of(st.none(), _crashes(st.none())))))
+_again = _crashes(12, st.none())
+crashes = _crashes(5, st.one_of(st.none(), st.none(), _crashes(12, st.one_of(st.none(), _again))))
+faults = st.builds(
+    Fault,
+    after=st.integers(0, 6),
+    error=st.sampled_from([errno.ENOSPC, errno.EIO]),
+    lasting=st.booleans(),
+    torn=st.sampled_from([0.0, 0.5]),
+)
+Trouble = Crash | Fault | None
+troubles: st.SearchStrategy[Trouble] = st.one_of(st.none(), crashes, crashes, faults)

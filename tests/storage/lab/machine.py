@@ -9,9 +9,8 @@ the process may end in the middle of it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -29,13 +28,14 @@ from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, StreamFileError, UnknownBookmark, WriteFailed
 from datastreamer.storage import file as file_module
 from tests import oracle
-from tests.storage.lab.cuts import Crash, Cut, crashes, cuts
+from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, crashes, cuts, troubles
 from tests.storage.lab.disk import Gone, Image, Interruption, SimDisk
 from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item, items
 
 # What the core does not promise yet.
 UPDATE_IS_ATOMIC = False
 FAILED_SYNCS_ARE_DISTRUSTED = False
+FAILED_CHANGES_KEEP_THEIR_EPOCH = False
 
 PATH = "/simulated/stream.bin"
 KEYS = (b"k", b"l", b"m" * 16, b"\0")
@@ -101,6 +101,8 @@ class Laboratory(RuleBasedStateMachine):
         self.changes = 0
         # Set where a commit, sync or change failed: only a new open helps.
         self.failed = False
+        # The next change may have the epoch of one that failed, which readers have seen.
+        self.epoch_in_doubt = False
         self.coming: Crash | None = None
         self.observers: list[Observer] = []
         self.policy: Any = "commit"
@@ -216,24 +218,21 @@ class Laboratory(RuleBasedStateMachine):
         except Gone:
             return self.crash()
         except CommitInDoubt:
-            self.disarm()
+            # What fails for good is mended when it was noticed.
+            self.process.interruption = None
             self.failed = True
+            self.epoch_in_doubt = changing and not FAILED_CHANGES_KEEP_THEIR_EPOCH
             self.op = None
             return False
         except (WriteFailed, StreamFileError):
             # As if it had not been called.
-            self.disarm()
+            self.process.interruption = None
             self.outcomes = kept
             self.changing = False
             return False
         self.outcomes = kept
         self.changing = False
         return True
-
-    def disarm(self) -> None:
-        """A failure that lasts ends when it was noticed; a crash to come stays."""
-        if self.process.interruption is not None and self.process.interruption.error is not None:
-            self.process.interruption = None
 
     def synced(self) -> None:
         """All that is committed was acknowledged as being on disk."""
@@ -276,8 +275,12 @@ class Laboratory(RuleBasedStateMachine):
         self.op = []
 
     @precondition(lambda self: self.op is not None)
-    @rule(what=adds)
-    def add(self, what: tuple[str, Any]) -> None:
+    @rule(what=adds, trouble=troubles)
+    def add(self, what: tuple[str, Any], trouble: Trouble) -> None:
+        with self.under(trouble):
+            self.added(what)
+
+    def added(self, what: tuple[str, Any]) -> None:
         assert self.op is not None
         item = self.made(what)
         # Spills, now and then.
@@ -285,8 +288,12 @@ class Laboratory(RuleBasedStateMachine):
             self.op.append(item)
 
     @precondition(lambda self: self.op is not None)
-    @rule()
-    def commit(self) -> None:
+    @rule(trouble=troubles)
+    def commit(self, trouble: Trouble) -> None:
+        with self.under(trouble):
+            self.committed_now()
+
+    def committed_now(self) -> None:
         assert self.op is not None
         longer = self.committed + self.op
         if self.attempt(self.live.commit_atomic_op, longer):
@@ -296,15 +303,22 @@ class Laboratory(RuleBasedStateMachine):
                 self.synced()
 
     @precondition(lambda self: self.op is None and not self.failed)
-    @rule(operation=st.lists(adds, min_size=1, max_size=3))
-    def commit_at_once(self, operation: list[tuple[str, Any]]) -> None:
+    @rule(operations=st.lists(st.lists(adds, min_size=1, max_size=3), min_size=1, max_size=3))
+    def commit_several(self, operations: list[list[tuple[str, Any]]]) -> None:
+        for operation in operations:
+            self.commit_at_once(operation, None)
+
+    @precondition(lambda self: self.op is None and not self.failed)
+    @rule(operation=st.lists(adds, min_size=1, max_size=3), trouble=troubles)
+    def commit_at_once(self, operation: list[tuple[str, Any]], trouble: Trouble) -> None:
         self.begin()
         stream = self.stream
-        for what in operation:
-            self.add(what)
-            if self.op is None or self.stream is not stream:
-                return
-        self.commit()
+        with self.under(trouble):
+            for what in operation:
+                self.added(what)
+                if self.op is None or self.stream is not stream:
+                    return
+            self.committed_now()
 
     @precondition(lambda self: self.op is not None)
     @rule()
@@ -313,85 +327,81 @@ class Laboratory(RuleBasedStateMachine):
         self.op = None
 
     @precondition(lambda self: not self.failed)
-    @rule()
-    def sync(self) -> None:
-        if self.attempt(self.live.sync):
-            self.synced()
+    @rule(trouble=troubles)
+    def sync(self, trouble: Trouble) -> None:
+        with self.under(trouble):
+            if self.attempt(self.live.sync):
+                self.synced()
 
     @precondition(lambda self: self.committed and self.op is None and not self.failed)
-    @rule(at=st.integers(0, 1000))
-    def truncate(self, at: int) -> None:
+    @rule(at=st.integers(0, 1000), trouble=troubles)
+    def truncate(self, at: int, trouble: Trouble) -> None:
         shorter = self.committed[: at % len(self.committed)]
-        if self.attempt(lambda: self.live.truncate(len(shorter)), shorter, changing=True):
-            self.committed = shorter
-            self.ends = {end for end in self.ends if end < len(shorter)} | {len(shorter)}
-            self.synced()
+        with self.under(trouble):
+            if self.attempt(lambda: self.live.truncate(len(shorter)), shorter, changing=True):
+                self.committed = shorter
+                self.ends = {end for end in self.ends if end < len(shorter)} | {len(shorter)}
+                self.synced()
 
-    @precondition(lambda self: self.op is None and not self.failed)
-    @rule(at=st.integers(0, 1000))
-    def update(self, at: int) -> None:
-        events = [n for n, (kind, _) in enumerate(self.committed) if kind != BOOKMARK]
-        if not events:
-            return
+    @precondition(lambda self: self.op is None and not self.failed and self.events())
+    @rule(at=st.integers(0, 1000), trouble=troubles)
+    def update(self, at: int, trouble: Trouble) -> None:
+        events = self.events()
         number = events[at % len(events)]
         kind, old = self.committed[number]
         self.serial += 1
         new = self.data(len(old))
         changed = [*self.committed]
         changed[number] = (kind, new)
-        self.mixed = None if UPDATE_IS_ATOMIC else number
         stream = self.live
-        if self.attempt(lambda: stream.update_entry(number, kind, new), changed, changing=True):
-            self.committed = changed
-            self.synced()
-        if not self.failed:
-            self.mixed = None
+        with self.under(trouble):
+            self.mixed = None if UPDATE_IS_ATOMIC else number
+            if self.attempt(lambda: stream.update_entry(number, kind, new), changed, changing=True):
+                self.committed = changed
+                self.synced()
+            if not self.failed:
+                self.mixed = None
 
-    @precondition(lambda self: not self.failed)
-    @rule()
-    def index_all(self) -> None:
-        self.live.bookmarks.wait()
+    def events(self) -> list[int]:
+        return [number for number, (kind, _) in enumerate(self.committed) if kind != BOOKMARK]
 
     # Ends.
 
-    @rule(policy=policies)
-    def reopen(self, policy: Any) -> None:
+    @rule(policy=policies, trouble=troubles)
+    def reopen(self, policy: Any, trouble: Trouble) -> None:
         """With a clean close, where nothing has failed; the sync policy may be another."""
         failed = self.failed
-        if not self.attempt(self.live.close):
-            # It did not return, and the stream is open again; or closed in doubt.
-            if self.stream is None or not self.stream.closed:
-                return
-        elif not failed:
-            self.synced()
+        with self.under(trouble):
+            stream = self.live
+            closed = self.attempt(stream.close)
+            if not closed and self.stream is not stream:
+                return  # it crashed, and the stream is open again
+            if closed and not failed:
+                self.synced()
+        if self.stream is not stream:
+            return
         self.drop()
         self.policy = policy
-        self.coming = None
         self.process = self.disk.process()
         self.changes += 1
         self.recover(self.states(cut=False), None)
 
     @rule(crash=crashes)
-    def crash_soon(self, crash: Crash) -> None:
-        """The process or the machine ends after a few more operations."""
-        self.coming = crash
-        self.process.interruption = Interruption(crash.after, torn=crash.torn)
-
-    @rule(crash=crashes)
     def crash_now(self, crash: Crash) -> None:
-        self.coming = crash
-        self.crash()
+        with self.under(crash):
+            pass
 
-    @precondition(lambda self: self.process.interruption is None and not self.failed)
-    @rule(
-        after=st.integers(0, 8),
-        error=st.sampled_from([errno.ENOSPC, errno.EIO]),
-        lasting=st.booleans(),
-        torn=st.sampled_from([0.0, 0.5]),
-    )
-    def fail_soon(self, after: int, error: int, lasting: bool, torn: float) -> None:
-        """The disk refuses something in a few operations, once or from then on."""
-        self.process.interruption = Interruption(after, error, lasting, torn)
+    @contextlib.contextmanager
+    def under(self, trouble: Trouble) -> Iterator[None]:
+        """The disk refuses something in the block, or the process ends in it or behind it."""
+        self.coming = trouble if isinstance(trouble, Crash) else None
+        if trouble is not None:
+            error, lasting = (trouble.error, trouble.lasting) if isinstance(trouble, Fault) else (None, False)
+            self.process.interruption = Interruption(trouble.after, error, lasting, trouble.torn)
+        yield
+        self.process.interruption = None
+        if self.coming is not None:
+            self.crash()
 
     @precondition(lambda self: FAILED_SYNCS_ARE_DISTRUSTED)
     @rule(cut=cuts)
@@ -465,14 +475,13 @@ class Laboratory(RuleBasedStateMachine):
         found = items(self.stream)
         self.accept(found, allowed)
         self.ends = {end for end in self.ends if end < len(found)} | {len(found)}
-        was_mixed = self.mixed is not None
         self.committed, self.outcomes, self.mixed = found, [], None
         self.synced()
         self.failed = False
+        if self.epoch_in_doubt:
+            self.forget_observers()
+        self.epoch_in_doubt = False
         for observer in self.observers:
-            if was_mixed:
-                # The bytes of an entry changed, and nothing tells.
-                observer.served, observer.safe = [], 0
             self.look(observer)
         self.changing = False
         if not self.observers:
@@ -519,9 +528,11 @@ class Laboratory(RuleBasedStateMachine):
 
     # What holds at any moment.
 
-    @rule()
-    def look_around(self) -> None:
+    @rule(index=st.booleans())
+    def look_around(self, index: bool) -> None:
         """A new reader, and all that the old ones were served."""
+        if index and not self.failed:
+            self.live.bookmarks.wait()
         self.observe()
         for observer in self.observers:
             self.look(observer)
