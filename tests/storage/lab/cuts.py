@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from tests.storage.lab.disk import Unsettled
+from tests.storage.lab.disk import Interruption, Unsettled
 
 _HEADER_SECTORS = 8
 
+ARRIVED = "everything arrived"
 MODES = (
-    "everything arrived",
+    ARRIVED,
     "nothing arrived",
     "one is missing",
     "one arrived",
@@ -41,7 +42,7 @@ class Cut:
         new = [thing.versions - 1 for thing in things]
         at = self.seed % len(things)
         chance = random.Random(self.seed)
-        if self.mode == "everything arrived":
+        if self.mode == ARRIVED:
             return new
         if self.mode == "nothing arrived":
             return [0] * len(things)
@@ -80,14 +81,23 @@ cuts = st.builds(Cut, st.sampled_from(MODES), st.integers(0, 2047))
 class Crash:
     """How a process ends: after so many operations, by a kill or (`cut`) with the machine.
 
-    `recovery` is what becomes of the next open.
+    `only` counts the operations of that name, syncs above all: when one is on its way there
+    is most to lose. `recovery` is what becomes of the next open.
     """
 
     after: int
     cut: Cut | None
     torn: float = 0.0
+    only: str = ""
     early_reader: bool = False
     recovery: Crash | None = None
+
+    def interruption(self) -> Interruption:
+        return Interruption(self.after, torn=self.torn, only=self.only)
+
+    def takes_something(self) -> bool:
+        """Whether what was not synced may be lost."""
+        return self.cut is not None and self.cut.mode != ARRIVED
 
 
 @dataclass(frozen=True)
@@ -99,14 +109,23 @@ class Fault:
     lasting: bool
     torn: float = 0.0
 
+    def interruption(self) -> Interruption:
+        return Interruption(self.after, self.error, self.lasting, self.torn)
+
 
 def _crashes(after: int, recovery: st.SearchStrategy[Crash | None]) -> st.SearchStrategy[Crash]:
+    points = st.one_of(
+        st.sampled_from([(0, "sync"), (0, "sync"), (1, "sync")]),
+        st.integers(0, after).map(lambda n: (n, "")),
+    )
     return st.builds(
-        Crash,
-        after=st.integers(0, after),
+        lambda point, cut, torn, early, recovery: Crash(
+            point[0], cut, torn, point[1], early, recovery
+        ),
+        points,
         cut=st.one_of(cuts, cuts, cuts, st.none()),
         torn=st.sampled_from([0.0, 0.5, 1.0]),
-        early_reader=st.booleans(),
+        early=st.booleans(),
         recovery=recovery,
     )
 

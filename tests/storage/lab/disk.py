@@ -213,14 +213,16 @@ Choose = Callable[[Sequence[Unsettled]], Sequence[int]]
 class Interruption:
     """What ends or fails a process: at its operation number `after` from now.
 
-    `error` is an errno; None ends the process. A write gets as far as `torn` of its
-    bytes. `lasting`: whatever comes behind it fails too, until somebody takes it away.
+    With `only` just the operations count whose name begins so. `error` is an errno; None
+    ends the process. A write gets as far as `torn` of its bytes. `lasting`: whatever comes
+    behind it fails too, until somebody takes it away.
     """
 
     after: int
     error: int | None = None
     lasting: bool = False
     torn: float = 0.0
+    only: str = ""
 
 
 class SimDisk:
@@ -394,7 +396,7 @@ class Process(Disk):
             raise Gone
         self.operations += 1
         coming = self.interruption
-        if coming is None:
+        if coming is None or not what.startswith(coming.only):
             return
         if coming.after:
             coming.after -= 1

@@ -29,7 +29,7 @@ from datastreamer.errors import CommitInDoubt, StreamFileError, UnknownBookmark,
 from datastreamer.storage import file as file_module
 from tests import oracle
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, crashes, cuts, troubles
-from tests.storage.lab.disk import Gone, Image, Interruption, SimDisk
+from tests.storage.lab.disk import Gone, Image, SimDisk
 from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item, items
 
 # What the core does not promise yet.
@@ -384,7 +384,7 @@ class Laboratory(RuleBasedStateMachine):
         self.policy = policy
         self.process = self.disk.process()
         self.changes += 1
-        self.recover(self.states(cut=False), None)
+        self.recover(self.states(None), None)
 
     @rule(crash=crashes)
     def crash_now(self, crash: Crash) -> None:
@@ -396,8 +396,7 @@ class Laboratory(RuleBasedStateMachine):
         """The disk refuses something in the block, or the process ends in it or behind it."""
         self.coming = trouble if isinstance(trouble, Crash) else None
         if trouble is not None:
-            error, lasting = (trouble.error, trouble.lasting) if isinstance(trouble, Fault) else (None, False)
-            self.process.interruption = Interruption(trouble.after, error, lasting, trouble.torn)
+            self.process.interruption = trouble.interruption()
         yield
         self.process.interruption = None
         if self.coming is not None:
@@ -411,21 +410,25 @@ class Laboratory(RuleBasedStateMachine):
 
     # Recovery.
 
-    def states(self, *, cut: bool) -> list[list[Item]]:
-        """What the stream may hold after this crash."""
-        if not cut:
-            return [self.committed, *self.outcomes]
-        # An update that is not atomic takes with it what its record's hash covers.
-        least = self.durable if self.mixed is None else 0
-        kept = [self.committed[:end] for end in sorted(self.ends) if end >= least]
-        return [*kept, self.committed, *self.outcomes]
+    def states(self, crash: Crash | None) -> list[list[Item]]:
+        """What the stream may hold after this crash (None: after none)."""
+        kept = [self.committed, *self.outcomes]
+        if crash is None or crash.cut is None:
+            return kept
+        least = self.durable
+        if self.mixed is not None:
+            # An update that is not atomic takes with it what its record's hash covers.
+            least = 0
+        elif not crash.takes_something():
+            return kept
+        return [self.committed[:end] for end in sorted(self.ends) if end >= least] + kept
 
     def crash(self) -> bool:
         """The process has ended; if the crash says so, the machine with it. Recovers."""
         crash = self.coming or Crash(0, None)
         self.coming = None
         self.drop()
-        allowed = self.states(cut=crash.cut is not None)
+        allowed = self.states(crash)
         # Who has not looked since entries were changed holds what is not so any more.
         told = [o for o in self.observers if o.changes == self.changes and not self.changing]
         if self.mixed is not None:
@@ -455,15 +458,14 @@ class Laboratory(RuleBasedStateMachine):
                 return False
             assert crash.recovery is not None
             crash = crash.recovery
-            if crash.cut is not None:
-                allowed = [*allowed, *self.states(cut=True)]
+            allowed += self.states(crash)
 
     def recover(self, allowed: list[list[Item]], ending: Crash | None) -> bool:
         """Open the stream for writing; False if the process ended in it, as `ending` says."""
         self.changing = True
         self.outcomes = allowed
         if ending is not None:
-            self.process.interruption = Interruption(ending.after, torn=ending.torn)
+            self.process.interruption = ending.interruption()
         try:
             self.stream = DataStream.open(
                 self.path, sync=self.policy, index=self.index, disk=self.process
