@@ -50,6 +50,7 @@ sizes = st.one_of(
 )
 keys = st.sampled_from(KEYS)
 adds = st.one_of(sizes, sizes, sizes, keys.map(lambda key: ("key", key)))
+several = st.lists(st.lists(adds, min_size=1, max_size=3), min_size=1, max_size=3)
 policies = st.sampled_from(["commit", "commit", "os"])
 
 
@@ -303,22 +304,22 @@ class Laboratory(RuleBasedStateMachine):
                 self.synced()
 
     @precondition(lambda self: self.op is None and not self.failed)
-    @rule(operations=st.lists(st.lists(adds, min_size=1, max_size=3), min_size=1, max_size=3))
-    def commit_several(self, operations: list[list[tuple[str, Any]]]) -> None:
-        for operation in operations:
-            self.commit_at_once(operation, None)
+    @rule(operations=several, trouble=troubles)
+    def commit_several(self, operations: list[list[tuple[str, Any]]], trouble: Trouble) -> None:
+        """The trouble comes in the last of them."""
+        for operation in operations[:-1]:
+            self.commit_one(operation)
+        with self.under(trouble):
+            self.commit_one(operations[-1])
 
-    @precondition(lambda self: self.op is None and not self.failed)
-    @rule(operation=st.lists(adds, min_size=1, max_size=3), trouble=troubles)
-    def commit_at_once(self, operation: list[tuple[str, Any]], trouble: Trouble) -> None:
+    def commit_one(self, operation: list[tuple[str, Any]]) -> None:
         self.begin()
         stream = self.stream
-        with self.under(trouble):
-            for what in operation:
-                self.added(what)
-                if self.op is None or self.stream is not stream:
-                    return
-            self.committed_now()
+        for what in operation:
+            self.added(what)
+            if self.op is None or self.stream is not stream:
+                return
+        self.committed_now()
 
     @precondition(lambda self: self.op is not None)
     @rule()
