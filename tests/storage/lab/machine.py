@@ -28,7 +28,7 @@ from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, StreamFileError, UnknownBookmark, WriteFailed
 from datastreamer.storage import file as file_module
 from tests import oracle
-from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, crashes, cuts, troubles
+from tests.storage.lab.cuts import Crash, Cut, Trouble, cuts, troubles
 from tests.storage.lab.disk import Gone, Image, SimDisk
 from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item, items
 
@@ -50,7 +50,7 @@ sizes = st.one_of(
 )
 keys = st.sampled_from(KEYS)
 adds = st.one_of(sizes, sizes, sizes, keys.map(lambda key: ("key", key)))
-several = st.lists(st.lists(adds, min_size=1, max_size=3), min_size=1, max_size=3)
+several = st.lists(st.lists(adds, min_size=1, max_size=3), min_size=1, max_size=4)
 policies = st.sampled_from(["commit", "commit", "os"])
 
 
@@ -111,7 +111,9 @@ class Laboratory(RuleBasedStateMachine):
         self.opened = False
         self.use(SimDisk())
         self.patches = contextlib.ExitStack()
-        self.patches.enter_context(mock.patch.object(file_module, "boot_id", lambda: self.disk.boot))
+        self.patches.enter_context(
+            mock.patch.object(file_module, "boot_id", lambda: self.disk.boot)
+        )
         # How fast a file grows is a matter of time, and the disk's room none here.
         self.patches.enter_context(mock.patch.object(file_module, "_MAX_STEP", 1))
 
@@ -128,9 +130,7 @@ class Laboratory(RuleBasedStateMachine):
     @initialize(policy=policies, tear=st.integers(0, 1600))
     def create(self, policy: Any, tear: int) -> None:
         self.policy = policy
-        self.stream = DataStream.create(
-            self.path, sync=policy, index=self.index, disk=self.process
-        )
+        self.stream = DataStream.create(self.path, sync=policy, index=self.index, disk=self.process)
         self.begun()
         self.disk.tear = tear
         self.observe()
@@ -386,11 +386,6 @@ class Laboratory(RuleBasedStateMachine):
         self.process = self.disk.process()
         self.changes += 1
         self.recover(self.states(None), None)
-
-    @rule(crash=crashes)
-    def crash_now(self, crash: Crash) -> None:
-        with self.under(crash):
-            pass
 
     @contextlib.contextmanager
     def under(self, trouble: Trouble) -> Iterator[None]:
