@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,10 +13,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from datastreamer import DataStream
 from datastreamer.errors import FileMissing
-from datastreamer.storage import file as file_module
 from tests.storage.lab.cuts import MODES, Cut
 from tests.storage.lab.disk import Gone, Interruption, SimDisk
-from tests.storage.lab.machine import PATH, Laboratory, plain, put
+from tests.storage.lab.machine import PATH, Laboratory, booted, plain, put
 from tests.storage.made import items, scan_file
 
 TestLaboratory = Laboratory.TestCase
@@ -62,23 +62,26 @@ def test_for_long(machine: type[Laboratory]) -> None:
 
 @pytest.mark.parametrize("cut", [None, *MODES])
 def test_every_crash_while_a_stream_is_made(
-    cut: str | None, monkeypatch: pytest.MonkeyPatch
+    cut: str | None,
 ) -> None:
     """There is no stream, or there is a whole one; and one can be made again."""
     for after in range(100):
-        disk = SimDisk()
-        monkeypatch.setattr(file_module, "boot_id", lambda disk=disk: disk.boot)
+        if made(after, cut):
+            return
+    raise AssertionError("a stream takes more than a hundred operations to make")
+
+
+def made(after: int, cut: str | None) -> bool:
+    """Whether the stream was made before the crash in operation `after`."""
+    disk, done = SimDisk(), False
+    with booted(lambda: disk.boot):
         process = disk.process()
         process.interruption = Interruption(after)
-        try:
+        with contextlib.suppress(Gone):
             DataStream.create(PATH, index="memory", disk=process).close()
-        except Gone:
-            done = False
-        else:
             done = True
         if cut is not None:
             disk = disk.power_cut(Cut(cut, after))
-            monkeypatch.setattr(file_module, "boot_id", lambda disk=disk: disk.boot)
         process = disk.process()
         try:
             stream = DataStream.open(PATH, index="memory", disk=process)
@@ -89,9 +92,7 @@ def test_every_crash_while_a_stream_is_made(
             assert stream.total_entries == 0
             with stream.atomic_op() as op:
                 op.add_entry(1, b"one")
-        if done:
-            return
-    raise AssertionError("a stream takes more than a hundred operations to make")
+    return done
 
 
 def test_it_writes_what_the_real_disk_gets(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from datastreamer.storage import file as file_module
 from datastreamer.storage import recovery
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.file import StreamFile
 from datastreamer.storage.record import Head, get_record
 from datastreamer.storage.stream import AtomicOp
+from datastreamer.storage.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.cuts import Crash, Trouble
 from tests.storage.lab.disk import SimDisk, SimFile
@@ -46,7 +46,7 @@ def no_sync_but_in_a_commit(_: Any) -> Any:
 
 
 def no_epoch(change: Any) -> Any:
-    def mutant(self: StreamFile, *arguments: Any) -> None:
+    def mutant(self: StreamWriter, *arguments: Any) -> None:
         self.epoch -= 1
         change(self, *arguments)
 
@@ -54,19 +54,19 @@ def no_epoch(change: Any) -> Any:
 
 
 def no_sync_in_a_change(change: Any) -> Any:
-    def mutant(self: StreamFile, *arguments: Any) -> None:
+    def mutant(self: StreamWriter, *arguments: Any) -> None:
         with mock.patch.object(SimFile, "sync", lambda file: None):
             change(self, *arguments)
 
     return mutant
 
 
-def base_stays(commit: Any) -> Any:
-    def mutant(self: StreamFile, packer: Any, hasher: Any) -> None:
-        base, running = self._base, (hasher or self._running).copy()
+def base_stays(write: Any) -> Any:
+    def mutant(self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool) -> None:
+        base, running = self._base, (self._running if hasher is None else hasher()).copy()
         for part in packer.entry_spans():
             running.update(part)
-        commit(self, packer, hasher)
+        write(self, packer, hasher, policy, sync)
         self._base, self._running = base, running
 
     return mutant
@@ -101,7 +101,7 @@ def folder_is_not_synced(_: Any) -> Any:
 
 
 def nothing_kept(_: Any) -> Any:
-    return lambda self, judged, disk: None
+    return lambda self, record: None
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -110,19 +110,19 @@ MUTANTS: dict[str, Mutant] = {
     "the header before the data": commit_order("header", "data", "sync", "mark"),
     "the data after the sync": commit_order("header", "sync", "data", "mark"),
     "no sync but in a commit": replaced(SimFile, "sync", no_sync_but_in_a_commit),
-    "a truncation without a sync": replaced(StreamFile, "_change_held", no_sync_in_a_change),
-    "a truncation without an epoch": replaced(StreamFile, "_change_held", no_epoch),
+    "a truncation without a sync": replaced(StreamWriter, "_change_held", no_sync_in_a_change),
+    "a truncation without an epoch": replaced(StreamWriter, "_change_held", no_epoch),
     "the record's hash is not checked": replaced(
-        recovery, "_longest_whole", lambda _: lambda file, record: record.after
+        recovery, "longest_whole", lambda _: lambda file, record: record.after
     ),
-    "the record's base is not moved on": replaced(StreamFile, "commit", base_stays),
+    "the record's base is not moved on": replaced(StreamWriter, "_commit", base_stays),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
     "readers believe the header": replaced(file_module, "visible", header_is_believed),
     "the index keeps what was cut off": replaced(
         BookmarkKeeper, "truncation", index_keeps_what_was_cut
     ),
     "a new file's folder is not synced": replaced(SimDisk, "sync_folder", folder_is_not_synced),
-    "what a recovery cuts off is not kept": replaced(StreamFile, "_keep_cut_bytes", nothing_kept),
+    "what a recovery cuts off is not kept": replaced(StreamWriter, "_keep_cut_bytes", nothing_kept),
 }
 
 
