@@ -219,17 +219,17 @@ class Laboratory(RuleBasedStateMachine):
             call()
         except Gone:
             return self.crash()
-        except CommitInDoubt:
+        except (CommitInDoubt, OSError) as error:
+            # An error of the system that comes through as it is tells nothing either.
+            if not isinstance(error, StreamFileError) and (CHANGES_FAIL_PRECISELY or not changing):
+                raise
             # What fails for good is mended when it was noticed.
             self.process.interruption = None
             self.failed = True
             self.epoch_in_doubt = changing and not FAILED_CHANGES_KEEP_THEIR_EPOCH
             self.op = None
             return False
-        except (WriteFailed, StreamFileError, OSError) as error:
-            if not isinstance(error, StreamFileError):
-                assert changing, "an error of the system comes through as it is"
-                assert not CHANGES_FAIL_PRECISELY, error
+        except (WriteFailed, StreamFileError):
             # As if it had not been called.
             self.process.interruption = None
             self.outcomes = kept

@@ -55,7 +55,7 @@ def no_epoch(change: Any) -> Any:
 
 def no_sync_in_a_change(change: Any) -> Any:
     def mutant(self: StreamWriter, *arguments: Any) -> None:
-        with mock.patch.object(SimFile, "sync", lambda file: None):
+        with mock.patch.object(SimFile, "sync"):
             change(self, *arguments)
 
     return mutant
@@ -74,7 +74,7 @@ def base_stays(write: Any) -> Any:
 
 def spilled_bytes_are_not_hashed(spill: Any) -> Any:
     def mutant(self: AtomicOp) -> None:
-        with mock.patch.object(AtomicOp, "entry_spans", lambda op: []):
+        with mock.patch.object(AtomicOp, "entry_spans", return_value=[]):
             spill(self)
 
     return mutant
