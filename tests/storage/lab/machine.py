@@ -35,10 +35,10 @@ from tests.storage.lab.disk import Gone, Image, SimDisk
 from tests.storage.made import BOOKMARK, FIRST, HEADER, PAGE, Item, items
 
 # What the core does not promise yet.
-UPDATE_IS_ATOMIC = False
-FAILED_SYNCS_ARE_DISTRUSTED = False
-FAILED_CHANGES_KEEP_THEIR_EPOCH = False
-CHANGES_FAIL_PRECISELY = False
+UPDATE_IS_ATOMIC = True
+FAILED_SYNCS_ARE_DISTRUSTED = True
+FAILED_CHANGES_KEEP_THEIR_EPOCH = True
+CHANGES_FAIL_PRECISELY = True
 
 PATH = "/simulated/stream.bin"
 KEYS = (b"k", b"l", b"m" * 16, b"\0")
