@@ -1,13 +1,15 @@
 """Which kind of file system a path stands on, where that decides what may be done there.
 
-Knows the mount table of Linux; elsewhere every path counts as local. Takes no decision.
+Knows the mount table of Linux; elsewhere every path counts as local.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from datastreamer.errors import StreamFileError
 
 # What serves files of another machine, or through a program of the user's (which may be
 # one that does). Mapped pages and locks are not kept the same there for all who look.
@@ -19,6 +21,9 @@ _NETWORK = {
 # FUSE says what is behind it: `fuse.sshfs`. On these it is a disk of this machine.
 _LOCAL_FUSE = {"fuseblk", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat", "fuse.lxcfs"}
 _MOUNTS = "/proc/self/mountinfo"
+
+ALLOW: Final = "DATASTREAMER_ALLOW_NETWORK"
+"""The environment variable that, set to 1, allows what `ensure_local` refuses."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -93,3 +98,17 @@ def on_network(path: str | os.PathLike[str]) -> str | None:
         return None
     kind = type_of(place, mounts, device)
     return kind if kind is not None and is_network(kind) else None
+
+
+def ensure_local(path: str | os.PathLike[str], doing: str) -> None:
+    """Refuse, with `StreamFileError`, to be `doing` something on a network file system."""
+    if os.environ.get(ALLOW) == "1":
+        return
+    kind = on_network(path)
+    if kind is not None:
+        raise StreamFileError(
+            path,
+            f"stands on a network file system ({kind}), where {doing} is not safe: what another "
+            f"machine writes is seen late, and in parts; work on the machine that has the disk, "
+            f"or set {ALLOW}=1",
+        )

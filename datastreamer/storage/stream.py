@@ -47,6 +47,7 @@ from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
 from datastreamer.storage.file import StreamFile
+from datastreamer.storage.mounts import ensure_local
 from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Head
 from datastreamer.storage.writer import PendingCommit, StreamWriter, SyncPolicy
@@ -207,6 +208,8 @@ class DataStream:
         `DamagedHeader`, `BadFileSize`.
         """
         _check_policy(sync)
+        if follow and not isinstance(path, int):
+            ensure_local(path, "following")
         if read_only or follow:
             read = StreamFile.open(path, stream_type=stream_type, disk=disk, name=name)
             return cls(read, index, follow=follow)

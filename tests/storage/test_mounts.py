@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer import DataStream
+from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage import mounts
 from datastreamer.storage.mounts import Mount, is_network, mounts_of, on_network, type_of
 
@@ -110,3 +112,28 @@ def test_it_cannot_be_told(table: Path) -> None:
 def test_the_real_table() -> None:
     assert type_of("/", mounts_of(Path("/proc/self/mountinfo").read_text())) is not None
     assert on_network("/proc/self") is None
+
+
+def test_what_is_refused_there(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream, stream.atomic_op() as op:
+        op.add_bookmark(b"k")
+        op.add_entry(1, b"event")
+    table.write_text(f"36 35 0:99 / {tmp_path} rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(mounts, "on_network", lambda path: "nfs4")
+    with pytest.raises(StreamFileError, match=r"nfs4.*following is not safe.*ALLOW_NETWORK=1"):
+        DataStream.open(path, follow=True)
+    with pytest.raises(IndexFailed, match=r"LMDB is not safe.*index='memory'"):
+        DataStream.open(path)
+    with DataStream.open(path, index="memory") as stream:
+        assert stream.bookmark(b"k") == 0
+    with DataStream.open(path, read_only=True) as stream:
+        # Read as it stands, with what the stream itself says of bookmarks.
+        assert stream.bookmark(b"k") == 0
+    monkeypatch.setenv(mounts.ALLOW, "1")
+    with DataStream.open(path, follow=True) as stream:
+        assert stream.bookmark(b"k") == 0
+    with DataStream.open(path) as stream:
+        assert stream.bookmark(b"k") == 0

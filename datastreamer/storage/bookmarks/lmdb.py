@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 import lmdb
 
-from datastreamer.errors import IndexFailed
+from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Merged, Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
@@ -29,6 +29,7 @@ from datastreamer.storage.bookmarks.base import (
     at_once,
 )
 from datastreamer.storage.disk import OsDisk
+from datastreamer.storage.mounts import ensure_local
 
 # Address space, not memory or disk: a map of so much is reserved once and never has to grow.
 _WHOLE_MAP = 1 << 40
@@ -408,6 +409,14 @@ def open_index(path: str, write: bool) -> LmdbIndex:
         raise IndexReadOnly(folder, "there is no bookmark index")
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise IndexFailed(folder, "is in the way of the bookmark index; move it elsewhere")
+    try:
+        ensure_local(folder, "a bookmark index in LMDB")
+    except StreamFileError as error:
+        if write:
+            raise IndexFailed(
+                folder, f"{error.what}; or open the stream with index='memory'"
+            ) from None
+        raise IndexReadOnly(folder, error.what) from error
     try:
         return LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
     except IndexFailed as error:
