@@ -72,14 +72,7 @@ cdef Py_ssize_t measure(object items) except -2:
     return total
 
 
-@cython.final
-cdef class _Arena:
-    """Memory for packed bytes. What is exported of it neither moves nor changes."""
-
-    cdef uint8_t* memory
-    cdef Py_ssize_t size
-    cdef Py_ssize_t used       # what the next export shows
-    cdef Py_ssize_t exports
+cdef class Arena:
 
     def __dealloc__(self):
         free(self.memory)
@@ -93,14 +86,19 @@ cdef class _Arena:
         self.exports -= 1
 
 
-cdef struct Segment:
-    int64_t file_offset
-    Py_ssize_t begin        # in the arena
-    bint padded             # its last byte is a padding mark
+@cython.no_gc_clear
+cdef class Packed:
+
+    def __cinit__(self, *args, **kwargs):
+        self._arena = Arena.__new__(Arena)
+        self._offset = HEADER_PAGE_SIZE
+
+    def __dealloc__(self):
+        free(self._segments)
 
 
 @cython.no_gc_clear
-cdef class EntryPacker:
+cdef class EntryPacker(Packed):
     """The write side of an atomic operation: entries packed as they will stand in the file.
 
     Packed bytes gather in an arena; `segments` say where in the file they belong. None
@@ -118,25 +116,14 @@ cdef class EntryPacker:
     Every `add_` raises `NoOperation` where `begin` did not come before.
     """
 
-    cdef _Arena _arena
-    cdef uint8_t* _bytes          # the arena's memory
-    cdef Py_ssize_t _size         # and its size
-    cdef Py_ssize_t _used
     cdef Py_ssize_t _spill_size
     cdef Py_ssize_t _spill_at
-    cdef Segment* _segments
-    cdef Py_ssize_t _count
-    cdef Py_ssize_t _capacity
-    cdef int64_t _offset          # in the file, where the next byte goes
-    cdef Py_ssize_t _room         # what is left of the page there; 0 behind a full one
-    cdef uint64_t _number
+    cdef Py_ssize_t _room         # what is left of the page at `_offset`; 0 behind a full one
     cdef list _bookmarks
     cdef bint _open
 
     def __cinit__(self, *args, **kwargs):
-        self._arena = _Arena.__new__(_Arena)
         self._bookmarks = []
-        self._offset = HEADER_PAGE_SIZE
         self._room = PAGE_SIZE
         self._spill_size = self._spill_at = SPILL_SIZE
 
@@ -144,9 +131,6 @@ cdef class EntryPacker:
         if spill_size < 0:
             raise ValueError(f"spill_size is at least 0, not {spill_size}")
         self._spill_size = self._spill_at = spill_size
-
-    def __dealloc__(self):
-        free(self._segments)
 
     def begin(self, total_length, total_entries):
         """Open an operation on a stream that ends there; forget everything before.
@@ -200,7 +184,7 @@ cdef class EntryPacker:
         """(file offset, offset in the arena, length) of each segment, in order; none is empty."""
         cdef Py_ssize_t i
         return [(self._segments[i].file_offset, self._segments[i].begin,
-                 self._segment_end(i) - self._segments[i].begin) for i in range(self._count)]
+                 segment_end(self, i) - self._segments[i].begin) for i in range(self._count)]
 
     @property
     def arena(self):
@@ -214,7 +198,7 @@ cdef class EntryPacker:
         view = self.arena
         spans = []
         for i in range(self._count):
-            end = self._segment_end(i) - self._segments[i].padded
+            end = segment_end(self, i) - self._segments[i].padded
             if end > self._segments[i].begin:
                 spans.append(view[self._segments[i].begin:end])
         return spans
@@ -351,7 +335,7 @@ cdef class EntryPacker:
     cdef int _grow(self, Py_ssize_t size) except -1:
         cdef Py_ssize_t capacity = self._capacity * 2 + 4
         cdef Py_ssize_t arena_size = self._size + (self._size >> 1)
-        cdef _Arena arena = self._arena
+        cdef Arena arena = self._arena
         cdef void* moved
         if self._capacity - self._count < 2:
             moved = realloc(self._segments, capacity * sizeof(Segment))
@@ -365,7 +349,7 @@ cdef class EntryPacker:
             raise MemoryError
         arena_size = max(arena_size, self._used + size, SMALLEST_ARENA)
         if arena.exports:
-            arena = _Arena.__new__(_Arena)
+            arena = Arena.__new__(Arena)
             moved = malloc(arena_size)
         else:
             moved = realloc(arena.memory, arena_size)
@@ -385,17 +369,13 @@ cdef class EntryPacker:
         """Forget what was packed. An arena that is exported, or became huge, is left to others."""
         cdef Py_ssize_t usual = self._spill_size + 2 * PAGE_SIZE
         if self._arena.exports or self._size >> 1 > usual:
-            self._arena = _Arena.__new__(_Arena)
+            self._arena = Arena.__new__(Arena)
             self._bytes = NULL
             self._size = 0
         self._used = 0
         self._count = 0
         self._spill_at = self._spill_size
         return 0
-
-    @cython.final
-    cdef inline Py_ssize_t _segment_end(self, Py_ssize_t i) noexcept:
-        return self._used if i + 1 == self._count else self._segments[i + 1].begin
 
     @cython.final
     cdef int _remember(self, bytes key) except -1:

@@ -1,4 +1,14 @@
 from collections.abc import Sequence
+from typing import TypeAlias
+
+from xxhash import xxh3_64
+
+from datastreamer._packer import EntryPacker
+from datastreamer.storage.disk import File
+from datastreamer.storage.record import CommitLayout, Head
+from datastreamer.storage.writer import StreamWriter
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 STEP_DATA: int
 STEP_HEADER: int
@@ -10,11 +20,51 @@ class CommitStepFailed(OSError):
 
 def write_commit(
     fd: int,
-    arena: bytes | bytearray | memoryview,
+    arena: Buffer,
     segments: Sequence[tuple[int, int, int]],
-    page: bytes | bytearray | memoryview,
+    page: Buffer,
     before: tuple[int, int],
     after: tuple[int, int],
     sync: bool,
     wakers: Sequence[int],
 ) -> None: ...
+
+class Descriptor:
+    _fd: int
+    def __init__(self, fd: int) -> None: ...
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None: ...
+
+class StreamEnd:
+    written: Head
+    base: Head
+    mid: Head
+    first: int
+    running: xxh3_64
+    unfinished: bool
+    limit: int
+    commits: int
+    @property
+    def ready(self) -> bool: ...
+    def commit_on(self, packer: EntryPacker, writer: StreamWriter) -> Head | None: ...
+    def __init__(self, file: File, page: bytearray, head: Head, layout: CommitLayout) -> None: ...
+    def all_on_disk(self, head: Head) -> None: ...
+    def put(
+        self, base: Head, mid: Head, after: Head, first: int, second: int, seen: Head
+    ) -> None: ...
+    def commit(
+        self,
+        packer: EntryPacker,
+        hasher: xxh3_64 | None,
+        seen: Head | None,
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> Head: ...

@@ -1,16 +1,31 @@
-"""A commit's writes in one call that lets go of the GIL once.
+"""A commit: the header page's new bytes, and all writes in one call that lets go of the GIL once.
 
-Knows offsets and bytes, not what they mean.
+Owns how a stream's end moves on: the hash of what is not on disk, the bytes of header,
+record and mark (where they stand is `record.py`'s to say), and all of it back where the
+writes fail. Takes no locks and no decisions; `writer.py` does.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport EINTR, ENOSPC, errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 from posix.types cimport off_t
 from posix.unistd cimport pwrite, write
 
+from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
+from datastreamer._packer cimport Packed, segment_end
+
 import os
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+cdef new_hash = xxh3_64
+cdef hash_of = xxh3_64_intdigest
 
 cdef extern from *:
     """
@@ -25,15 +40,47 @@ cdef extern from *:
     """
     int to_disk(int fd) noexcept nogil
 
+cdef extern from "Python.h":
+    bint PyMethod_Check(object) noexcept
+    # Borrowed, both.
+    PyObject* PyMethod_GET_FUNCTION(object) noexcept
+    PyObject* PyMethod_GET_SELF(object) noexcept
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept  # borrowed
+    Py_ssize_t Py_SIZE(object) noexcept
+    void PyTuple_SET_ITEM(object, Py_ssize_t at, PyObject* item) noexcept
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(type kind, Py_ssize_t count)
+
 STEP_DATA = 0
 STEP_HEADER = 1
 STEP_SYNC = 2
 STEP_MARK = 3
 
-cdef struct Segment:
-    int64_t offset
-    int64_t start
+cdef enum:
+    FEW = 8  # pieces or wakers that need no memory of their own
+
+cdef struct Piece:
+    int64_t offset      # in the file
+    int64_t start       # in the arena
     int64_t length
+
+
+cdef struct Span:
+    int64_t start
+    int64_t end
+
+
+cdef struct Plan:
+    # What a commit writes; the memory behind the pointers is the caller's.
+    const char* arena
+    Piece* pieces
+    Py_ssize_t count
+    const char* page
+    Span before
+    Span after
+    bint sync
+    int* wakers
+    Py_ssize_t waker_count
 
 
 class CommitStepFailed(OSError):
@@ -66,6 +113,65 @@ cdef int sync_data(int fd) noexcept nogil:
     return 0
 
 
+cdef int carry_out(int fd, const Plan* plan, int* step) noexcept nogil:
+    """0, or the errno of the step that failed."""
+    cdef Py_ssize_t i
+    cdef int failed
+    cdef uint64_t one = 1
+    step[0] = 0
+    for i in range(plan.count):
+        failed = write_all(fd, plan.arena + plan.pieces[i].start, plan.pieces[i].length,
+                           plan.pieces[i].offset)
+        if failed:
+            return failed
+    step[0] = 1
+    failed = write_all(fd, plan.page + plan.before.start, plan.before.end - plan.before.start,
+                       plan.before.start)
+    if failed:
+        return failed
+    if plan.sync:
+        step[0] = 2
+        failed = sync_data(fd)
+        if failed:
+            return failed
+    step[0] = 3
+    failed = write_all(fd, plan.page + plan.after.start, plan.after.end - plan.after.start,
+                       plan.after.start)
+    if failed:
+        return failed
+    for i in range(plan.waker_count):
+        while write(plan.wakers[i], &one, 8) < 0 and errno == EINTR:
+            pass
+    return 0
+
+
+cdef int run(int fd, Plan* plan, wakers) except -1:
+    """Carry out a plan that is whole but for its wakers."""
+    cdef int[FEW] few
+    cdef int* fds = few
+    cdef int failed, step
+    cdef Py_ssize_t i
+    plan.waker_count = len(wakers)
+    if plan.waker_count > FEW:
+        fds = <int*>malloc(plan.waker_count * sizeof(int))
+        if fds == NULL:
+            raise MemoryError
+    try:
+        for i in range(plan.waker_count):
+            fds[i] = wakers[i]
+        plan.wakers = fds
+        with nogil:
+            failed = carry_out(fd, plan, &step)
+    finally:
+        if fds != few:
+            free(fds)
+    if failed:
+        error = CommitStepFailed(failed, os.strerror(failed))
+        error.step = step
+        raise error
+    return 0
+
+
 def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers):
     """Write an operation and make it known, in this order.
 
@@ -79,14 +185,14 @@ def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers
     """
     cdef Py_buffer data
     cdef Py_buffer head
-    cdef Py_ssize_t count = len(segments), i, waker_count = len(wakers)
-    cdef int64_t before_start = before[0], before_end = before[1]
-    cdef int64_t after_start = after[0], after_end = after[1]
     cdef int64_t offset, start, length
-    cdef int failed = 0, step = 0
-    cdef uint64_t one = 1
-    cdef Segment* plan = NULL
-    cdef int* fds = NULL
+    cdef Py_ssize_t i
+    cdef Plan plan
+    plan.count = len(segments)
+    plan.before.start, plan.before.end = before
+    plan.after.start, plan.after.end = after
+    plan.sync = sync
+    plan.pieces = NULL
     PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
     try:
         PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
@@ -94,49 +200,278 @@ def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers
         PyBuffer_Release(&data)
         raise
     try:
-        if not (0 <= before_start <= before_end <= head.len
-                and 0 <= after_start <= after_end <= head.len):
+        if not (0 <= plan.before.start <= plan.before.end <= head.len
+                and 0 <= plan.after.start <= plan.after.end <= head.len):
             raise ValueError("the spans lie outside of the page")
-        plan = <Segment*>malloc((count + 1) * sizeof(Segment))
-        fds = <int*>malloc((waker_count + 1) * sizeof(int))
-        if plan == NULL or fds == NULL:
+        plan.pieces = <Piece*>malloc((plan.count + 1) * sizeof(Piece))
+        if plan.pieces == NULL:
             raise MemoryError
-        for i in range(count):
+        for i in range(plan.count):
             offset, start, length = segments[i]
             if start < 0 or length < 0 or offset < 0 or start > data.len - length:
                 raise ValueError("a segment lies outside of the arena")
-            plan[i].offset = offset
-            plan[i].start = start
-            plan[i].length = length
-        for i in range(waker_count):
-            fds[i] = wakers[i]
-        with nogil:
-            for i in range(count):
-                failed = write_all(fd, <const char*>data.buf + plan[i].start,
-                                   plan[i].length, plan[i].offset)
-                if failed:
-                    break
-            if not failed:
-                step = 1
-                failed = write_all(fd, <const char*>head.buf + before_start,
-                                   before_end - before_start, before_start)
-            if not failed and sync:
-                step = 2
-                failed = sync_data(fd)
-            if not failed:
-                step = 3
-                failed = write_all(fd, <const char*>head.buf + after_start,
-                                   after_end - after_start, after_start)
-            if not failed:
-                for i in range(waker_count):
-                    while write(fds[i], &one, 8) < 0 and errno == EINTR:
-                        pass
+            plan.pieces[i].offset = offset
+            plan.pieces[i].start = start
+            plan.pieces[i].length = length
+        plan.arena = <const char*>data.buf
+        plan.page = <const char*>head.buf
+        run(fd, &plan, wakers)
     finally:
-        free(plan)
-        free(fds)
+        free(plan.pieces)
         PyBuffer_Release(&data)
         PyBuffer_Release(&head)
-    if failed:
-        error = CommitStepFailed(failed, os.strerror(failed))
-        error.step = step
-        raise error
+
+
+cdef class Descriptor:
+    """A file of the system as far as a commit goes: `disk.File.commit`."""
+
+    cdef public int _fd
+
+    def __init__(self, int fd):
+        self._fd = fd
+
+    def commit(self, arena, segments, page, before, after, bint sync, wakers):
+        """See `write_commit`."""
+        write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
+
+
+cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit
+
+
+cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
+                      bint sync, wakers) except -1:
+    """`write_commit` of what a packer holds, without an object for any of it."""
+    cdef Piece[FEW] few
+    cdef Plan plan
+    cdef Py_ssize_t i
+    arena = packed._arena
+    plan.arena = <const char*>arena.memory
+    plan.count = packed._count
+    plan.page = page
+    plan.before = before
+    plan.after = after
+    plan.sync = sync
+    plan.pieces = few
+    if plan.count > FEW:
+        plan.pieces = <Piece*>malloc(plan.count * sizeof(Piece))
+        if plan.pieces == NULL:
+            raise MemoryError
+    # As an export does: what another thread adds meanwhile moves nothing.
+    arena.exports += 1
+    try:
+        for i in range(plan.count):
+            plan.pieces[i].offset = packed._segments[i].file_offset
+            plan.pieces[i].start = packed._segments[i].begin
+            plan.pieces[i].length = segment_end(packed, i) - packed._segments[i].begin
+        run(fd, &plan, wakers)
+    finally:
+        arena.exports -= 1
+        if plan.pieces != few:
+            free(plan.pieces)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear  # a cleared `_hold` would free the page that it holds
+cdef class StreamEnd:
+    """Where a stream that is written ends, and the header page that says so.
+
+    `written` is the end. `base` is known to be on disk; at `mid` the sync that is under way
+    began (without one, mid is base). `first` is the hash of the entries from base to mid,
+    `running` the xxh3 of those from mid to the end. `unfinished` is true between the first
+    write of a commit or change and its end. `commits` counts them. Up to the offset `limit` a
+    commit that does not wait needs nothing but its writes; -1 where somebody has to look.
+    For one thread at a time; `commit_on` sees to that itself.
+    """
+
+    cdef public object written
+    cdef public object base
+    cdef public object mid
+    cdef public object first
+    cdef public object running
+    cdef public bint unfinished
+    cdef public int64_t limit
+    cdef public int64_t commits
+    cdef object _file
+    cdef type _head
+    cdef object _page
+    cdef uint8_t* _bytes
+    cdef Py_buffer _hold
+    cdef Py_ssize_t _totals, _ends, _record_end, _mark, _mark_end
+    cdef Span _nothing, _before_sync, _after_sync, _without_sync
+
+    def __init__(self, file, page, head, layout):
+        """`file` is a `disk.File`; `page`, a bytearray, keeps its size from now on.
+
+        Everything up to `head` is on disk. `layout` is `record.COMMIT_LAYOUT`.
+        """
+        cdef Py_ssize_t where
+        if self._bytes != NULL:
+            raise RuntimeError("a stream's end is made once")
+        (self._totals, self._ends, self._record_end, self._mark, self._mark_end,
+         before, after, without) = layout
+        self._before_sync.start, self._before_sync.end = before
+        self._after_sync.start, self._after_sync.end = after
+        self._without_sync.start, self._without_sync.end = without
+        for where in (*layout[:5], *before, *after, *without):
+            if not 0 <= where <= HEADER_PAGE_SIZE - 64:
+                raise ValueError("a record lies outside of the page")
+        if self._mark > self._mark_end:
+            raise ValueError("a record ends before it begins")
+        if len(page) != HEADER_PAGE_SIZE:
+            raise ValueError("a header page has 4096 bytes")
+        # Held, it cannot change its size.
+        PyObject_GetBuffer(page, &self._hold, PyBUF_WRITABLE)
+        self._page = page
+        self._bytes = <uint8_t*>self._hold.buf
+        self._file = file
+        self._head = type(head)
+        self.limit = -1
+        self.written = head
+        self.all_on_disk(head)
+
+    def __dealloc__(self):
+        if self._bytes != NULL:
+            PyBuffer_Release(&self._hold)
+
+    @property
+    def ready(self):
+        """Whether the next operation may begin with nothing to be looked at."""
+        return self.limit >= 0 and not self.unfinished
+
+    def commit_on(self, packer, writer):
+        """`commit` where nothing else is to be seen to, and it is seen at once: gives the new
+        end, or None where somebody has to look, and nothing was done.
+
+        Takes the `writer`'s lock, moves its reader's head, has it wake those who look at that,
+        and raise what is to be said of an `OSError`.
+        """
+        cdef Packed packed = packer
+        lock = writer._lock
+        lock.acquire()
+        try:
+            if packed._offset > self.limit or self.unfinished:
+                return None
+            try:
+                head = self.commit(packer, None, None, False, writer.wakers)
+            except OSError as error:
+                writer.not_committed(error)
+            writer.reader.head = head
+            self.unfinished = False
+            if writer.inside_wakers:
+                writer.wake_inside()
+            return head
+        finally:
+            lock.release()
+
+    cpdef all_on_disk(self, head):
+        """Everything up to `head` is on disk, and the hash begins anew behind it."""
+        self.base = self.mid = head
+        self.running = new_hash()
+        self.first = self.running.intdigest()
+
+    def put(self, base, mid, after, first, second, seen):
+        """Move header and record, which stand in the page already, on to `after`, and the mark
+        to `seen`.
+
+        What does not change from commit to commit is not written again.
+        """
+        self._put(base, mid, after, first, second, seen)
+
+    cdef int _put(self, base, mid, after, first, second, seen) except -1:
+        cdef uint8_t* page = self._bytes
+        put_head(page + self._totals, after)
+        put_head(page + self._ends, base)
+        put_head(page + self._ends + 16, mid)
+        put_head(page + self._ends + 32, after)
+        put_u64(page + self._ends + 48, first)
+        put_u64(page + self._ends + 56, second)
+        put_sum(page, 0, self._record_end)
+        put_head(page + self._mark_end - 16, seen)
+        put_sum(page, self._mark, self._mark_end)
+        return 0
+
+    cpdef commit(self, packer, hasher, seen, bint sync, wakers):
+        """Move the end on over the packer's entries, in the page and in the file; gives it.
+
+        `hasher` is the running hash over what was placed of the operation before (None:
+        nothing was). Readers may go up to `seen` (None: to the new end). Leaves
+        `unfinished` true, for whoever has told them. Raises `OSError` with page and end as
+        they were; `CommitStepFailed` says how far the file got.
+        """
+        cdef Packed packed = packer
+        cdef uint8_t* page = self._bytes
+        cdef uint8_t[HEADER_PAGE_SIZE] old
+        cdef Span before, after
+        # As `Head(...)`, without a call.
+        head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
+        set_item(head, 0, packed._offset)
+        set_item(head, 1, packed._number)
+        # A copy, so that a commit that fails may be made again.
+        running = (self.running if hasher is None else hasher).copy()
+        hash_into(running, packed)
+        digest = running.intdigest()
+        before = self._before_sync
+        if sync:
+            after = self._after_sync
+        elif seen is None:
+            before, after = self._nothing, self._without_sync
+        else:
+            after = self._nothing
+        # A signal's handler may raise wherever Python runs.
+        self.unfinished = True
+        memcpy(old, page, HEADER_PAGE_SIZE)
+        try:
+            self._put(self.base, self.mid, head, self.first, digest,
+                      head if seen is None else seen)
+            write = self._file.commit
+            if PyMethod_Check(write) and PyMethod_GET_FUNCTION(write) == ITS_COMMIT:
+                write_packed((<Descriptor>PyMethod_GET_SELF(write))._fd, packed, <char*>page,
+                             before, after, sync, wakers)
+            else:
+                write(packer.arena, packer.segments, self._page, (before.start, before.end),
+                      (after.start, after.end), sync, wakers)
+        except OSError:
+            memcpy(page, old, HEADER_PAGE_SIZE)
+            raise
+        self.written = head
+        self.commits += 1
+        if sync:
+            self.all_on_disk(head)
+        else:
+            self.running = running
+        return head
+
+
+cdef inline int set_item(new, Py_ssize_t at, item) except -1:
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(new, at, <PyObject*>item)
+    return 0
+
+
+cdef inline int put_head(uint8_t* p, head) except -1:
+    # Indexing a tuple's subclass goes the long way round.
+    if not isinstance(head, tuple) or Py_SIZE(head) != 2:
+        raise TypeError("a head is a pair of numbers")
+    put_u64(p, <object>PyTuple_GET_ITEM(head, 0))
+    put_u64(p + 8, <object>PyTuple_GET_ITEM(head, 1))
+    return 0
+
+
+cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
+    """The xxh3 of a record, right behind it."""
+    record = PyBytes_FromStringAndSize(<char*>page + start, end - start)
+    put_u64(page + end, <uint64_t>hash_of(record))
+    return 0
+
+
+cdef int hash_into(running, Packed packed) except -1:
+    """Take the packed entries, without padding marks, into a hash."""
+    if packed._count == 1 and not packed._segments[0].padded:
+        # The usual one, without a view of it.
+        packed._arena.used = packed._used
+        running.update(packed._arena)
+    else:
+        for part in packed.entry_spans():
+            running.update(part)
+    return 0

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from datastreamer.storage._commit import write_commit
+from datastreamer.storage._commit import Descriptor
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,11 +65,8 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
-class OsFile:
-    """A file of the operating system."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+class OsFile(Descriptor):
+    """A file of the operating system. `commit` is `Descriptor`'s."""
 
     def fileno(self) -> int:
         return self._fd
@@ -97,18 +94,6 @@ class OsFile:
             done = os.pwrite(self._fd, view, offset)
             view = view[done:]
             offset += done
-
-    def commit(
-        self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
-        page: Buffer,
-        before: tuple[int, int],
-        after: tuple[int, int],
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> None:
-        write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
 
     def sync(self) -> None:
         if _LINUX:

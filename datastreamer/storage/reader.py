@@ -127,7 +127,8 @@ class Reader:
     @head.setter
     def head(self, head: Head) -> None:
         _, changes, pages = self._state
-        self._state = _State(head, changes, pages)
+        # As _State(...) makes it, in half the time.
+        self._state = tuple.__new__(_State, (head, changes, pages))
 
     @property
     def changes(self) -> int:

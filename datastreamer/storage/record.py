@@ -49,15 +49,28 @@ _RECORD_END: Final = RECORD_OFFSET + _RECORD.size
 _MARK_END: Final = MARK_OFFSET + _MARK.size
 
 # The last fields of header and mark, and of the record.
-_TOTALS: Final = struct.Struct(">QQ")
-_TOTALS_OFFSET: Final = HEADER_OFFSET + HEADER_SIZE - _TOTALS.size
-_ENDS: Final = struct.Struct(">QQQQQQQQ")
-_ENDS_OFFSET: Final = _RECORD_END - _ENDS.size
+_TOTALS_OFFSET: Final = HEADER_OFFSET + HEADER_SIZE - 16
+_ENDS_OFFSET: Final = _RECORD_END - 64
 
 # What a commit writes: header and record before the sync; slots and mark after it.
 BEFORE_SYNC: Final = (HEADER_OFFSET, _RECORD_END + _SUM.size)
 AFTER_SYNC: Final = (SLOT_OFFSETS[0], _MARK_END + _SUM.size)
 WITHOUT_SYNC: Final = (HEADER_OFFSET, _MARK_END + _SUM.size)
+SLOTS: Final = (SLOT_OFFSETS[0], MARK_OFFSET)
+
+CommitLayout = tuple[int, int, int, int, int, tuple[int, int], tuple[int, int], tuple[int, int]]
+# Where the bytes stand that every commit changes: the header's totals, the record's heads
+# and hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum.
+COMMIT_LAYOUT: Final[CommitLayout] = (
+    _TOTALS_OFFSET,
+    _ENDS_OFFSET,
+    _RECORD_END,
+    MARK_OFFSET,
+    _MARK_END,
+    BEFORE_SYNC,
+    AFTER_SYNC,
+    WITHOUT_SYNC,
+)
 
 NO_ID: Final = bytes(16)
 
@@ -141,38 +154,6 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
         second,
     )
     _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
-
-
-def put_commit(
-    page: bytearray,
-    base: Head,
-    mid: Head,
-    after: Head,
-    first_hash: int,
-    second_hash: int,
-    seen: Head,
-) -> None:
-    """Move header and record, which stand in `page` already, on to `after`, the mark to `seen`.
-
-    What does not change from commit to commit is not written again.
-    """
-    length, entries = after
-    _TOTALS.pack_into(page, _TOTALS_OFFSET, length, entries)
-    _ENDS.pack_into(
-        page,
-        _ENDS_OFFSET,
-        base[0],
-        base[1],
-        mid[0],
-        mid[1],
-        length,
-        entries,
-        first_hash,
-        second_hash,
-    )
-    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
-    _TOTALS.pack_into(page, _MARK_END - _TOTALS.size, *seen)
-    _SUM.pack_into(page, _MARK_END, xxh3_64_intdigest(page[MARK_OFFSET:_MARK_END]))
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:

@@ -67,6 +67,8 @@ class AtomicOp(EntryPacker):
     `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
     """
 
+    __slots__ = ("_failures", "_hashed_from", "_hasher", "_placed", "_start", "_stream")
+
     def __init__(self, stream: DataStream) -> None:
         super().__init__()
         self._stream = stream
@@ -133,6 +135,7 @@ class DataStream:
 
     def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
         self._file = file
+        self._written = file if isinstance(file, StreamWriter) else None
         self._follows = follow
         self._index = index
         # The index may be opened late, when the process works in another folder.
@@ -335,16 +338,23 @@ class DataStream:
 
     def start_atomic_op(self) -> None:
         """Open an operation. Raises `OperationOpen` where one is."""
+        file, op = self._written, self._op
+        if file is None or op.is_open or not file.end.ready:
+            file = self._ensure_startable()
+        # First: a sync that fails behind this makes the commit look again.
+        op._failures = file.failures
+        op._hasher = None
+        op._start = start = file.end.written
+        op.begin(*start)
+
+    def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
         file = self._writer()
-        op = self._op
-        if op.is_open:
+        if self._op.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
         if file.failed:
             self._mend()
-        head = file.written
-        op._hasher, op._start, op._failures = None, head, file.failures
-        op.begin(head.length, head.entries)
+        return file
 
     def add_entry(self, type: int, data: Buffer) -> int:
         """Add an event to the open operation; gives its number.
@@ -394,7 +404,8 @@ class DataStream:
             raise NoOperation("no atomic operation is open")
         if self.commit_guard is not None:
             self.commit_guard()
-        file = self._writer()
+        file = self._written
+        assert file is not None
         start = op._start.entries
         if op.next_number == start:
             op.close()
@@ -404,20 +415,18 @@ class DataStream:
         if not wait:
             self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
         try:
-            file.commit(op, None if op._hasher is None else op._hash_of_placed, wait=wait)
+            head = file.commit(op, None if op._hasher is None else op._hash_of_placed, wait=wait)
         except BaseException:
             if not wait:
                 self._unseen.pop()
             if file.interrupted:
                 op.close()
             raise
-        number = file.commits
-        if wait:
-            bookmarks = op.bookmarks
-            op.close()
-            self._tell(bookmarks, start, file.head)
-            return None
         op.close()
+        if wait:
+            self._tell(op.bookmarks, start, head, file.end.base)
+            return None
+        number = file.commits
         file.announce()
         return PendingCommit(file, number)
 
@@ -436,8 +445,12 @@ class DataStream:
             )
         op._failures = file.failures
 
-    def _tell(self, bookmarks: list[tuple[bytes, int]], start: int, head: Head) -> None:
-        keeper, synced = self._bookmarks(), self._writer().synced
+    def _tell(
+        self, bookmarks: list[tuple[bytes, int]], start: int, head: Head, synced: Head
+    ) -> None:
+        keeper = self._keeper
+        if keeper is None:
+            keeper = self._bookmarks()
         if bookmarks:
             keeper.committed(bookmarks, start, head, synced)
         else:
@@ -448,7 +461,7 @@ class DataStream:
         head, unseen = self._file.head, self._unseen
         while unseen and unseen[0][2].entries <= head.entries:
             bookmarks, start, upto = unseen.popleft()
-            self._tell(bookmarks, start, upto)
+            self._tell(bookmarks, start, upto, self._writer().synced)
         if self._keeper is not None:
             self._keeper.synced(self._writer().synced)
 
@@ -706,19 +719,19 @@ class DataStream:
         `inside` is for a reader in this process, which looks at this object: it is woken
         when `total_entries` shows the commit, and not as soon as the file does.
         """
-        if isinstance(self._file, StreamWriter):
-            self._file.add_waker(fd, inside=inside)
+        if self._written is not None:
+            self._written.add_waker(fd, inside=inside)
 
     def remove_waker(self, fd: int) -> None:
         """Nothing is written to `fd` any more when this returns."""
-        if isinstance(self._file, StreamWriter):
-            self._file.remove_waker(fd)
+        if self._written is not None:
+            self._written.remove_waker(fd)
 
     # The end.
 
     def _writer(self) -> StreamWriter:
-        if isinstance(self._file, StreamWriter):
-            return self._file
+        if self._written is not None:
+            return self._written
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def _ensure_open(self) -> None:
@@ -731,8 +744,8 @@ class DataStream:
             return
         self._op.close()
         try:
-            if isinstance(self._file, StreamWriter) and not self._file.failed:
-                self._file.sync()
+            if self._written is not None and not self._written.failed:
+                self._written.sync()
         finally:
             try:
                 if self._keeper is not None:

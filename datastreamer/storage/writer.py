@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, NoReturn
 
 from xxhash import xxh3_64
 
@@ -31,7 +31,7 @@ from datastreamer.errors import (
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
-from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
+from datastreamer.storage._commit import STEP_DATA, CommitStepFailed, StreamEnd
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import StreamFile, open_file, os_error, read_page
 from datastreamer.storage.journal import Undo
@@ -53,7 +53,6 @@ _INTERRUPTED = (
     "a commit or change was interrupted, by Ctrl-C perhaps; it may be in the file; open the "
     "stream again to go on"
 )
-_NOTHING = (0, 0)
 
 
 class PendingCommit:
@@ -91,7 +90,6 @@ class StreamWriter(StreamFile):
         self, file: File, path: str, page: bytes, judged: Judgement, sync: SyncPolicy, disk: Disk
     ) -> None:
         super().__init__(file, path, page, judged)
-        self.written = judged.head
         # Called, with the lock held, when more is on disk, and maybe to be seen, than before.
         self.on_settled: Callable[[], None] | None = None
         # Descriptors that a commit writes to: those of other processes, which read the mark,
@@ -102,15 +100,12 @@ class StreamWriter(StreamFile):
         self._place = os.path.abspath(path)
         self._policy: SyncPolicy = sync
         self._boot = boot_id()
-        # What is known to be on disk, and hashes of what is not: from `_base` to `_mid`, where
-        # the sync that is under way began (without one, mid is base), and on to `written`.
-        self._base = self._mid = judged.head
-        self._first = NO_HASH
-        self._running = xxh3_64()
+        # Its `limit` is set by a commit that has looked at all there is, and taken back by
+        # whatever changes what that commit saw: policy, failure, a sync that has been asked for.
+        self.end = StreamEnd(file, self._page, judged.head, records.COMMIT_LAYOUT)
         self._sequence = 0
         self._room = Room(file)
-        # Commits are counted: how many were written, and how many of them are on disk.
-        self.commits = 0
+        # How many of the commits are on disk.
         self._durable = 0
         # Taken before the lock by whoever syncs: of two syncs at once, only one is told of a
         # failure.
@@ -124,8 +119,6 @@ class StreamWriter(StreamFile):
         # Why nothing is written any more, whether that can be mended, and where not all could.
         self._failure: str | None = None
         self._mendable = False
-        # True between the first write of a commit or change and its end.
-        self._unfinished = False
         self._gone_from: Head | None = None
         self._losses: list[tuple[int, int, EntriesLost]] = []
         self.failures = 0
@@ -255,14 +248,24 @@ class StreamWriter(StreamFile):
     # State.
 
     @property
+    def written(self) -> Head:
+        """Where the next operation begins."""
+        return self.end.written
+
+    @property
+    def commits(self) -> int:
+        """How many commits were written."""
+        return self.end.commits
+
+    @property
     def synced(self) -> Head:
         """How far it is known to be on disk."""
-        return self._base
+        return self.end.base
 
     @property
     def hashed_from(self) -> Head:
         """Where the running hash began, which `hasher` gives."""
-        return self._mid
+        return self.end.mid
 
     @property
     def policy(self) -> SyncPolicy:
@@ -279,7 +282,8 @@ class StreamWriter(StreamFile):
                 self.sync()
             self._policy = policy
             self._sync_asked = False
-            if self._base != self.written:
+            self.end.limit = -1
+            if self.end.base != self.written:
                 self._ask_for_sync()
 
     @contextlib.contextmanager
@@ -313,8 +317,8 @@ class StreamWriter(StreamFile):
         hasher: Callable[[], xxh3_64] | None = None,
         *,
         wait: bool = True,
-    ) -> None:
-        """Make the packer's entries part of the stream.
+    ) -> Head:
+        """Make the packer's entries part of the stream; gives its new end.
 
         `hasher()` gives the running hash over what `place` wrote before (None: nothing
         was). Returns as the sync policy says: under "commit" when all is on disk, unless
@@ -324,13 +328,16 @@ class StreamWriter(StreamFile):
         `CommitInDoubt` where the disk does not tell; the stream is read-only until `mend`
         has done its work.
         """
+        if hasher is None:
+            head = self.end.commit_on(packer, self)
+            if head is not None:
+                return head
         policy = self._policy
         sync = wait and policy == "commit"
         if sync or packer.total_length >= self._room.size:
             with self._syncing:
-                self._commit(packer, hasher, policy, sync)
-        else:
-            self._commit(packer, hasher, policy, sync)
+                return self._commit(packer, hasher, policy, sync)
+        return self._commit(packer, hasher, policy, sync)
 
     def _commit(
         self,
@@ -338,84 +345,69 @@ class StreamWriter(StreamFile):
         hasher: Callable[[], xxh3_64] | None,
         policy: SyncPolicy,
         sync: bool,
-    ) -> None:
+    ) -> Head:
         with self._lock:
+            end = self.end
             self._ensure_writable()
-            # As Head(...) makes it, in half the time.
-            head = tuple.__new__(Head, (packer.total_length, packer.next_number))
-            # A copy, so that a commit that fails may be made again.
-            running = (self._running if hasher is None else hasher()).copy()
-            for part in packer.entry_spans():
-                running.update(part)
             if packer.total_length >= self._room.size:
                 self._make_room(packer.total_length)
-            seen = head if sync or policy != "commit" else self.reader.head
+            placed = None if hasher is None else hasher()
+            visible = sync or policy != "commit"
             # A signal's handler may raise between any two of these lines.
-            self._unfinished = True
-            self._write(packer, head, running.intdigest(), seen, sync=sync)
-            self.written = head
-            self.commits += 1
-            others = self._durable + 1 < self.commits
+            end.unfinished = True
             if sync:
-                self._base = self._mid = head
-                self._first, self._running = NO_HASH, xxh3_64()
+                slots = self._page[slice(*records.SLOTS)]
+                self._put_synced(Head(packer.total_length, packer.next_number))
+            try:
+                head = end.commit(
+                    packer,
+                    placed,
+                    None if visible else self.reader.head,
+                    sync,
+                    self.wakers if visible else (),
+                )
+            except OSError as error:
+                if sync:
+                    self._page[slice(*records.SLOTS)] = slots
+                    self._sequence -= 1
+                self.not_committed(error)
+            settled = self._durable
+            if sync:
                 self._durable = self.commits
-            else:
-                self._running = running
-            if seen is head:
+            if visible:
                 self.reader.head = head
-            self._unfinished = False
+            end.unfinished = False
             if sync:
-                if others and self.on_settled is not None:
+                if settled + 1 < self.commits and self.on_settled is not None:
                     self.on_settled()
-            elif not self._sync_asked or head.length > self._sync_at:
-                self._ask_for_sync()
-            if seen is head and self.inside_wakers:
-                _wake(self.inside_wakers)
+            else:
+                if not self._sync_asked or head.length > self._sync_at:
+                    self._ask_for_sync()
+                if visible:
+                    end.limit = min(self._room.size - 1, self._sync_at)
+            if visible and self.inside_wakers:
+                self.wake_inside()
+            return head
 
-    def _write(
-        self, packer: EntryPacker, head: Head, hashed: int, seen: Head, *, sync: bool
-    ) -> None:
-        """Data, header and record, sync, mark. `hashed` covers all from `_mid` to `head`."""
-        page = self._page
-        before, sequence = page[: records.WITHOUT_SYNC[1]], self._sequence
-        records.put_commit(page, self._base, self._mid, head, self._first, hashed, seen)
-        if sync:
-            self._put_synced(head)
-            spans = records.BEFORE_SYNC, records.AFTER_SYNC
-        elif seen is head:
-            spans = _NOTHING, records.WITHOUT_SYNC
+    def not_committed(self, error: OSError) -> NoReturn:
+        """After a commit's writes that failed: page and end are as they were."""
+        if isinstance(error, CommitStepFailed) and error.step == STEP_DATA:
+            self.end.unfinished = False
         else:
-            spans = records.BEFORE_SYNC, _NOTHING
-        try:
-            self.file.commit(
-                packer.arena,
-                packer.segments,
-                page,
-                *spans,
-                sync,
-                self.wakers if seen is head else (),
-            )
-        except OSError as error:
-            page[: len(before)] = before
-            self._sequence = sequence
-            step = error.step if isinstance(error, CommitStepFailed) else STEP_DATA + 1
-            self._unfinished = False
-            if step != STEP_DATA:
-                self._fail(error)
-            raise WriteFailed(self.path, refused(error)) from error
+            self._fail(error)
+        raise WriteFailed(self.path, refused(error)) from error
 
     def hasher(self) -> xxh3_64:
         """A copy of the running hash, for an operation that spills."""
         with self._lock:
-            copy: xxh3_64 = self._running.copy()
+            copy: xxh3_64 = self.end.running.copy()
             return copy
 
     def hasher_after_sync(self, placed: Head) -> xxh3_64:
         """The same, where the running hash began anew after a part of the operation, which
         ends at `placed`, was placed: that part is read again."""
         with self._lock:
-            hasher: xxh3_64 = self._running.copy()
+            hasher: xxh3_64 = self.end.running.copy()
             if not hash_entries(self.file, self.written, placed, hasher):
                 what = "what was placed of the operation is not there any more"
                 raise DamagedEntry(self.path, self.written.length, what)
@@ -427,22 +419,21 @@ class StreamWriter(StreamFile):
         """All that is committed is on disk when this returns."""
         with self.alone():
             self._ensure_writable()
-            if self._base == self.written:
+            if self.end.base == self.written:
                 return
-            self._unfinished = True
+            self.end.unfinished = True
             try:
                 self.file.sync()
             except OSError as error:
-                self._unfinished = False
                 self._fail(error)
             else:
                 self._settle(self.written, self.commits)
-                self._unfinished = False
+                self.end.unfinished = False
 
     def _ask_for_sync(self) -> None:
         policy = self._policy
         self._sync_asked = True
-        self._sync_at = self._base.length + _OS_SYNC_BYTES
+        self._sync_at = self.end.base.length + _OS_SYNC_BYTES
         if policy == "commit" or self.written.length > self._sync_at:
             self._sync_at = self.written.length + _OS_SYNC_BYTES
             self._syncer.ask()
@@ -457,13 +448,15 @@ class StreamWriter(StreamFile):
         with self._syncing:
             with self._lock:
                 self._sync_asked = False
+                self.end.limit = -1
                 if self.failed:
                     self._tell_who_waits()
-                if self._failure or self._closed or self._base == self.written:
+                if self._failure or self._closed or self.end.base == self.written:
                     return
                 head, commits = self.written, self.commits
-                self._first, self._mid = self._running.intdigest(), head
-                self._running = xxh3_64()
+                end = self.end
+                end.first, end.mid = end.running.intdigest(), head
+                end.running = xxh3_64()
             try:
                 self.file.sync()
             except OSError as error:
@@ -484,13 +477,14 @@ class StreamWriter(StreamFile):
 
     def _settle(self, head: Head, commits: int) -> None:
         """Everything up to `head`, the first `commits` commits, is on disk. Holds the lock."""
-        self._base = self._mid = head
-        self._first = NO_HASH
-        if head == self.written:
-            self._running = xxh3_64()
+        end = self.end
+        if head == end.written:
+            end.all_on_disk(head)
+        else:
+            end.base = end.mid = head
+            end.first = NO_HASH
         seen = max(self.reader.head, head)
-        page = self._page
-        records.put_commit(page, head, head, self.written, NO_HASH, self._running.intdigest(), seen)
+        end.put(head, head, end.written, NO_HASH, end.running.intdigest(), seen)
         self._put_synced(head)
         try:
             self._write_back()
@@ -546,15 +540,16 @@ class StreamWriter(StreamFile):
         """After a header or sync that failed: nothing is trusted to be on disk that was not
         before. Returns where the unsynced commits are on disk after all; the caller's own
         writes are not."""
-        self._unfinished = False
         self.failures += 1
-        base, written = self._base.entries, self.written.entries
+        base, written = self.end.base.entries, self.written.entries
         waiting = f"entries {base} to {written - 1} may not be on disk; " if written > base else ""
         self._failure = (
             f"{refused(error)}; {waiting}whether the last operation is on disk is not known; "
             "nothing more is written until the disk takes writes again"
         )
         self._mendable = True
+        self.end.limit = -1
+        self.end.unfinished = False
         try:
             self._mend()
         except OSError as again:
@@ -584,11 +579,12 @@ class StreamWriter(StreamFile):
     def _mend(self) -> None:
         """First make what is on disk for sure the whole stream, on disk; then bring the rest
         there once more: the system may have marked it clean without having written it."""
-        base, mid, written = self._base, self._mid, self.written
-        hashes = self._first, self._running.intdigest()
-        page, seen = self._page, self.reader.head
+        end = self.end
+        base, mid, written = end.base, end.mid, end.written
+        hashes = end.first, end.running.intdigest()
+        seen = self.reader.head
         try:
-            records.put_commit(page, base, base, base, NO_HASH, NO_HASH, seen)
+            end.put(base, base, base, NO_HASH, NO_HASH, seen)
             self._write_header()
             self.file.sync()
             for start, stop, expected in ((base, mid, hashes[0]), (mid, written, hashes[1])):
@@ -596,12 +592,12 @@ class StreamWriter(StreamFile):
                     self._gone_from = base
                     return
                 _write_again(self.file, start, stop)
-            records.put_commit(page, base, mid, written, *hashes, seen)
+            end.put(base, mid, written, *hashes, seen)
             self._write_header()
             self.file.sync()
         except OSError:
             # Should the process end now, the system still has what the disk does not take.
-            records.put_commit(page, base, mid, written, *hashes, seen)
+            end.put(base, mid, written, *hashes, seen)
             with contextlib.suppress(OSError):
                 self._write_header()
             raise
@@ -653,11 +649,11 @@ class StreamWriter(StreamFile):
                 self._fail(error)
                 raise WriteFailed(self.path, refused(error)) from error
             undo = Undo(self.stream_id, self.header.pack(), offset, old, new)
-            self._unfinished = True
+            self.end.unfinished = True
             try:
                 journal.put(self._disk, self._place, undo)
             except OSError as error:
-                self._unfinished = False
+                self.end.unfinished = False
                 raise WriteFailed(self.path, refused(error)) from error
             self._change(
                 lambda: self.file.write(new, offset),
@@ -679,7 +675,7 @@ class StreamWriter(StreamFile):
     def _change_held(
         self, write: Callable[[], None], head: Head, clean_up: Callable[[], None]
     ) -> None:
-        self._unfinished = True
+        self.end.unfinished = True
         self.epoch += 1
         header = self._header_at(head)
         try:
@@ -694,23 +690,23 @@ class StreamWriter(StreamFile):
             clean_up()
         except OSError as error:
             # Half done, maybe; what is to be believed is for the next open to say.
-            self._unfinished = False
             self._failure = (
                 f"{refused(error)} in the middle of a truncation or update; open the stream again"
             )
+            self.end.limit = -1
+            self.end.unfinished = False
             raise CommitInDoubt(self.path, self._failure) from error
-        self.written = self._base = self._mid = head
-        self._first, self._running = NO_HASH, xxh3_64()
+        self.end.written = head
+        self.end.all_on_disk(head)
         self.reader.head = head
-        self._unfinished = False
+        self.end.unfinished = False
 
     # The header page.
 
     def _write_clean(self) -> None:
         """A record with an empty range: nothing is left that a power cut could take."""
         head = self.written
-        self._base = self._mid = head
-        self._first, self._running = NO_HASH, xxh3_64()
+        self.end.all_on_disk(head)
         records.put_header(self._page, self._header_at(head))
         self._put_record(head)
         self._put_synced(head)
@@ -758,6 +754,9 @@ class StreamWriter(StreamFile):
 
     # Who is told.
 
+    def wake_inside(self) -> None:
+        _wake(self.inside_wakers)
+
     def add_waker(self, fd: int, *, inside: bool) -> None:
         with self._lock:
             (self.inside_wakers if inside else self.wakers).append(fd)
@@ -780,8 +779,10 @@ class StreamWriter(StreamFile):
     @property
     def failed(self) -> bool:
         """Whether a header or sync failed, or was interrupted: nothing more is written."""
+        if self._failure is None and not self.end.unfinished:
+            return False  # without the lock: a commit may fail right behind any answer
         with self._lock:
-            if self._unfinished and self._failure is None:
+            if self.end.unfinished and self._failure is None:
                 self._failure = _INTERRUPTED
             return self._failure is not None
 
@@ -809,8 +810,13 @@ class StreamWriter(StreamFile):
                         raise CommitInDoubt(self.path, refused(error)) from error
             finally:
                 self._closed = True
+                self.end.limit = -1
                 self.file.close()
         self._tell_who_waits()
+
+    def abandon(self) -> None:
+        self.end.limit = -1
+        super().abandon()
 
 
 def refused(error: OSError) -> str:

@@ -382,7 +382,8 @@ class BookmarkKeeper:
     def passed(self, start: int, head: Head, synced: Head) -> None:
         """As `committed`, for an operation without bookmarks."""
         if start == self._known_to.number and not self._unfinished:
-            self._known_to = Cursor(*head)
+            # As Cursor(*head) makes it, in half the time.
+            self._known_to = tuple.__new__(Cursor, head)
         self._synced = synced
 
     def synced(self, head: Head) -> None:

@@ -1,0 +1,37 @@
+"""What was packed, as `storage/_commit.pyx` reads it in C: an arena and its segments."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+cdef struct Segment:
+    int64_t file_offset
+    Py_ssize_t begin        # in the arena
+    bint padded             # its last byte is a padding mark
+
+
+@cython.final
+cdef class Arena:
+    """Memory for packed bytes. What is exported of it neither moves nor changes."""
+
+    cdef uint8_t* memory
+    cdef Py_ssize_t size
+    cdef Py_ssize_t used       # what the next export shows
+    cdef Py_ssize_t exports
+
+
+cdef class Packed:
+    """Entries as they will stand in the file, and where that is; only `EntryPacker` is one."""
+
+    cdef Arena _arena
+    cdef uint8_t* _bytes          # the arena's memory
+    cdef Py_ssize_t _size         # and its size
+    cdef Py_ssize_t _used
+    cdef Segment* _segments
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _capacity
+    cdef int64_t _offset          # in the file, where the next byte goes
+    cdef uint64_t _number
+
+
+cdef inline Py_ssize_t segment_end(Packed packed, Py_ssize_t i) noexcept:
+    return packed._used if i + 1 == packed._count else packed._segments[i + 1].begin
