@@ -189,7 +189,7 @@ def test_operations_synced(versus: Versus, smoke: bool, tmp_path: Path) -> None:
             ),
         },
         unit="operations/s",
-        at_least=0.7,
+        at_least={"two pwrites, one fdatasync": 0.7},
     )
 
 
