@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -600,15 +601,30 @@ def test_data_from_the_arena_itself() -> None:
     check(packer, [(1, b"abc" * 100)] * 613, 4096, 0)
 
 
-@pytest.mark.skipif(not STATM.exists(), reason="no /proc to see this process's memory in")
+@pytest.mark.skipif(not STATM.exists(), reason="no /proc to see a process's memory in")
 def test_a_huge_operation_does_not_keep_its_memory() -> None:
-    def resident() -> int:
-        return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    """In a process of its own: what other tests left of the heap would be used again."""
+    code = """
+import subprocess
+import sys
+from datastreamer._packer import EntryPacker
 
-    packer = begun(spill_size=1000)
-    packer.add_entries(1, [LARGEST] * 64)
-    huge = resident()
-    packer.begin(4096, 0)
-    assert resident() < huge - (48 << 20)
-    packer.add_entry(1, b"small")
-    check(packer, [(1, b"small")], 4096, 0)
+def resident():
+    with open("/proc/self/statm") as source:
+        return int(source.read().split()[1]) * resource.getpagesize()
+
+class Packer(EntryPacker):
+    def spill(self):
+        pass
+
+packer = Packer(spill_size=1000)
+packer.begin(4096, 0)
+packer.add_entries(1, [bytes(1_048_559)] * 64)
+huge = resident()
+packer.begin(4096, 0)
+print(huge - resident())
+packer.add_entry(1, b"small")
+assert packer.next_number == 1
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 48 << 20
