@@ -605,8 +605,7 @@ def test_data_from_the_arena_itself() -> None:
 def test_a_huge_operation_does_not_keep_its_memory() -> None:
     """In a process of its own: what other tests left of the heap would be used again."""
     code = """
-import subprocess
-import sys
+import resource
 from datastreamer._packer import EntryPacker
 
 def resident():

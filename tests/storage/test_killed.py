@@ -118,7 +118,8 @@ def seen_by_a_reader(path: Path) -> int:
             return stream.total_entries
     except DamagedEntry as error:
         # Killed in the middle of the update's write; the next writer takes it back.
-        assert "a crash cut off the update of an entry" in str(error)
+        if "a crash cut off the update of an entry" not in str(error):
+            raise
         return 0
 
 
