@@ -36,8 +36,9 @@ async def _obey(link: trio.SocketStream, server: Server, scope: trio.CancelScope
             scope.cancel()
             return
         waiting += got
-        while waiting and len(waiting) > (size := control.SIZES[waiting[:1]]):
-            what, words, waiting = waiting[:1], waiting[1 : size + 1], waiting[size + 1 :]
+        while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
+            what, number, words = waiting[:1], waiting[1:5], waiting[5:size]
+            waiting = waiting[size:]
             if what in (control.DRAIN, control.QUIT):
                 (milliseconds,) = control.MILLISECONDS.unpack(words)
                 done = await server.drain(milliseconds / 1000)
@@ -47,7 +48,7 @@ async def _obey(link: trio.SocketStream, server: Server, scope: trio.CancelScope
                     server.change(start, None if stop == U64_MAX else stop, words in begun)
                 begun = {words} if what == control.CHANGE else set()
                 done = True
-            await link.send_all(control.YES if done else control.NO)
+            await link.send_all((control.YES if done else control.NO) + number)
             if what == control.QUIT:
                 scope.cancel()
                 return

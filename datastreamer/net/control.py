@@ -1,8 +1,9 @@
 """What a writing process and the one that serves for it say to each other.
 
-Owns the bytes on their control socket. The writing side asks, one question at a time,
-the serving one answers each with ``y`` or ``n``; its first byte, unasked, says that it
-serves (``r``).
+Owns the bytes on their control socket. The writing side asks: a letter, the question's
+number (u32), and what belongs to it. The serving one answers with ``y`` or ``n`` and that
+number, so that an answer that comes too late is not taken for another's; its first byte,
+unasked, says that it serves (``r``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ change: answered when nobody is sent any of them any more."""
 CHANGED: Final = b"e"
 """They have changed."""
 
+NUMBER: Final = struct.Struct(">I")
 MILLISECONDS: Final = struct.Struct(">I")
 RANGE: Final = struct.Struct(">QQ")
 SIZES: Final = {
@@ -35,4 +37,4 @@ SIZES: Final = {
     CHANGE: RANGE.size,
     CHANGED: RANGE.size,
 }
-"""The bytes that follow the letter."""
+"""The bytes that follow the letter and the number."""

@@ -6,7 +6,6 @@ committed, ends with its parent and is started again if it dies.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
@@ -35,6 +34,7 @@ _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
 # More seconds than that are not waited for.
 _LONGEST = 1_000_000.0
+_ANSWER_BYTES = 1 + control.NUMBER.size
 
 
 class ServingProcess:
@@ -58,6 +58,7 @@ class ServingProcess:
         self._closing = False
         self._failure: str | None = None
         self._control: socket.socket | None = None
+        self._asked = 0
         try:
             self._process = self._spawn()
         except BaseException:
@@ -203,31 +204,43 @@ class ServingProcess:
 
     def _ask(self, what: bytes, seconds: float) -> bool:
         seconds = max(0.0, min(seconds, _LONGEST))
-        return self._request(what + control.MILLISECONDS.pack(int(seconds * 1000)), seconds + 1)
+        return self._request(what, control.MILLISECONDS.pack(int(seconds * 1000)), seconds + 1)
 
-    def _request(self, request: bytes, timeout: float) -> bool:
-        """What the child says to it: True for yes; False also where it says nothing."""
+    def _request(self, what: bytes, words: bytes, timeout: float) -> bool:
+        """What the child says to it: True for yes; False also where it says nothing in time."""
         link = self._control
         if link is None:
             return False
+        self._asked = (self._asked + 1) & 0xFFFFFFFF
+        number = control.NUMBER.pack(self._asked)
+        until = time.monotonic() + timeout
+        answers = b""
         try:
-            link.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                link.recv(4096)  # answers that came too late
             link.settimeout(timeout)
-            link.sendall(request)
-            return link.recv(1) == control.YES
+            link.sendall(what + number + words)
+            while True:
+                # Each is of five bytes; earlier questions' may come first, too late.
+                while len(answers) >= _ANSWER_BYTES:
+                    answer, answers = answers[:_ANSWER_BYTES], answers[_ANSWER_BYTES:]
+                    if answer[1:] == number:
+                        return answer[:1] == control.YES
+                link.settimeout(max(0.001, until - time.monotonic()))
+                got = link.recv(4096)
+                if not got:
+                    return False
+                answers += got
         except OSError:
             return False
 
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
         """Committed entries are about to change, or have changed: the child ends whom that
         concerns, and no other, before the first byte is touched."""
-        order = (control.CHANGED if done else control.CHANGE) + control.RANGE.pack(
-            start, U64_MAX if stop is None else stop
-        )
+        what = control.CHANGED if done else control.CHANGE
+        words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
         with self._guard:
-            if self._closing or self._failure is not None or self._request(order, _CHANGE_SECONDS):
+            if self._closing or self._failure is not None:
+                return
+            if self._request(what, words, _CHANGE_SECONDS):
                 return
             _log.error(
                 "%s: the serving process does not answer; it is ended, and started again",

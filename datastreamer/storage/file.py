@@ -82,10 +82,13 @@ class StreamFile:
     @classmethod
     def _open_beside_writer(cls, file: File, path: str, page: bytes, header: Header) -> StreamFile:
         """Nothing is judged while somebody writes: his mark says how far to go."""
-        head = Head(header.total_length, header.total_entries)
-        judged = Judgement(header, head, head, None, records.NO_ID, 0, False)
+        judged = Judgement(header, Head(), Head(), None, records.NO_ID, 0, False)
         opened = cls(file, path, page, judged)
-        opened._see(page)
+        if not opened._see(page) and visible(page) is None:
+            # No page was whole, or the writer has yet to write a record of his own.
+            head = Head(header.total_length, header.total_entries)
+            judged = judged._replace(head=head)
+            opened = cls(file, path, page, judged)
         return opened
 
     # State.
