@@ -8,12 +8,12 @@ Owns the journal's bytes and its life; knows no headers, locks or entries.
 offset   size        value
 =======  ==========  ======================================================
 0        8, 4, 4     ``DSundo__``, u32 version = 1, u32 0
-16       16          stream id
-32       38, 2       the header of the stream file (bytes 16 to 53), zeros
-72       8, 8        file offset of the data, its length n
-88       n           the data before the update
-88 + n   n           the data after it
-88 + 2n  8           xxh3 (64 bits) of all before
+16       16, 8       stream id, epoch before the update
+40       38, 2       the header of the stream file (bytes 16 to 53), zeros
+80       8, 8        file offset of the data, its length n
+96       n           the data before the update
+96 + n   n           the data after it
+96 + 2n  8           xxh3 (64 bits) of all before
 =======  ==========  ======================================================
 """
 
@@ -30,7 +30,7 @@ from datastreamer.storage.disk import Disk, File
 
 SUFFIX: Final = ".undo"
 
-_HEAD: Final = struct.Struct(">8sII16s38s2xQQ")
+_HEAD: Final = struct.Struct(">8sII16sQ38s2xQQ")
 _SUM: Final = struct.Struct(">Q")
 _MAGIC: Final = b"DSundo__"
 _PART: Final = 4096
@@ -40,13 +40,16 @@ class Undo(NamedTuple):
     """What an update was about to change: `old` to `new` at file offset `offset`."""
 
     stream_id: bytes
+    epoch: int
     header: bytes
     offset: int
     old: bytes
     new: bytes
 
     def pack(self) -> bytes:
-        packed = _HEAD.pack(_MAGIC, 1, 0, self.stream_id, self.header, self.offset, len(self.old))
+        packed = _HEAD.pack(
+            _MAGIC, 1, 0, self.stream_id, self.epoch, self.header, self.offset, len(self.old)
+        )
         packed += self.old + self.new
         return packed + _SUM.pack(xxh3_64_intdigest(packed))
 
@@ -55,14 +58,19 @@ class Undo(NamedTuple):
         """The journal, or None where it is not whole: then nothing was overwritten yet."""
         if len(packed) < _HEAD.size + _SUM.size:
             return None
-        magic, version, _, stream_id, header, offset, size = _HEAD.unpack_from(packed)
+        magic, version, _, stream_id, epoch, header, offset, size = _HEAD.unpack_from(packed)
         if magic != _MAGIC or version != 1 or len(packed) != _HEAD.size + 2 * size + _SUM.size:
             return None
         if _SUM.unpack(packed[-_SUM.size :])[0] != xxh3_64_intdigest(packed[: -_SUM.size]):
             return None
         middle = _HEAD.size + size
         return cls(
-            stream_id, header, offset, packed[_HEAD.size : middle], packed[middle : -_SUM.size]
+            stream_id,
+            epoch,
+            header,
+            offset,
+            packed[_HEAD.size : middle],
+            packed[middle : -_SUM.size],
         )
 
     def standing(self, file: File) -> bytes | None:
@@ -82,7 +90,10 @@ class Undo(NamedTuple):
 
 
 def put(disk: Disk, path: str, undo: Undo) -> None:
-    """Write the journal of the stream file at `path`; on disk, with its name, on return."""
+    """Write the journal of the stream file at `path`; on disk, with its name, on return.
+
+    Where it raises, none is left, unless even that fails.
+    """
     name = path + SUFFIX
     temporary = f"{name}.{secrets.token_hex(4)}.new"
     file = disk.create(temporary)
@@ -90,12 +101,20 @@ def put(disk: Disk, path: str, undo: Undo) -> None:
         file.write(undo.pack(), 0)
         file.sync()
         disk.publish(temporary, name)
+    except FileExistsError:
+        _unlink(disk, temporary)
+        raise
     except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(temporary)
+        _unlink(disk, temporary)
+        _unlink(disk, name)
         raise
     finally:
         file.close()
+
+
+def _unlink(disk: Disk, name: str) -> None:
+    with contextlib.suppress(OSError):
+        disk.unlink(name)
 
 
 def find(disk: Disk, path: str) -> Undo | None:

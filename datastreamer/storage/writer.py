@@ -453,7 +453,7 @@ class StreamWriter(StreamFile):
                     self._tell_who_waits()
                 if self._failure or self._closed or self.end.base == self.written:
                     return
-                head, commits = self.written, self.commits
+                head, commits, failures = self.written, self.commits, self.failures
                 end = self.end
                 end.first, end.mid = end.running.intdigest(), head
                 end.running = xxh3_64()
@@ -463,7 +463,8 @@ class StreamWriter(StreamFile):
                 failed = error
             else:
                 with self._lock:
-                    if not self._failure:
+                    # After a failure meanwhile, mending has settled more than this, or will.
+                    if not self._failure and failures == self.failures:
                         try:
                             self._settle(head, commits)
                         except CommitInDoubt as doubt:
@@ -648,11 +649,15 @@ class StreamWriter(StreamFile):
             except OSError as error:
                 self._fail(error)
                 raise WriteFailed(self.path, refused(error)) from error
-            undo = Undo(self.stream_id, self.header.pack(), offset, old, new)
+            undo = Undo(self.stream_id, self.epoch, self.header.pack(), offset, old, new)
             self.end.unfinished = True
             try:
                 journal.put(self._disk, self._place, undo)
             except OSError as error:
+                if self._disk.exists(self._place + journal.SUFFIX):
+                    # The next open would take it for an update that was cut off.
+                    self._failure = f"{refused(error)}; open the stream again to go on"
+                    raise CommitInDoubt(self.path, self._failure) from error
                 self.end.unfinished = False
                 raise WriteFailed(self.path, refused(error)) from error
             self._change(
@@ -856,6 +861,7 @@ def undo_update(disk: Disk, file: File, path: str) -> bool:
     same = (
         record is not None
         and record.stream_id == undo.stream_id
+        and undo.epoch <= record.epoch <= undo.epoch + 1
         and read_header(page, path).pack() == undo.header
     )
     found = undo.standing(file) if same else None
@@ -867,17 +873,18 @@ def undo_update(disk: Disk, file: File, path: str) -> bool:
             journal.set_aside(disk, path),
         )
         return False
-    if found != undo.old:
-        file.write(undo.old, undo.offset)
-        file.sync()
-        _log.warning(
-            "%s: a crash cut off an update; the %d bytes at %d are as before it",
-            path,
-            len(undo.old),
-            undo.offset,
-        )
+    # Also where they stand there: an open before this one may have put them back, and failed
+    # to bring them to disk.
+    file.write(undo.old, undo.offset)
+    file.sync()
+    _log.warning(
+        "%s: a crash cut off an update; the %d bytes at %d are as before it",
+        path,
+        len(undo.old),
+        undo.offset,
+    )
     journal.remove(disk, path)
-    return found != undo.old
+    return True
 
 
 def _wake(wakers: list[int]) -> None:

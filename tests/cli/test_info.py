@@ -138,7 +138,7 @@ def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
     assert "undo" not in rows(invoke, copy)
     header = copy.read_bytes()[16:54]
     with DataStream.open(copy, read_only=True) as stream:
-        undo = Undo(stream.stream_id, header, 4096, b"neither", b"of them")
+        undo = Undo(stream.stream_id, stream.epoch, header, 4096, b"neither", b"of them")
     journal.put(OsDisk(), str(copy), undo)
     assert "journal of an update stands" in rows(invoke, copy)["undo"]
     undo = undo._replace(old=bytes(600), new=b"\1" * 600, offset=1 << 20)

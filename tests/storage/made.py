@@ -151,7 +151,9 @@ def half_update(path: Path, offset: int, old: bytes, new: bytes) -> None:
     content = path.read_bytes()
     record = records.get_record(content[:FIRST])
     assert record is not None
-    journal.put(OsDisk(), str(path), Undo(record.stream_id, content[16:54], offset, old, new))
+    journal.put(
+        OsDisk(), str(path), Undo(record.stream_id, record.epoch, content[16:54], offset, old, new)
+    )
     half = 512 - offset % 512
     assert 0 < half < len(new)
     path.write_bytes(content[:offset] + new[:half] + content[offset + half :])

@@ -278,7 +278,12 @@ def test_a_change_that_a_crash_cut_off(path: Path, out: Path) -> None:
     entry = scan_file(path)[2]
     with DataStream.open(path, read_only=True) as stream:
         undo = Undo(
-            stream.stream_id, stream.header.pack(), entry.offset + 17, bytes(200), b"2" * 200
+            stream.stream_id,
+            stream.epoch,
+            stream.header.pack(),
+            entry.offset + 17,
+            bytes(200),
+            b"2" * 200,
         )
     journal.put(OsDisk(), str(path), undo)
     with pytest.raises(StreamFileError, match="open it for writing once"):
