@@ -10,6 +10,7 @@ offset    record                        written
 1024      synced header, slot 1
 1536      visible mark, 48 bytes        last of all: how far readers may go
 2048      writer, 64 bytes              when a writer opens
+2560      doubt, 128 bytes              while a failed sync is got over
 ========  ============================  ==========================================
 
 Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
@@ -37,6 +38,7 @@ RECORD_OFFSET: Final = 64
 SLOT_OFFSETS: Final = (512, 1024)
 MARK_OFFSET: Final = 1536
 WRITER_OFFSET: Final = 2048
+DOUBT_OFFSET: Final = 2560
 
 _VERSION: Final = 1
 _RECORD: Final = struct.Struct(">8sII16sQ16sQQQQQQQQ")
@@ -154,6 +156,32 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
         second,
     )
     _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
+
+
+def put_doubt(page: bytearray, record: CommitRecord) -> tuple[int, int]:
+    """Write what the header said before it went back; gives the span of `page` that changed."""
+    stream_id, epoch, boot, base, mid, after, first, second = record
+    end = DOUBT_OFFSET + _RECORD.size
+    heads = (*base, *mid, *after)
+    _RECORD.pack_into(
+        page, DOUBT_OFFSET, b"DSdoubt_", _VERSION, 0, stream_id, epoch, boot, *heads, first, second
+    )
+    _put_sum(page, DOUBT_OFFSET, end)
+    return DOUBT_OFFSET, end + _SUM.size
+
+
+def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | None:
+    """What the header said before a failed sync, if `record` is the one that it went back to."""
+    magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, DOUBT_OFFSET)
+    whole = _sum_fits(page, DOUBT_OFFSET, _RECORD.size)
+    if magic != b"DSdoubt_" or version != _VERSION or not whole:
+        return None
+    base, mid, after = Head(*rest[:2]), Head(*rest[2:4]), Head(*rest[4:6])
+    if (stream_id, epoch) != (record.stream_id, record.epoch):
+        return None
+    if not base == record.base == record.after:
+        return None
+    return CommitRecord(stream_id, epoch, boot, base, mid, after, rest[6], rest[7])
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:

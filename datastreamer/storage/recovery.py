@@ -34,6 +34,7 @@ from datastreamer.storage.record import (
     NO_ID,
     CommitRecord,
     Head,
+    get_doubt,
     get_mark,
     get_record,
     get_synced,
@@ -94,6 +95,19 @@ def judge(file: File, page: bytes, path: str, header: Header, boot: bytes) -> Ju
         return _judge_unrecorded(file, page, path, header, head)
     if record.after != head:
         raise DamagedHeader(path, HEADER_OFFSET, "the commit record is about another header")
+    doubt = get_doubt(page, record)
+    if doubt is not None:
+        # A process ended before it had got over a failed sync: the bytes may be there.
+        reached = longest_whole(file, doubt)
+        return Judgement(
+            header._replace(total_length=reached.length, total_entries=reached.entries),
+            reached,
+            doubt.base,
+            doubt,
+            record.stream_id,
+            record.epoch,
+            reached != doubt.after,
+        )
     judged = Judgement(header, head, head, record, record.stream_id, record.epoch, False)
     if not rebooted or record.base == record.after:
         # No power cut: what the system was given it still has, synced or not.

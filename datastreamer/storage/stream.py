@@ -67,11 +67,21 @@ class AtomicOp(EntryPacker):
     `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
     """
 
-    __slots__ = ("_failures", "_hashed_from", "_hasher", "_placed", "_start", "_stream")
+    __slots__ = (
+        "_committing",
+        "_failures",
+        "_hashed_from",
+        "_hasher",
+        "_placed",
+        "_start",
+        "_stream",
+    )
 
     def __init__(self, stream: DataStream) -> None:
         super().__init__()
         self._stream = stream
+        # True from the begin of a commit until the caller is about to be told of its end.
+        self._committing = False
         # Where it begins, and how many syncs had failed by then.
         self._start = Head()
         self._failures = 0
@@ -339,7 +349,7 @@ class DataStream:
     def start_atomic_op(self) -> None:
         """Open an operation. Raises `OperationOpen` where one is."""
         file, op = self._written, self._op
-        if file is None or op.is_open or not file.end.ready:
+        if file is None or op.is_open or op._committing or not file.end.ready:
             file = self._ensure_startable()
         # First: a sync that fails behind this makes the commit look again.
         op._failures = file.failures
@@ -350,11 +360,22 @@ class DataStream:
     def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
         file = self._writer()
+        self._ensure_uninterrupted(file)
         if self._op.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
         if file.failed:
             self._mend()
+            file.ensure_writable()
         return file
+
+    def _ensure_uninterrupted(self, file: StreamWriter) -> None:
+        """A signal's exception that ended a commit: nobody can say whether it was made."""
+        op = self._op
+        if op._committing:
+            file.interrupt()
+            op._committing = False
+            op.close()
+            file.ensure_writable()
 
     def add_entry(self, type: int, data: Buffer) -> int:
         """Add an event to the open operation; gives its number.
@@ -406,29 +427,35 @@ class DataStream:
             self.commit_guard()
         file = self._written
         assert file is not None
+        if op._committing:
+            self._ensure_uninterrupted(file)
         start = op._start.entries
         if op.next_number == start:
             op.close()
             return None if wait else PendingCommit(file, file.commits)
         if file.failures != op._failures:
             self._ensure_repeatable(file, op)
+        op._committing = True
         if not wait:
             self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
         try:
             head = file.commit(op, None if op._hasher is None else op._hash_of_placed, wait=wait)
-        except BaseException:
+        except Exception:
             if not wait:
                 self._unseen.pop()
             if file.interrupted:
                 op.close()
+            op._committing = False
             raise
         op.close()
+        pending = None
         if wait:
             self._tell(op.bookmarks, start, head, file.end.base)
-            return None
-        number = file.commits
-        file.announce()
-        return PendingCommit(file, number)
+        else:
+            pending = PendingCommit(file, file.commits)
+            file.announce()
+        op._committing = False
+        return pending
 
     def _ensure_repeatable(self, file: StreamWriter, op: AtomicOp) -> None:
         """After a failed sync: whether the open operation can still be committed."""
@@ -437,11 +464,10 @@ class DataStream:
             op.close()
             raise EntriesLost(self.path, file.written.entries, op._start.entries)
         if op._hasher is not None:
-            op.close()
             raise WriteFailed(
                 self.path,
-                "a sync failed, and the operation is too large to be still in memory; it is "
-                "rolled back; begin it again",
+                "a sync failed, and the operation is too large to be still in memory; roll it "
+                "back and begin it again",
             )
         op._failures = file.failures
 
@@ -743,9 +769,12 @@ class DataStream:
         if self._file.closed:
             return
         self._op.close()
+        file = self._written
         try:
-            if self._written is not None and not self._written.failed:
-                self._written.sync()
+            if file is not None and file.untold:
+                self._mend()
+            if file is not None and not file.failed:
+                file.sync()
         finally:
             try:
                 if self._keeper is not None:

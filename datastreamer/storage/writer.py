@@ -36,7 +36,14 @@ from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import StreamFile, open_file, os_error, read_page
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
-from datastreamer.storage.recovery import NO_HASH, Judgement, hash_entries, judge, read_header
+from datastreamer.storage.recovery import (
+    NO_HASH,
+    Judgement,
+    hash_entries,
+    judge,
+    longest_whole,
+    read_header,
+)
 from datastreamer.storage.room import Room
 from datastreamer.storage.side import keep_beside
 from datastreamer.storage.syncer import Syncer
@@ -120,6 +127,8 @@ class StreamWriter(StreamFile):
         self._failure: str | None = None
         self._mendable = False
         self._gone_from: Head | None = None
+        # Whether nobody but the log has heard of it.
+        self.untold = False
         self._losses: list[tuple[int, int, EntriesLost]] = []
         self.failures = 0
 
@@ -193,8 +202,9 @@ class StreamWriter(StreamFile):
             undone = undo_update(disk, file, os.path.abspath(path))
             page = read_page(file)
             header = read_header(page, shown, stream_type)
-            opened = cls(file, shown, page, judge(file, page, shown, header, boot_id()), sync, disk)
-            opened._take_over(undone)
+            judged = judge(file, page, shown, header, boot_id())
+            opened = cls(file, shown, page, judged, sync, disk)
+            opened._take_over(judged.record, undone)
             return opened
         except OSError as error:
             file.close()
@@ -203,9 +213,8 @@ class StreamWriter(StreamFile):
             file.close()
             raise
 
-    def _take_over(self, undone: bool) -> None:
+    def _take_over(self, record: CommitRecord | None, undone: bool) -> None:
         """Make the file this writer's: act on the judgement, sync, write a fresh record."""
-        record = records.get_record(self._page)
         slots = records.get_synced(bytes(self._page))
         self._sequence = slots[0].sequence if slots else 0
         went_back = record is not None and record.after != self.head
@@ -220,11 +229,20 @@ class StreamWriter(StreamFile):
         if record is not None and not went_back:
             # What was not synced may still be on its way to the disk; and should a sync have
             # failed, the system takes it for clean without having written it.
+            if longest_whole(self.file, record) != record.after:
+                raise DamagedEntry(
+                    self.path,
+                    record.base.length,
+                    f"entries {record.base.entries} to {record.after.entries - 1} are not what "
+                    "was written there, by a sync that failed, perhaps, or another program; "
+                    "`datastreamer repair` says what it can keep",
+                )
             _write_again(self.file, record.base, record.after)
         self.file.sync()
         span = records.put_writer(self._page, Writer(os.getpid(), self._boot))
         self.file.write(memoryview(self._page)[slice(*span)], span[0])
         self._write_clean()
+        self._forget_doubt()
         self.file.sync()
 
     def _keep_cut_bytes(self, record: CommitRecord) -> None:
@@ -303,7 +321,7 @@ class StreamWriter(StreamFile):
         Raises `WriteFailed`; nothing visible has changed then.
         """
         with self._syncing, self._lock:
-            self._ensure_writable()
+            self.ensure_writable()
             self._make_room(packer.total_length)
             try:
                 for offset, start, length in packer.segments:
@@ -348,7 +366,7 @@ class StreamWriter(StreamFile):
     ) -> Head:
         with self._lock:
             end = self.end
-            self._ensure_writable()
+            self.ensure_writable()
             if packer.total_length >= self._room.size:
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()
@@ -418,7 +436,7 @@ class StreamWriter(StreamFile):
     def sync(self) -> None:
         """All that is committed is on disk when this returns."""
         with self.alone():
-            self._ensure_writable()
+            self.ensure_writable()
             if self.end.base == self.written:
                 return
             self.end.unfinished = True
@@ -474,6 +492,7 @@ class StreamWriter(StreamFile):
                 try:
                     self._fail(failed)
                 except WriteFailed as doubt:
+                    self.untold = True
                     _log.error("%s", doubt)
 
     def _settle(self, head: Head, commits: int) -> None:
@@ -522,6 +541,7 @@ class StreamWriter(StreamFile):
         if number <= self._durable:
             return True
         if self._failure is not None:
+            self.untold = False
             raise CommitInDoubt(self.path, self._failure)
         if self._closed:
             raise StreamClosed(f"{self.path}: the stream was closed before the sync")
@@ -585,6 +605,15 @@ class StreamWriter(StreamFile):
         hashes = end.first, end.running.intdigest()
         seen = self.reader.head
         try:
+            if written != base:
+                # Should the process end in between, the next open finds here what there was.
+                span = records.put_doubt(
+                    self._page,
+                    CommitRecord(
+                        self.stream_id, self.epoch, self._boot, base, mid, written, *hashes
+                    ),
+                )
+                self.file.write(memoryview(self._page)[slice(*span)], span[0])
             end.put(base, base, base, NO_HASH, NO_HASH, seen)
             self._write_header()
             self.file.sync()
@@ -609,8 +638,16 @@ class StreamWriter(StreamFile):
                 base.entries,
                 written.entries - 1,
             )
-        self._failure, self._mendable = None, False
+        self._failure, self._mendable, self.untold = None, False, False
         self._settle(written, self.commits)
+        with contextlib.suppress(OSError):
+            self._forget_doubt()
+
+    def _forget_doubt(self) -> None:
+        start, size = records.DOUBT_OFFSET, 512
+        if any(self._page[start : start + size]):
+            self._page[start : start + size] = bytes(size)
+            self.file.write(bytes(size), start)
 
     def _is_whole(self, start: Head, stop: Head, expected: int) -> bool:
         hasher = xxh3_64()
@@ -622,8 +659,11 @@ class StreamWriter(StreamFile):
             loss = EntriesLost(self.path, head.entries, self.written.entries)
             self._losses.append((self._durable, self.commits, loss))
             self._failure, self._mendable, self._gone_from = None, False, None
+            self.untold = False
             self._change(lambda: None, head)
             self._durable = self.commits
+            with contextlib.suppress(OSError):
+                self._forget_doubt()
             _log.error("%s", loss)
             return loss
 
@@ -632,7 +672,7 @@ class StreamWriter(StreamFile):
     def truncate(self, number: int, offset: int) -> None:
         """Cut back to `number` entries, which end at `offset`; durable on return."""
         with self.alone():
-            self._ensure_writable()
+            self.ensure_writable()
             self.sync()
             self._change(lambda: None, Head(offset, number))
 
@@ -640,7 +680,7 @@ class StreamWriter(StreamFile):
         """Replace the `old` bytes of an entry's data at `offset`; durable on return, and
         after a crash the one or the other."""
         with self.alone():
-            self._ensure_writable()
+            self.ensure_writable()
             self.sync()
             # No range of the record may cover what is about to change: a power cut would
             # take its hash for lost bytes.
@@ -775,10 +815,12 @@ class StreamWriter(StreamFile):
 
     # The end.
 
-    def _ensure_writable(self) -> None:
+    def ensure_writable(self) -> None:
+        """Raises `StreamClosed`, `CommitInDoubt`."""
         if self._closed:
             raise StreamClosed(f"{self.path}: the stream is closed")
         if self.failed:
+            self.untold = False
             raise CommitInDoubt(self.path, self._failure or "")
 
     @property
@@ -790,6 +832,13 @@ class StreamWriter(StreamFile):
             if self.end.unfinished and self._failure is None:
                 self._failure = _INTERRUPTED
             return self._failure is not None
+
+    def interrupt(self) -> None:
+        """Write nothing more until another open: a signal came, and it is not known to whom a
+        commit was told."""
+        with self._lock:
+            self.end.unfinished = True
+            self.end.limit = -1
 
     @property
     def interrupted(self) -> bool:

@@ -23,6 +23,8 @@ TestLaboratory.settings = settings(
     max_examples=60,
     stateful_step_count=30,
     deadline=None,
+    # What fails is told as it was found: to shrink it takes longer than a test may.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     # Drawing is quick; it is each example that is long.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -50,12 +52,10 @@ TestWithLmdb.settings = settings(TestLaboratory.settings, max_examples=10)
 @pytest.mark.soak
 @pytest.mark.parametrize("machine", [Laboratory, WithLmdb])
 def test_for_long(machine: type[Laboratory]) -> None:
-    # What fails is told as it was found: to shrink it takes longer than a test may.
     long = settings(
         TestLaboratory.settings,
         max_examples=20_000 if machine is Laboratory else 2_000,
         stateful_step_count=60,
-        phases=[Phase.explicit, Phase.reuse, Phase.generate],
     )
     run_state_machine_as_test(machine, settings=long)
 
