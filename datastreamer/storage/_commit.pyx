@@ -2,7 +2,7 @@
 
 Owns how a stream's end moves on: the hash of what is not on disk, the bytes of header,
 record and mark (where they stand is `record.py`'s to say), and all of it back where the
-writes fail. Takes no locks and no decisions; `writer.py` does.
+writes fail. Takes no decisions; `writer.py` does.
 """
 
 cimport cython
@@ -279,9 +279,11 @@ cdef class StreamEnd:
     `written` is the end. `base` is known to be on disk; at `mid` the sync that is under way
     began (without one, mid is base). `first` is the hash of the entries from base to mid,
     `running` the xxh3 of those from mid to the end. `unfinished` is true between the first
-    write of a commit or change and its end. `commits` counts them. Up to the offset `limit` a
-    commit that does not wait needs nothing but its writes; -1 where somebody has to look.
-    For one thread at a time; `commit_on` sees to that itself.
+    write of a commit or change and its end. `commits` counts them, `durable` those known to be
+    on disk. Up to the offset `limit` a commit needs nothing but its writes, with a sync among
+    them where `synced` is true; -1 where somebody has to look. `sequence` is the newest synced
+    header's, which stands in the page. For one thread at a time; `commit_on` sees to that
+    itself.
     """
 
     cdef public object written
@@ -291,13 +293,18 @@ cdef class StreamEnd:
     cdef public object running
     cdef public bint unfinished
     cdef public int64_t limit
+    cdef public bint synced
     cdef public int64_t commits
+    cdef public int64_t durable
+    cdef public uint64_t sequence
     cdef object _file
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
     cdef Py_buffer _hold
     cdef Py_ssize_t _totals, _ends, _record_end, _mark, _mark_end
+    cdef Py_ssize_t[2] _slots
+    cdef Py_ssize_t _slot_sequence, _slot_totals, _slot_end
     cdef Span _nothing, _before_sync, _after_sync, _without_sync
 
     def __init__(self, file, page, head, layout):
@@ -309,11 +316,14 @@ cdef class StreamEnd:
         if self._bytes != NULL:
             raise RuntimeError("a stream's end is made once")
         (self._totals, self._ends, self._record_end, self._mark, self._mark_end,
-         before, after, without) = layout
+         before, after, without, slots, parts) = layout
+        self._slots[0], self._slots[1] = slots
+        self._slot_sequence, self._slot_totals, self._slot_end = parts
         self._before_sync.start, self._before_sync.end = before
         self._after_sync.start, self._after_sync.end = after
         self._without_sync.start, self._without_sync.end = without
-        for where in (*layout[:5], *before, *after, *without):
+        for where in (*layout[:5], *before, *after, *without,
+                      *[start + part for start in slots for part in (0, *parts)]):
             if not 0 <= where <= HEADER_PAGE_SIZE - 64:
                 raise ValueError("a record lies outside of the page")
         if self._mark > self._mark_end:
@@ -339,21 +349,36 @@ cdef class StreamEnd:
         """Whether the next operation may begin with nothing to be looked at."""
         return self.limit >= 0 and not self.unfinished
 
-    def commit_on(self, packer, writer):
-        """`commit` where nothing else is to be seen to, and it is seen at once: gives the new
-        end, or None where somebody has to look, and nothing was done.
+    def commit_on(self, packer, writer, bint wait):
+        """`commit` where nothing else is to be seen to, and it is seen when this returns: gives
+        the new end, or None where somebody has to look, and nothing was done.
 
-        Takes the `writer`'s lock, moves its reader's head, has it wake those who look at that,
+        Takes the `writer`'s locks, moves its reader's head, has it wake those who look at that,
         and raise what is to be said of an `OSError`.
         """
+        if not self.synced:
+            return self._commit_on(packer, writer, False)
+        if not wait:
+            return None
+        syncing = writer._syncing
+        syncing.acquire()
+        try:
+            return self._commit_on(packer, writer, True)
+        finally:
+            syncing.release()
+
+    cdef _commit_on(self, packer, writer, bint sync):
         cdef Packed packed = packer
         lock = writer._lock
         lock.acquire()
         try:
-            if packed._offset > self.limit or self.unfinished:
+            if packed._offset > self.limit or self.unfinished or self.synced != sync:
+                return None
+            # Others that become durable with it are to be told.
+            if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packer, None, None, False, writer.wakers)
+                head = self.commit(packer, None, None, sync, writer.wakers)
             except OSError as error:
                 writer.not_committed(error)
             writer.reader.head = head
@@ -391,6 +416,17 @@ cdef class StreamEnd:
         put_sum(page, self._mark, self._mark_end)
         return 0
 
+    cdef int _put_synced(self, head) except -1:
+        """The newest synced header, moved on to `head`, into the other slot."""
+        cdef uint8_t* page = self._bytes
+        cdef Py_ssize_t slot = self._slots[(self.sequence + 1) & 1]
+        memcpy(page + slot, page + self._slots[self.sequence & 1], self._slot_end)
+        self.sequence += 1
+        put_u64(page + slot + self._slot_sequence, self.sequence)
+        put_head(page + slot + self._slot_totals, head)
+        put_sum(page, slot, slot + self._slot_end)
+        return 0
+
     cpdef commit(self, packer, hasher, seen, bint sync, wakers):
         """Move the end on over the packer's entries, in the page and in the file; gives it.
 
@@ -402,6 +438,7 @@ cdef class StreamEnd:
         cdef Packed packed = packer
         cdef uint8_t* page = self._bytes
         cdef uint8_t[HEADER_PAGE_SIZE] old
+        cdef uint64_t sequence = self.sequence
         cdef Span before, after
         # As `Head(...)`, without a call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
@@ -424,6 +461,8 @@ cdef class StreamEnd:
         try:
             self._put(self.base, self.mid, head, self.first, digest,
                       head if seen is None else seen)
+            if sync:
+                self._put_synced(head)
             write = self._file.commit
             if PyMethod_Check(write) and PyMethod_GET_FUNCTION(write) == ITS_COMMIT:
                 write_packed((<Descriptor>PyMethod_GET_SELF(write))._fd, packed, <char*>page,
@@ -433,10 +472,12 @@ cdef class StreamEnd:
                       (after.start, after.end), sync, wakers)
         except OSError:
             memcpy(page, old, HEADER_PAGE_SIZE)
+            self.sequence = sequence
             raise
         self.written = head
         self.commits += 1
         if sync:
+            self.durable = self.commits
             self.all_on_disk(head)
         else:
             self.running = running

@@ -47,6 +47,10 @@ _MARK: Final = struct.Struct(">8sIIQQQ")
 _WRITER: Final = struct.Struct(">8sIQ16s20x")
 _SUM: Final = struct.Struct(">Q")
 
+# In a slot: its sequence number, and the header's last fields behind it.
+_SLOT_SEQUENCE: Final = struct.calcsize(">8sII")
+_SLOT_TOTALS: Final = struct.calcsize(">8sIIQ16sQ38s") - 16
+
 _RECORD_END: Final = RECORD_OFFSET + _RECORD.size
 _MARK_END: Final = MARK_OFFSET + _MARK.size
 
@@ -58,11 +62,12 @@ _ENDS_OFFSET: Final = _RECORD_END - 64
 BEFORE_SYNC: Final = (HEADER_OFFSET, _RECORD_END + _SUM.size)
 AFTER_SYNC: Final = (SLOT_OFFSETS[0], _MARK_END + _SUM.size)
 WITHOUT_SYNC: Final = (HEADER_OFFSET, _MARK_END + _SUM.size)
-SLOTS: Final = (SLOT_OFFSETS[0], MARK_OFFSET)
 
-CommitLayout = tuple[int, int, int, int, int, tuple[int, int], tuple[int, int], tuple[int, int]]
+_Span = tuple[int, int]
+CommitLayout = tuple[int, int, int, int, int, _Span, _Span, _Span, _Span, tuple[int, int, int]]
 # Where the bytes stand that every commit changes: the header's totals, the record's heads
-# and hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum.
+# and hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum; what
+# is written; the slots, and in a slot its sequence number, the totals, its sum.
 COMMIT_LAYOUT: Final[CommitLayout] = (
     _TOTALS_OFFSET,
     _ENDS_OFFSET,
@@ -72,6 +77,8 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
     BEFORE_SYNC,
     AFTER_SYNC,
     WITHOUT_SYNC,
+    SLOT_OFFSETS,
+    (_SLOT_SEQUENCE, _SLOT_TOTALS, _SLOT.size),
 )
 
 NO_ID: Final = bytes(16)

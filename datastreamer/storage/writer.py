@@ -110,10 +110,7 @@ class StreamWriter(StreamFile):
         # Its `limit` is set by a commit that has looked at all there is, and taken back by
         # whatever changes what that commit saw: policy, failure, a sync that has been asked for.
         self.end = StreamEnd(file, self._page, judged.head, records.COMMIT_LAYOUT)
-        self._sequence = 0
         self._room = Room(file)
-        # How many of the commits are on disk.
-        self._durable = 0
         # Taken before the lock by whoever syncs: of two syncs at once, only one is told of a
         # failure.
         self._syncing = threading.RLock()
@@ -216,7 +213,7 @@ class StreamWriter(StreamFile):
     def _take_over(self, record: CommitRecord | None, undone: bool) -> None:
         """Make the file this writer's: act on the judgement, sync, write a fresh record."""
         slots = records.get_synced(bytes(self._page))
-        self._sequence = slots[0].sequence if slots else 0
+        self.end.sequence = slots[0].sequence if slots else 0
         went_back = record is not None and record.after != self.head
         if went_back:
             assert record is not None
@@ -347,7 +344,7 @@ class StreamWriter(StreamFile):
         has done its work.
         """
         if hasher is None:
-            head = self.end.commit_on(packer, self)
+            head = self.end.commit_on(packer, self, wait)
             if head is not None:
                 return head
         policy = self._policy
@@ -371,11 +368,7 @@ class StreamWriter(StreamFile):
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()
             visible = sync or policy != "commit"
-            # A signal's handler may raise between any two of these lines.
-            end.unfinished = True
-            if sync:
-                slots = self._page[slice(*records.SLOTS)]
-                self._put_synced(Head(packer.total_length, packer.next_number))
+            settled = end.durable
             try:
                 head = end.commit(
                     packer,
@@ -385,13 +378,7 @@ class StreamWriter(StreamFile):
                     self.wakers if visible else (),
                 )
             except OSError as error:
-                if sync:
-                    self._page[slice(*records.SLOTS)] = slots
-                    self._sequence -= 1
                 self.not_committed(error)
-            settled = self._durable
-            if sync:
-                self._durable = self.commits
             if visible:
                 self.reader.head = head
             end.unfinished = False
@@ -401,8 +388,12 @@ class StreamWriter(StreamFile):
             else:
                 if not self._sync_asked or head.length > self._sync_at:
                     self._ask_for_sync()
-                if visible:
-                    end.limit = min(self._room.size - 1, self._sync_at)
+            # (Another may have been set between the question for it and the lock.)
+            if visible and policy == self._policy:
+                end.synced = sync
+                end.limit = self._room.size - 1
+                if not sync:
+                    end.limit = min(end.limit, self._sync_at)
             if visible and self.inside_wakers:
                 self.wake_inside()
             return head
@@ -511,7 +502,7 @@ class StreamWriter(StreamFile):
         except OSError as error:
             self._fail(error)
             return
-        self._durable = commits
+        end.durable = commits
         moved = seen != self.reader.head
         if moved:
             self.reader.head = seen
@@ -538,7 +529,7 @@ class StreamWriter(StreamFile):
         for first, last, loss in self._losses:
             if first < number <= last:
                 raise loss
-        if number <= self._durable:
+        if number <= self.end.durable:
             return True
         if self._failure is not None:
             self.untold = False
@@ -657,11 +648,11 @@ class StreamWriter(StreamFile):
         """Go back to `head`, behind which the entries could not be brought to disk."""
         with self.alone():
             loss = EntriesLost(self.path, head.entries, self.written.entries)
-            self._losses.append((self._durable, self.commits, loss))
+            self._losses.append((self.end.durable, self.commits, loss))
             self._failure, self._mendable, self._gone_from = None, False, None
             self.untold = False
             self._change(lambda: None, head)
-            self._durable = self.commits
+            self.end.durable = self.commits
             with contextlib.suppress(OSError):
                 self._forget_doubt()
             _log.error("%s", loss)
@@ -775,11 +766,12 @@ class StreamWriter(StreamFile):
         )
 
     def _put_synced(self, head: Head) -> None:
-        self._sequence += 1
+        self.end.sequence += 1
+        sequence = self.end.sequence
         records.put_synced(
             self._page,
-            self._sequence & 1,
-            SyncedHeader(self._sequence, self.stream_id, self.epoch, self._header_at(head)),
+            sequence & 1,
+            SyncedHeader(sequence, self.stream_id, self.epoch, self._header_at(head)),
         )
 
     def _make_room(self, length: int) -> None:

@@ -16,7 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed, StreamEnd
 from datastreamer.storage.disk import Buffer, OsDisk, OsFile
-from datastreamer.storage.record import CommitRecord, Head, Mark
+from datastreamer.storage.record import CommitRecord, Head, Mark, SyncedHeader
 
 SIZES: dict[str, list[int]] = {
     "one entry": [200],
@@ -51,6 +51,7 @@ def end_of(file: OsFile) -> tuple[StreamEnd, bytearray]:
     record = CommitRecord(b"s" * 16, 0, b"b" * 16, empty, empty, empty, 0, 0)
     records.put_record(page, record)
     records.put_mark(page, 0, empty)
+    records.put_synced(page, 0, SyncedHeader(0, b"s" * 16, 7, Header(1, 2, 3)))
     file.write(page, 0)
     return StreamEnd(file, page, empty, records.COMMIT_LAYOUT), page
 
@@ -106,27 +107,38 @@ def test_in_c_as_through_any_file(
             moved = Mark(0, head if seen else Head())
             assert records.get_mark(stands) == moved
             assert records.get_mark(page) == moved
-        assert end.commits == 2
+            ends = [head, start] if sync else [Head()]
+            assert records.get_synced(stands) == [
+                SyncedHeader(end.sequence - at, b"s" * 16, 7, Header(1, 2, 3, *upto))
+                for at, upto in enumerate(ends)
+            ]
+        assert (end.commits, end.durable) == ((2, 2) if sync else (2, 0))
+        assert end.sequence == end.durable
         contents.append(file.read(head.length, 0))
         file.close()
     assert contents[0] == contents[1]
 
 
+@pytest.mark.parametrize("sync", [True, False])
 def test_a_commit_that_fails_leaves_end_and_page(
-    opened: Callable[[type[OsFile]], OsFile],
+    opened: Callable[[type[OsFile]], OsFile], sync: bool
 ) -> None:
+    def state() -> tuple[object, ...]:
+        counted = end.commits, end.durable, end.sequence
+        return bytes(page), end.written, end.base, end.running.intdigest(), *counted
+
     file = opened(OsFile)
     end, page = end_of(file)
-    end.commit(packed(end, [7]), None, None, False, ())
-    before = bytes(page), end.written, end.base, end.running.intdigest(), end.commits
+    end.commit(packed(end, [7]), None, None, sync, ())
+    before = state()
     fd, file._fd = file._fd, -1
     again = packed(end, [7])
     with pytest.raises(CommitStepFailed) as failed:
-        end.commit(again, None, None, False, ())
+        end.commit(again, None, None, sync, ())
     assert (failed.value.step, failed.value.errno) == (STEP_DATA, errno.EBADF)
-    assert before == (bytes(page), end.written, end.base, end.running.intdigest(), end.commits)
+    assert before == state()
     file._fd = fd
-    assert end.commit(again, None, None, False, ()) == (again.total_length, again.next_number)
+    assert end.commit(again, None, None, sync, ()) == (again.total_length, again.next_number)
 
 
 def test_what_a_stream_s_end_refuses(opened: Callable[[type[OsFile]], OsFile]) -> None:
@@ -136,6 +148,8 @@ def test_what_a_stream_s_end_refuses(opened: Callable[[type[OsFile]], OsFile]) -
         StreamEnd(file, page[:-1], Head(), layout)
     with pytest.raises(ValueError, match="outside of the page"):
         StreamEnd(file, page, Head(), (4090, *layout[1:]))
+    with pytest.raises(ValueError, match="outside of the page"):
+        StreamEnd(file, page, Head(), (*layout[:8], (512, 4000), layout[9]))
     with pytest.raises(ValueError, match="before it begins"):
         StreamEnd(file, page, Head(), (*layout[:3], layout[4], layout[3], *layout[5:]))
     end = StreamEnd(file, page, Head(), layout)
@@ -151,11 +165,12 @@ def test_what_a_stream_s_end_refuses(opened: Callable[[type[OsFile]], OsFile]) -
         end.commit(object(), None, None, False, ())  # type: ignore[arg-type]
 
 
-def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> None:
-    def add(stream: DataStream, data: bytes = b"x") -> None:
-        with stream.atomic_op() as op:
-            op.add_entry(1, data)
+def add(stream: DataStream, data: bytes = b"x") -> None:
+    with stream.atomic_op() as op:
+        op.add_entry(1, data)
 
+
+def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
         file = stream._file
         end = file.end  # type: ignore[attr-defined]
@@ -170,11 +185,35 @@ def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> 
         stream.sync_policy = "commit"
         assert not end.ready
         add(stream)
-        assert not end.ready
+        assert end.ready
         assert end.base == end.written
         stream.sync_policy = "os"
+        assert not end.ready
         add(stream)
         assert end.ready
+        assert end.base != end.written
     assert not end.ready
     with pytest.raises(StreamClosed):
         stream.start_atomic_op()
+
+
+def test_a_policy_that_is_set_while_a_commit_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
+        file = stream._file
+        end, begin = file.end, file._commit  # type: ignore[attr-defined]
+
+        def late(*words: object) -> Head:
+            stream.sync_policy = "commit"
+            head: Head = begin(*words)
+            return head
+
+        with monkeypatch.context() as patch:
+            patch.setattr(file, "_commit", late)
+            patch.setattr(file, "_ask_for_sync", lambda: None)
+            add(stream)
+        # What it found out is of the old policy, and no other commit goes by it.
+        assert not end.ready
+        add(stream)
+        assert end.base == end.written

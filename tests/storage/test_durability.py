@@ -127,17 +127,21 @@ def test_threads_that_wait_share_syncs(path: Path) -> None:
 
 def test_a_commit_that_waits_takes_those_before_it_along(path: Path, disk: SlowDisk) -> None:
     with DataStream.create(path, disk=disk) as stream:
+        stream.start_atomic_op()
+        stream.add_entry(1, b"zero")
+        stream.commit_atomic_op()
         disk.slow = True
         first = commit(stream, b"one")
         assert disk.begun.acquire(timeout=20)
         second = commit(stream, b"two")
+        assert stream.total_entries == 1
         disk.slow = False
         disk.let.release()
         stream.start_atomic_op()
         stream.add_entry(1, b"three")
         stream.commit_atomic_op()
         assert (first.done(), second.done()) == (True, True)
-        assert items(stream) == [(1, b"one"), (1, b"two"), (1, b"three")]
+        assert items(stream) == [(1, b"zero"), (1, b"one"), (1, b"two"), (1, b"three")]
 
 
 @pytest.mark.parametrize("sync", ["os", 60_000])

@@ -62,12 +62,16 @@ def no_sync_in_a_change(change: Any) -> Any:
 
 
 def base_stays(write: Any) -> Any:
-    def mutant(self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool) -> None:
-        base, running = self._base, (self._running if hasher is None else hasher()).copy()
+    def mutant(self: StreamWriter, packer: Any, hasher: Any = None, *, wait: bool = True) -> Head:
+        end = self.end
+        base, mid, first = end.base, end.mid, end.first
+        running = (end.running if hasher is None else hasher()).copy()
         for part in packer.entry_spans():
             running.update(part)
-        write(self, packer, hasher, policy, sync)
-        self._base, self._running = base, running
+        head: Head = write(self, packer, hasher, wait=wait)
+        if wait and self.policy == "commit":
+            end.base, end.mid, end.first, end.running = base, mid, first, running
+        return head
 
     return mutant
 
@@ -115,7 +119,7 @@ MUTANTS: dict[str, Mutant] = {
     "the record's hash is not checked": replaced(
         recovery, "longest_whole", lambda _: lambda file, record: record.after
     ),
-    "the record's base is not moved on": replaced(StreamWriter, "_commit", base_stays),
+    "the record's base is not moved on": replaced(StreamWriter, "commit", base_stays),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
     "readers believe the header": replaced(file_module, "visible", header_is_believed),
     "the index keeps what was cut off": replaced(
