@@ -5,8 +5,8 @@ Owns when a sync begins. What a sync is, and what its outcome means, is the writ
 
 from __future__ import annotations
 
+import _thread
 import queue
-import threading
 import time
 from collections.abc import Callable
 
@@ -18,20 +18,21 @@ class Syncer:
     may end a call of `ask` anywhere, and leaves no lock behind: there is none.
     """
 
-    def __init__(self, work: Callable[[], None], name: str) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._name = name
         # Times at which it is to begin, by the monotonic clock; None: no more.
         self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._started = False
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def ask(self, seconds: float = 0.0) -> None:
         """Have `work` begin within `seconds` from now: once for all who asked before it began."""
         self._asked.put(time.monotonic() + seconds)
-        # One without an ident was not started: a signal's exception came before that.
-        if self._thread is None or self._thread.ident is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        if not self._started:
+            # Not a Thread of threading's: its start() waits for an event, and the exception of
+            # a signal that comes then leaves the event's lock behind.
+            _thread.start_new_thread(self._run, ())
+            self._started = True
 
     def _run(self) -> None:
         due: float | None = None
@@ -44,11 +45,14 @@ class Syncer:
                 self._work()
                 continue
             if asked is None:
+                self._asked.put(None)
+                self._ended.put(None)
                 return
             due = asked if due is None else min(due, asked)
 
     def close(self) -> None:
         """Return when no `work` is under way; none begins any more."""
         self._asked.put(None)
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join()
+        if self._started:
+            self._ended.get()
+            self._ended.put(None)

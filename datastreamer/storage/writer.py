@@ -117,7 +117,7 @@ class StreamWriter(StreamFile):
         # (Entering and leaving a lock is one step to a signal; a condition it can come into.)
         self._reaching = threading.Lock()
         self._reached = threading.Condition(self._reaching)
-        self._syncer = Syncer(self._sync_behind, f"syncs of {path}")
+        self._syncer = Syncer(self._sync_behind)
         self._sync_asked = False
         self._sync_at = 0
         # Why nothing is written any more, whether that can be mended, and where not all could.
