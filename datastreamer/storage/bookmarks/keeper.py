@@ -127,10 +127,14 @@ class BookmarkKeeper:
             self._indexed = self._trusted(self._index)
         except IndexFailed as error:
             _log.warning("%s: the bookmark index cannot be read: %s", self._path, error)
-            if self._write:
-                self._index.clear()
-            else:
+            if not self._write:
                 self._drop_index()
+                return
+            try:
+                self._index.clear()
+            except IndexFailed:
+                self._drop_index()
+                raise
 
     def _start(self, what: str, work: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=work, name=f"{what} {self._path}", daemon=True)
@@ -241,16 +245,18 @@ class BookmarkKeeper:
 
     def __len__(self) -> int:
         """The number of distinct keys. Reads what the index does not hold."""
-        with self._urgently(), self._guard:
-            with contextlib.suppress(_MovedError):
-                self._follow()
-            recent, indexed, until = set(self._recent), self._indexed, self._known_from
-            index = self._index
-        for batch in self._reader.batches(indexed.entries, until.number):
-            recent.update(key for key, _ in batch.bookmarks())
-        if index is None:
-            return len(recent)
-        return len(index) + sum(index.newest(key) is None for key in recent)
+        # To the end of the count nothing goes from memory into the index.
+        with self._urgently():
+            with self._guard:
+                with contextlib.suppress(_MovedError):
+                    self._follow()
+                recent, indexed, until = set(self._recent), self._indexed, self._known_from
+                index = self._index
+            for batch in self._reader.batches(indexed.entries, until.number):
+                recent.update(key for key, _ in batch.bookmarks())
+            if index is None:
+                return len(recent)
+            return len(index) + sum(index.newest(key) is None for key in recent)
 
     def _scan_gap(self, key: bytes, indexed: Head, until: Cursor) -> int | None:
         """The newest `key` between the index and what memory holds, page by page backwards."""
@@ -403,8 +409,18 @@ class BookmarkKeeper:
                 gone = Pairs()
                 for batch in self._reader.batches(head.entries, self._indexed.entries):
                     gone.take(batch)
-                index.remove(gone, self._mark(head))
-                self._indexed = head
+                try:
+                    index.remove(gone, self._mark(head))
+                    self._indexed = head
+                except IndexFailed as error:
+                    # Should it not even be emptied: after the truncation, its watermark is
+                    # not this file's.
+                    _log.warning(
+                        "%s: the bookmark index cannot go back, it is built again: %s",
+                        self._path,
+                        error,
+                    )
+                    self._forget_index()
             yield
             self._say_again()
             with self._guard:
@@ -416,6 +432,8 @@ class BookmarkKeeper:
                 if head.entries < self._known_to.number:
                     self._known_to = Cursor(*head)
                 self._unfinished = False
+                if not self._indexed.entries:
+                    self._work.notify()
 
     def _begin_again(self) -> None:
         """After a truncation that an exception ended: wait for one that is under way, and

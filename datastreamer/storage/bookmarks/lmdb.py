@@ -8,6 +8,7 @@ key occurs several times.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -38,6 +39,8 @@ _MAP_SIZE = _WHOLE_MAP
 # such a map grows when it is full.
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
+# As large as LMDB makes it for so many readers.
+_LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
 _NUMBER = struct.Struct(">Q")
 _WATERMARK = struct.Struct(">IQQ")
 _LAYOUT = 1
@@ -92,9 +95,11 @@ class _Shared:
         # each question here is a transaction of its own.)
         lock_file = os.path.join(self.folder, "lock.mdb")
         lock = self.write or (beside_writer and os.access(lock_file, os.W_OK))
+        if self.write:
+            _reserve(lock_file, _LOCK_FILE_BYTES)
         env = _environment(self.folder, self.write, lock)
         try:
-            self.ensure_whole(env)
+            self.ensure_whole(env, extend=False)
             self.small = env.info()["map_size"] < _WHOLE_MAP
             env.reader_check()
             return _Opened(
@@ -107,11 +112,11 @@ class _Shared:
             env.close()
             raise
 
-    def ensure_whole(self, env: lmdb.Environment) -> None:
+    def ensure_whole(self, env: lmdb.Environment, *, extend: bool) -> None:
         """See to it that no page is past the file's end: a look at it would end the process.
 
-        LMDB leaves out free pages at the end now and then; the writer makes up for it, so
-        that a reader may take a file that lacks some for one that was cut short.
+        LMDB leaves out free pages at the end now and then; the writer makes up for it after
+        each transaction, so that a file that lacks some is taken for one that was cut short.
         """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
         data = os.path.join(self.folder, "data.mdb")
@@ -119,10 +124,10 @@ class _Shared:
             size = os.path.getsize(data)
         except FileNotFoundError:
             return  # somebody removed it; ours lives on until it is closed
-        if size < needed and not self.write:
+        if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
-            os.truncate(data, needed)  # a page of zeros is an error when it is read, no more
+            _reserve(data, needed)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
@@ -149,7 +154,11 @@ class _Shared:
             elif write and not shared.write:
                 shared.opened.env.close()
                 shared.write = True
-                shared.opened = shared.open()
+                try:
+                    shared.opened = shared.open()
+                except BaseException:
+                    shared.write = False  # the next one tries again
+                    raise
             shared.users += 1
             return shared
 
@@ -180,7 +189,7 @@ class LmdbIndex(BookmarkIndex):
                 os.makedirs(folder, exist_ok=True)
             self._shared: _Shared | None = _Shared.get(folder, write, beside_writer)
         except (lmdb.Error, OSError) as error:
-            raise IndexFailed(folder, f"the bookmark index cannot be opened: {error}") from error
+            raise _cannot_open(folder, error) from error
 
     def _env(self) -> _Shared:
         if self._shared is None:
@@ -242,7 +251,7 @@ class LmdbIndex(BookmarkIndex):
             with _begin(opened.env, None, write=True) as transaction:
                 yield opened, transaction
             if opened.file_id == _file_id(self._folder):
-                shared.ensure_whole(opened.env)
+                shared.ensure_whole(opened.env, extend=True)
         except (lmdb.Error, OSError) as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
@@ -290,7 +299,10 @@ class LmdbIndex(BookmarkIndex):
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
     def _put_all(self, items: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
-        self.clear()
+        # It may hold the batches of a try that did not fit; the map has to stay, it has grown.
+        with self._change() as (opened, transaction):
+            transaction.drop(opened.keys, delete=False)
+            transaction.drop(opened.meta, delete=False)
         while True:
             with self._change() as (opened, transaction):
                 if _put(transaction, opened, itertools.islice(items, _BATCH)) < _BATCH:
@@ -312,16 +324,12 @@ class LmdbIndex(BookmarkIndex):
         return self._env().opened.file_id == _file_id(self._folder)
 
     def clear(self) -> None:
+        # Not page by page: LMDB does not check what it empties, and a damaged page may lead
+        # it past the file's end, which ends the process.
         try:
-            with self._change() as (opened, transaction):
-                transaction.drop(opened.keys, delete=False)
-                transaction.drop(opened.meta, delete=False)
-        except IndexFailed:
-            # Too damaged to be emptied page by page.
-            try:
-                self._env().renew()
-            except (lmdb.Error, OSError) as error:
-                raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+            self._env().renew()
+        except (lmdb.Error, OSError) as error:
+            raise _cannot_open(self._folder, error) from error
 
     def __bool__(self) -> bool:
         return self.pairs() > 0
@@ -336,13 +344,37 @@ class LmdbIndex(BookmarkIndex):
             shared.release()
 
 
+def _cannot_open(folder: str, error: Exception) -> IndexFailed:
+    what = f"the bookmark index cannot be opened: {error}"
+    if os.strerror(errno.ENOSPC) in str(error):  # LMDB's errors carry no number
+        what += "; make room, or open the stream with index='memory'"
+    return IndexFailed(folder, what)
+
+
+def _reserve(path: str, size: int) -> None:
+    """Have all of the file on disk, `size` bytes at least: where a mapped page has no place
+    on a full disk, a look at it ends the process.
+
+    Not for a lock file that is in use here: closing it gives up this process's locks on it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        now = os.fstat(file).st_size
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, max(now, size))
+        elif now < size:
+            os.pwrite(file, bytes(size - now), now)
+    finally:
+        os.close(file)
+
+
 def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
     """The environment, with as large a map as the process may have."""
     size = _MAP_SIZE
     while True:
         try:
             return lmdb.open(
-                folder,
+                os.fsencode(folder),
                 map_size=size,
                 max_dbs=2,
                 max_readers=_MAX_READERS,

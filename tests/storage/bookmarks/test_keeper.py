@@ -561,19 +561,23 @@ def test_an_index_that_cannot_be_read(tmp_path: Path, flaky: set[str], fails: se
         check(stream, {b"old": 0, b"twice": 2})
 
 
-def test_a_truncation_needs_the_index(tmp_path: Path, flaky: set[str]) -> None:
-    """What would be left is an index ahead of the file; so nothing is done."""
+@pytest.mark.parametrize("fails", [{"remove"}, {"remove", "clear"}])
+def test_a_truncation_does_not_need_the_index(
+    tmp_path: Path, flaky: set[str], fails: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="flaky") as stream:
         stream.bookmarks.wait()
-        flaky.add("remove")
-        with pytest.raises(IndexFailed, match="no remove today"):
-            stream.truncate(4)
-        assert stream.total_entries == 38
-        check(stream, known_of(path))
-        flaky.clear()
+        flaky |= fails
         stream.truncate(4)
         check(stream, {b"old": 0, b"twice": 2})
+        flaky.clear()
+        stream.bookmarks.wait()
+        check(stream, {b"old": 0, b"twice": 2})
+        assert len(stream.bookmarks) == 2
+        if "clear" not in fails:
+            assert stream.bookmarks.lag() == 0
+    assert [r for r in caplog.records if "cannot go back" in r.message]
 
 
 def test_the_way_of_the_index_is_blocked(tmp_path: Path) -> None:
