@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Pairs
 
 Pace = Callable[[], object]
@@ -90,6 +90,10 @@ class BookmarkIndex(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up what is held. Idempotent."""
+
+
+class IndexDamaged(IndexFailed):
+    """It will not be written again before it was cleared."""
 
 
 class IndexReadOnly(StreamFileError):

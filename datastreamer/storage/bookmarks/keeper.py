@@ -23,7 +23,13 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, NotFound, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
+from datastreamer.storage.bookmarks.base import (
+    BookmarkIndex,
+    IndexDamaged,
+    IndexReadOnly,
+    Watermark,
+    opener,
+)
 from datastreamer.storage.disk import File
 from datastreamer.storage.reader import Cursor, Reader
 from datastreamer.storage.record import Head
@@ -503,6 +509,9 @@ class BookmarkKeeper:
                     error,
                 )
             self._failing = True
+            if isinstance(error, IndexDamaged):
+                with self._urgently():
+                    self._forget_index()
         else:
             self._failing = False
 

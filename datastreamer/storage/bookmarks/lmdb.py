@@ -8,7 +8,6 @@ key occurs several times.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import mmap
 import os
@@ -24,6 +23,7 @@ from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Merged, Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
+    IndexDamaged,
     IndexReadOnly,
     Pace,
     Watermark,
@@ -47,6 +47,7 @@ _LAYOUT = 1
 # What `fill` sorts in memory at a time, and puts into one transaction: 32 and some 25 bytes each.
 _RUN = 1_000_000
 _BATCH = 1_000_000
+_WAY_OUT = "; or open the stream with index='memory'"
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.IncompatibleError,
@@ -189,7 +190,7 @@ class LmdbIndex(BookmarkIndex):
                 os.makedirs(folder, exist_ok=True)
             self._shared: _Shared | None = _Shared.get(folder, write, beside_writer)
         except (lmdb.Error, OSError) as error:
-            raise _cannot_open(folder, error) from error
+            raise _cannot_open(folder, error, write) from error
 
     def _env(self) -> _Shared:
         if self._shared is None:
@@ -252,6 +253,8 @@ class LmdbIndex(BookmarkIndex):
                 yield opened, transaction
             if opened.file_id == _file_id(self._folder):
                 shared.ensure_whole(opened.env, extend=True)
+        except _DAMAGE as error:
+            raise IndexDamaged(self._folder, f"the bookmark index: {error}") from error
         except (lmdb.Error, OSError) as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
 
@@ -329,7 +332,19 @@ class LmdbIndex(BookmarkIndex):
         try:
             self._env().renew()
         except (lmdb.Error, OSError) as error:
-            raise _cannot_open(self._folder, error) from error
+            raise _cannot_open(self._folder, error, True) from error
+
+    def clear_unfinished(self) -> None:
+        """Begin anew where there is no watermark: an index that only seems empty may be damaged,
+        and writing into such a one may end the process."""
+        with contextlib.suppress(IndexFailed):
+            if self.watermark() is not None:
+                return
+        try:
+            self.clear()
+        except IndexFailed:
+            self.close()
+            raise
 
     def __bool__(self) -> bool:
         return self.pairs() > 0
@@ -344,11 +359,8 @@ class LmdbIndex(BookmarkIndex):
             shared.release()
 
 
-def _cannot_open(folder: str, error: Exception) -> IndexFailed:
-    what = f"the bookmark index cannot be opened: {error}"
-    if os.strerror(errno.ENOSPC) in str(error):  # LMDB's errors carry no number
-        what += "; make room, or open the stream with index='memory'"
-    return IndexFailed(folder, what)
+def _cannot_open(folder: str, error: Exception, write: bool) -> IndexFailed:
+    return IndexFailed(folder, f"the bookmark index cannot be opened: {error}{_WAY_OUT * write}")
 
 
 def _reserve(path: str, size: int) -> None:
@@ -445,12 +457,14 @@ def open_index(path: str, write: bool) -> LmdbIndex:
         ensure_local(folder, "a bookmark index in LMDB")
     except StreamFileError as error:
         if write:
-            raise IndexFailed(
-                folder, f"{error.what}; or open the stream with index='memory'"
-            ) from None
+            raise IndexFailed(folder, error.what + _WAY_OUT) from None
         raise IndexReadOnly(folder, error.what) from error
+    was_there = _file_id(folder) is not None
     try:
-        return LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
+        index = LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
+        if write and was_there:
+            index.clear_unfinished()
+        return index
     except IndexFailed as error:
         if not write:
             raise IndexReadOnly(folder, error.what) from error
