@@ -1,6 +1,7 @@
 """`datastreamer`: the operator's tool, as a console script calls it.
 
-Light to import: the program with its verbs is loaded once `run` can answer for it.
+Light to import: the program with its verbs is loaded once `run` can answer for it, and
+`run` itself once signals are seen to.
 """
 
 from __future__ import annotations
@@ -9,15 +10,31 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from datastreamer.cli.outcome import run
-
 if TYPE_CHECKING:
     import typer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `datastreamer` with `arguments` (None: the process's); gives the exit code."""
-    return run("datastreamer", _program, sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if arguments is None and _ends_well(given):
+        from datastreamer.cli.early import end_well_from_now_on
+
+        end_well_from_now_on()
+    from datastreamer.cli.outcome import run
+
+    return run("datastreamer", _program, given)
+
+
+def _ends_well(arguments: Sequence[str]) -> bool:
+    """Whether a signal is the good end of what is asked for."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("--log-level", "--log-format"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word in ("serve", "demo") or (word == "cat" and "--follow" in arguments)
+    return False
 
 
 def _program() -> typer.Typer:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from datastreamer.cli import logs
+from datastreamer.cli import early, logs
 from datastreamer.errors import DatastreamerError
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def guard(work: Callable[[], int]) -> int:
             try:
                 return work()
             finally:
-                sys.stdout.flush()
+                try:
+                    sys.stdout.flush()
+                finally:
+                    _ignore_more()
         except KeyboardInterrupt as error:
             name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
             if watch.good_end:
@@ -161,24 +164,45 @@ class _Watch:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    _ignore_more()
     raise Terminated
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    _ignore_more()
     raise KeyboardInterrupt
+
+
+def _ignore_more() -> None:
+    """Where a signal is the good end, what follows the first, or the work, is undisturbed."""
+    if _Watch.current is not None and _Watch.current.good_end:
+        for number in early.SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+_Handlers = dict[int, Any]
+
+
+def _restore(handlers: _Handlers) -> None:
+    for number, handler in handlers.items():
+        # Work was begun: no end at once any more, and what there is to say is the exit code.
+        signal.signal(number, signal.SIG_IGN if handler is early.end_at_once else handler)
 
 
 @contextlib.contextmanager
 def _signals_raise(watch: _Watch) -> Iterator[None]:
-    """SIGTERM ends the program where it stands, as SIGINT does by itself."""
+    """SIGTERM ends the program where it stands, as SIGINT does by itself.
+
+    Where `early` sees to both they stay with it, until the work says what they are.
+    """
     before, _Watch.current = _Watch.current, watch
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, _terminate)
+    handlers: _Handlers = {number: signal.getsignal(number) for number in early.SIGNALS}
+    if handlers[signal.SIGTERM] is not early.end_at_once:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _restore(handlers)
         _Watch.current = before
 
 
@@ -190,6 +214,7 @@ def end_well_on_signal() -> None:
     if _Watch.current is not None:
         _Watch.current.good_end = True
         signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGTERM, _terminate)
 
 
 def end_with_reader() -> None:
@@ -225,9 +250,8 @@ def asked_to_end() -> Iterator[threading.Event]:
     def ask(number: int, frame: FrameType | None) -> None:
         asked.set()
 
-    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before: _Handlers = {number: signal.signal(number, ask) for number in early.SIGNALS}
     try:
         yield asked
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        _restore(before)

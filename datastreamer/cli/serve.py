@@ -17,7 +17,6 @@ from datastreamer.cli.creation import (
     SystemIdOption,
 )
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
-from datastreamer.cli.outcome import end_well_on_signal
 from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
@@ -115,7 +114,7 @@ def serve(
             ", ".join(map(address_of, addresses)),
         )
 
-    end_well_on_signal()
+    # No signal is raised here as an exception: before this it ends the process, see `early`.
     name = serve_until_signal(
         open_stream, host=host, port=port, max_clients=max_clients, listening=listening
     )

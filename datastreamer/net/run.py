@@ -5,6 +5,7 @@ For callers that know no event loop, the command line above all.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -37,9 +38,13 @@ def serve_until_signal(
     cancel: Callable[[], None] | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
+        for each in _ENDING:
+            signal.signal(each, signal.SIG_IGN)  # the close takes its time, and is not disturbed
         caught.append(number)
         if cancel is not None:
-            cancel()
+            # The loop may be over already; what is left to do is the close.
+            with contextlib.suppress(trio.RunFinishedError):
+                cancel()
 
     async def main(stream: DataStream) -> None:
         nonlocal cancel

@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 import pytest
+import trio
 
 from datastreamer.cli.serve import serve as serve_verb
 from datastreamer.net.blocking import BlockingClient
+from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.cli.process import done, running
@@ -146,3 +148,62 @@ def test_at_most_so_many_clients(copy: Path) -> None:
             with socket.create_connection(("127.0.0.1", port)) as second:
                 assert second.recv(1) == b""
             assert serving.err.until("refused: 1 clients are connected")
+
+
+class _AlreadyOver:
+    """A loop's token, once the loop has ended."""
+
+    def run_sync_soon(self, *_: object, **__: object) -> None:
+        raise trio.RunFinishedError("run() has exited")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_disturb_the_close(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(trio.lowlevel, "current_trio_token", _AlreadyOver)
+    stream = DataStream.open(copy)
+    close = stream.close
+
+    def close_under_signals() -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        close()
+
+    monkeypatch.setattr(stream, "close", close_under_signals)
+    monkeypatch.setattr("datastreamer.net.run.serve", start_and_end)
+    name = serve_until_signal(
+        lambda: stream, host="127.0.0.1", port=0, max_clients=1, listening=lambda *_: None
+    )
+    assert name == number.name
+    DataStream.open(copy).close()  # nobody holds it
+
+
+async def start_and_end(
+    *_: object, task_status: trio.TaskStatus[list[tuple[str, int]]], **__: object
+) -> None:
+    task_status.started([])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_one_after_the_other(copy: Path, number: signal.Signals) -> None:
+    with running("serve", copy, "--host", "127.0.0.1", "--port", "0", cwd=copy.parent) as serving:
+        serving.port()
+        while serving.process.poll() is None:
+            serving.signal(number)
+        assert (serving.wait(), [line for line in serving.err.rest() if "ended" not in line]) == (
+            0,
+            [],
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_serving_begins(copy: Path, number: signal.Signals) -> None:
+    """It comes while the program is being loaded: another module stops there and sends it."""
+    (copy.parent / "typer.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(30)\n"
+    )
+    words = ("serve", "copy.bin", "--host", "127.0.0.1", "--port", "0")
+    # The current folder comes first in the search for modules, but for ours, which are found.
+    ended = done(*words, cwd=copy.parent)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

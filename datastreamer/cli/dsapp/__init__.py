@@ -1,6 +1,6 @@
 """`dsapp`: the demo program, with the options that users of the Go program know.
 
-Light to import, as a console script should be: see `run`.
+Light to import, as a console script should be: see `datastreamer.cli.main`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from datastreamer.cli.outcome import run
-
 if TYPE_CHECKING:
     import typer
 
@@ -19,6 +17,12 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `dsapp` with `arguments` (None: the process's); gives the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    if arguments is None and given and given[0] in ("server", "client"):
+        from datastreamer.cli.early import end_well_from_now_on
+
+        end_well_from_now_on()
+    from datastreamer.cli.outcome import run
+
     # Go programs take -port for --port.
     return run("dsapp", _program, [re.sub("^-(?=[a-z]{2})", "--", word) for word in given])
 
