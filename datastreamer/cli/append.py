@@ -23,7 +23,7 @@ from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOpti
 from datastreamer.cli.outcome import Failure, Terminated, asked_to_end, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
-from datastreamer.format import MAX_DATA_SIZE
+from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
 from datastreamer.storage.stream import DataStream
 
 # Twice the largest entry's hex; a line without an end must not fill the memory.
@@ -109,6 +109,9 @@ class _Appender:
         except ValueError as error:
             if not line.strip():
                 return
+            if not isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
+                # Python reads no number of more than some thousand digits.
+                raise _BadLine("it has a number too long for any of ours") from None
             raise _BadLine(f"it is no JSON ({error})") from None
         except RecursionError:
             raise _BadLine("it is nested too deep for any of ours") from None
@@ -117,6 +120,11 @@ class _Appender:
             kind, data = what["type"], _bytes_of(what["data"])
             if type(kind) is not int:  # a bool is one, for most purposes
                 raise _BadLine(f"an entry type is a number, not {_shown(kind)}")
+            if kind == TYPE_BOOKMARK:
+                raise _BadLine(
+                    f"entry type {kind} belongs to bookmarks; they are added as "
+                    '{"bookmark": "0x.."}'
+                )
             self._begin()
             self._op.add_entry(kind, data)
         elif keys == ("bookmark",):

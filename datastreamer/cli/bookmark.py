@@ -19,7 +19,7 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import one_entry
-from datastreamer.cli.source import open_source
+from datastreamer.cli.source import asked_for, open_source
 
 EntryNumberOption = Annotated[
     bool,
@@ -40,7 +40,7 @@ def bookmark(
     """Print the first event at or after a bookmark."""
     wanted = Key(key)
     shape = chosen_format(format, json)
-    with open_source(source, stream_type) as stream:
+    with open_source(source, stream_type) as stream, asked_for(source, key):
         version = stream.header().version
         if entry_number:
             shown = b"%d\n" % stream.bookmark(wanted.of(version))

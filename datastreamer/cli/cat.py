@@ -25,7 +25,7 @@ from datastreamer.cli.options import (
 from datastreamer.cli.outcome import end_well_on_signal, end_with_reader, write_out
 from datastreamer.cli.output import form_of
 from datastreamer.cli.progress import Progress
-from datastreamer.cli.source import check_start, open_source
+from datastreamer.cli.source import asked_for, check_start, open_source
 from datastreamer.format import U64_MAX
 
 FromOption = Annotated[
@@ -92,7 +92,10 @@ def cat(
     shape = chosen_format(format, json)
     if follow:
         end_well_on_signal()
-    with open_source(source, stream_type, follow=follow) as stream:
+    with (
+        open_source(source, stream_type, follow=follow) as stream,
+        asked_for(source, from_bookmark or ""),
+    ):
         header = stream.header()
         begin: int | bytes
         if key is not None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+from datastreamer.errors import DamagedFile
+
 Style = Literal["text", "json"]
 
 _NAMES = {"warning": "warn", "critical": "error"}
@@ -68,6 +70,31 @@ def to_stderr() -> Iterator[None]:
     finally:
         root.removeHandler(_handler)
         root.setLevel(level)
+
+
+@contextlib.contextmanager
+def damage_told_once(name: str) -> Iterator[None]:
+    """Errors that `name` logs come after the block, and not where it raises `DamagedFile`: the
+    damage is told there."""
+    logger = logging.getLogger(name)
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        held.append(record)
+        return False
+
+    logger.addFilter(hold)
+    try:
+        yield
+    except DamagedFile:
+        held.clear()
+        raise
+    finally:
+        logger.removeFilter(hold)
+        for record in held:
+            logger.handle(record)
 
 
 def set_level(name: str) -> None:

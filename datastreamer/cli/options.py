@@ -45,6 +45,13 @@ class Format(str, Enum):
     raw = "raw"
 
 
+class ReportFormat(str, Enum):
+    """The same, where what is written is no entries."""
+
+    table = "table"
+    jsonl = "jsonl"
+
+
 def new_program() -> typer.Typer:
     """An empty program with what all of ours have in common."""
     return typer.Typer(
@@ -146,17 +153,21 @@ FormatOption = Annotated[
         "--format", help="How to write it [table on a terminal, else jsonl]; raw: entries' bytes."
     ),
 ]
+ReportFormatOption = Annotated[
+    ReportFormat | None,
+    typer.Option("--format", help="How to write it [table on a terminal, else jsonl]."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format jsonl.")]
 
 
-def chosen_format(format: Format | None, json: bool) -> Format:
+def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
     """What --format and --json come to, or what suits standard output."""
     if json:
         if format not in (None, Format.jsonl):
             raise typer.BadParameter(f"--json and --format {format.value} are two formats")
         return Format.jsonl
     if format is not None:
-        return format
+        return Format(format.value)
     return Format.table if sys.stdout.isatty() else Format.jsonl
 
 

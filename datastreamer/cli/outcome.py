@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import select
+import shlex
 import signal
 import stat
 import sys
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli import early, logs
-from datastreamer.errors import DatastreamerError
+from datastreamer.errors import DamagedFile, DatastreamerError
 
 if TYPE_CHECKING:
     import typer
@@ -101,6 +102,8 @@ def _failed(error: BaseException) -> int:
         error = inner[0]
     if isinstance(error, DatastreamerError | Failure):
         text = str(error)
+        if isinstance(error, DamagedFile) and "restore from a copy" not in text:
+            text += f"; `datastreamer verify {shlex.quote(error.path)}` shows all of it"
     elif isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what

@@ -8,7 +8,7 @@ from datastreamer.cli import logs
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.progress import Progress
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks import keeper
 from datastreamer.storage.stream import DataStream
 
 _LOOK_SECONDS = 0.1
@@ -24,7 +24,7 @@ def reindex(
     An index that is missing, behind or another file's mends itself when a writer opens the
     stream; this is for one that is in doubt all the same.
     """
-    with DataStream.open(file) as stream:
+    with logs.damage_told_once(keeper.__name__), DataStream.open(file) as stream:
         rebuild(stream)
         logs.say(
             f"{file}: {len(stream.bookmarks):,} different bookmarks of {stream.total_entries:,} "
@@ -34,26 +34,28 @@ def reindex(
 
 def rebuild(stream: DataStream) -> None:
     """Build the stream's index again, with a progress bar."""
-    keeper = stream.bookmarks
+    bookmarks = stream.bookmarks
     failed: list[Exception] = []
-    worker = threading.Thread(target=_rebuild, args=(keeper, failed), name="reindex", daemon=True)
+    worker = threading.Thread(
+        target=_rebuild, args=(bookmarks, failed), name="reindex", daemon=True
+    )
     with Progress(f"reading {stream.path}", stream.total_entries) as progress:
         worker.start()
         while worker.is_alive():
             worker.join(_LOOK_SECONDS)
-            progress.reach(stream.total_entries - keeper.lag(), stream.total_entries)
+            progress.reach(stream.total_entries - bookmarks.lag(), stream.total_entries)
     if failed:
         raise failed[0]
-    if keeper.lag():
+    if bookmarks.lag():
         raise Failure(
-            f"{stream.path}: the bookmark index could not be built, {keeper.lag():,} entries are "
-            "not in it; the log says why"
+            f"{stream.path}: the bookmark index could not be built, {bookmarks.lag():,} entries "
+            "are not in it; the log says why"
         )
 
 
-def _rebuild(keeper: BookmarkKeeper, failed: list[Exception]) -> None:
+def _rebuild(bookmarks: keeper.BookmarkKeeper, failed: list[Exception]) -> None:
     try:
-        keeper.rebuild()
-        keeper.wait()
+        bookmarks.rebuild()
+        bookmarks.wait()
     except Exception as error:  # noqa: BLE001 - whatever it is, the main thread raises it
         failed.append(error)

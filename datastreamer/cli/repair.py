@@ -9,15 +9,16 @@ import typer
 from datastreamer.cli.options import (
     FileArgument,
     Format,
-    FormatOption,
     JsonOption,
     LogFormatOption,
     LogLevelOption,
+    ReportFormatOption,
+    chosen_format,
 )
 from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
-from datastreamer.cli.verify import count, printable, report_format, wrapped
+from datastreamer.cli.verify import count, printable, wrapped
 from datastreamer.storage.check import counted
 from datastreamer.storage.repair import Plan, Repaired, plan
 from datastreamer.storage.repair import repair as mend
@@ -30,7 +31,7 @@ DryRunOption = Annotated[
 def repair(
     file: FileArgument,
     dry_run: DryRunOption = False,
-    format: FormatOption = None,
+    format: ReportFormatOption = None,
     json: JsonOption = False,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -40,7 +41,7 @@ def repair(
     Entries behind damage go, since numbers have no gaps. What is changed is copied to
     FILE.<time>.repair first. A healthy file is not touched.
     """
-    shape = report_format(format, json)
+    shape = chosen_format(format, json)
     with Progress(f"checking {file}", 1) as bar:
         if dry_run:
             made, done = plan(file, progress=bar.reach), None

@@ -110,7 +110,7 @@ def serve(
             "serving %s (%d entries%s) on %s",
             file,
             stream.total_entries,
-            "" if stream.writable else ", written by others",
+            ", written by others" if follow else "" if stream.writable else ", read-only",
             ", ".join(map(address_of, addresses)),
         )
 

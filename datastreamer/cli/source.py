@@ -6,6 +6,7 @@ reading only: nothing is written, not even beside them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -92,6 +93,16 @@ def read_address(text: str) -> tuple[str, int] | None:
     if not 0 < port < 1 << 16:
         raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
     return host, port
+
+
+@contextlib.contextmanager
+def asked_for(source: str, key: str) -> Iterator[None]:
+    """A bookmark that is not there is told of as the user named it."""
+    try:
+        yield
+    except UnknownBookmark as error:
+        told = str(error).replace(f"0x{error.key.hex()}", key)
+        raise Failure(f"{source}: {told}") from None
 
 
 class FileSource:

@@ -6,27 +6,25 @@ import shutil
 import sys
 import textwrap
 
-import typer
-
 from datastreamer.cli.options import (
     FileArgument,
     Format,
-    FormatOption,
     JsonOption,
     LogFormatOption,
     LogLevelOption,
+    ReportFormatOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
-from datastreamer.storage.check import Report
+from datastreamer.storage.check import NO_REPAIR, Report
 from datastreamer.storage.check import verify as check
 
 
 def verify(
     file: FileArgument,
-    format: FormatOption = None,
+    format: ReportFormatOption = None,
     json: JsonOption = False,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -36,21 +34,15 @@ def verify(
     Reads only, also beside a writer, and tells of all damage it finds, each with what helps.
     Exit 1 where there is any.
     """
-    shape = report_format(format, json)
+    shape = chosen_format(format, json)
     with Progress(f"checking {file}", 1) as bar:
         report = check(file, progress=bar.reach)
     write_out(json_line(report.as_dict()) if shape is Format.jsonl else report_table(file, report))
     if not report.ok:
         told = f"{count(len(report.problems), 'problem')}; what helps stands behind each"
-        raise Failure(f"{file}: {told}; repair --dry-run says what repair would do")
-
-
-def report_format(format: Format | None, json: bool) -> Format:
-    """The format of a report: a table or JSON."""
-    shape = chosen_format(format, json)
-    if shape in (Format.raw, Format.hex):
-        raise typer.BadParameter(f"a report is written as table or jsonl, not as {shape.value}")
-    return shape
+        if not all(problem.repair == NO_REPAIR for problem in report.problems):
+            told += "; repair --dry-run says what repair would do"
+        raise Failure(f"{file}: {told}")
 
 
 def report_table(name: str, report: Report) -> bytes:

@@ -20,6 +20,10 @@ from datastreamer.storage.stream import DataStream
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+def _overhear(number: int, frame: FrameType | None) -> None:
+    pass
+
+
 def serve_until_signal(
     open_stream: Callable[[], DataStream],
     *,
@@ -32,14 +36,17 @@ def serve_until_signal(
 
     The addresses are bound before the stream is opened, so that a port in use leaves no
     trace on disk; the stream is closed at the end. `listening` is told the addresses once
-    clients can connect. Raises `ListenFailed` and what `open_stream` raises.
+    clients can connect. A second signal is ignored. Raises `ListenFailed` and
+    what `open_stream` raises.
     """
     caught: list[int] = []
     cancel: Callable[[], None] | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
         for each in _ENDING:
-            signal.signal(each, signal.SIG_IGN)  # the close takes its time, and is not disturbed
+            # The close takes its time, and is not disturbed. (SIG_IGN would: Python raises at
+            # a signal that arrives while that is being set.)
+            signal.signal(each, _overhear)
         caught.append(number)
         if cancel is not None:
             # The loop may be over already; what is left to do is the close.

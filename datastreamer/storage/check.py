@@ -52,6 +52,9 @@ _TORN_READS = 20
 _TOTAL_LENGTH_OFFSET = 38
 _TOTAL_ENTRIES_OFFSET = 46
 
+NO_REPAIR = "none: restore from a copy"
+"""What helps where nothing does."""
+
 # What helps, decided once all is known.
 _CUT, _TOTALS, _HEADER, _RECORDS, _SIZE, _UNDO, _INDEX, _NOTHING = range(8)
 
@@ -239,7 +242,7 @@ class _Examiner:
         if helps == _INDEX:
             return "reindex"
         if helps == _NOTHING or done.unread or end is None or done.header is None:
-            return "none: restore from a copy"
+            return NO_REPAIR
         if helps == _CUT and done.claimed is not None and end.entries >= done.claimed.entries:
             helps = _TOTALS
         advice = {
@@ -486,6 +489,8 @@ class _Examiner:
             return
         if self._size == end.length and self._size > HEADER_PAGE_SIZE:
             notes.append("no byte is left behind the last entry; the next writer adds a page")
+        if done.claimed != end:
+            return  # damage ended the stream there: what stands behind may be the rest of it
         if any(self._file.read(page_start(page_of(end.length) + 1) - end.length, end.length)):
             notes.append(
                 f"bytes behind the end, from byte {end.length} on, are no part of the stream"

@@ -145,9 +145,8 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
     slots = get_synced(page)
     why = doubt(file, head)
     if why:
-        known = ", ".join(
-            f"entry {s.header.total_entries} at byte {s.header.total_length}" for s in slots
-        )
+        ends = dict.fromkeys((s.header.total_entries, s.header.total_length) for s in slots)
+        known = ", ".join(f"entry {entries} at byte {length}" for entries, length in ends)
         raise DamagedHeader(
             path,
             HEADER_OFFSET,

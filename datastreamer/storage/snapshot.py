@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from datastreamer.errors import FileExists, FileMissing, StreamFileError, WriteFailed
+from datastreamer.errors import DamagedEntry, FileExists, FileMissing, StreamFileError, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
@@ -62,6 +62,14 @@ class _MovedError(Exception):
     """Entries were taken back or changed while they were copied."""
 
 
+class _WrongEndError(_MovedError):
+    """The copy does not end as its header says; `at` is the byte where that ends."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(what)
+        self.at = at
+
+
 def snapshot(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -76,19 +84,27 @@ def snapshot(
     begun again. `out` appears when it is complete, and never in the place of something.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
-    copy cannot be made, and `StreamFileError` where the stream does not hold still.
+    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, and
+    `StreamFileError` where it does not hold still.
     """
     disk = disk or OsDisk()
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
+    before = b""
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         source = StreamFile.open(path, disk=disk)
         try:
+            page = read_page(source.file)
             _ensure_settled(source, os.path.abspath(path), disk)
             return _publish(source, target, disk, advance)
+        except _WrongEndError as error:
+            if page == before:  # nothing moves
+                raise DamagedEntry(path, error.at, str(error)) from None
+            why = str(error)
+            before = page
         except _MovedError as error:
             why = str(error)
         finally:
@@ -148,7 +164,8 @@ def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None])
     why = doubt(target, head)
     if why:
         # A program that keeps no epoch may have cut back and appended; or this is damage.
-        raise _MovedError(f"the copy does not end with {head.entries} entries: {why}")
+        what = f"the stream does not end there with entry {head.entries - 1}: {why}"
+        raise _WrongEndError(what, head.length)
     target.sync()
     target.write(_header_page(header, source.stream_id, epoch), 0)
     target.sync()

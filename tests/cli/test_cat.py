@@ -81,7 +81,7 @@ def test_a_table(invoke: Invoke, source: str) -> None:
     "options, message",
     [
         (["--from", "201"], "no entry 201: the stream holds 0 to 199"),
-        (["--from-bookmark", "block:40"], "no bookmark 0x000000000000000028 in the stream"),
+        (["--from-bookmark", "block:40"], "no bookmark block:40 in the stream"),
     ],
 )
 def test_what_is_not_there(invoke: Invoke, source: str, options: list[str], message: str) -> None:

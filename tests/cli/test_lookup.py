@@ -38,7 +38,7 @@ def test_the_number_of_the_bookmark_itself(
 
 @pytest.mark.parametrize("options", [[], ["--entry-number"]])
 def test_a_bookmark_that_is_not_there(invoke: Invoke, source: str, options: list[str]) -> None:
-    message = "no bookmark 0x000000000000000028 in the stream"
+    message = f"{source}: no bookmark block:40 in the stream"
     assert invoke("bookmark", source, "block:40", *options).failed() == message
 
 

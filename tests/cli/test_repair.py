@@ -54,7 +54,7 @@ def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
 
 def test_verify_has_two_formats(invoke: Invoke, copy: Path) -> None:
     for verb in ("verify", "repair"):
-        assert "not as raw" in invoke(verb, copy, "--format", "raw").failed(2)
+        assert "'raw' is not one of" in invoke(verb, copy, "--format", "raw").failed(2)
 
 
 def test_no_such_file(invoke: Invoke, tmp_path: Path) -> None:
@@ -123,3 +123,25 @@ def test_at_a_terminal(copy: Path) -> None:
     assert code == 1
     assert f"byte {at}:" in shown
     assert "error: copy.bin: 1 problem" in shown
+
+
+def test_what_stands_behind_damage_is_no_stale_rest(invoke: Invoke, copy: Path) -> None:
+    damage(copy, 120)
+    (report,) = invoke("verify", copy, "--json").objects
+    assert not [note for note in report["notes"] if "no part of the stream" in note]
+
+
+def test_no_dry_run_where_nothing_helps(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("no stream\n" * 1000)
+    done = invoke("verify", path, "--json")
+    (problem,) = done.objects[0]["problems"]
+    assert problem["repair"] == "none: restore from a copy"
+    assert "dry-run" not in done.failed()
+
+
+def test_help_offers_what_there_is(invoke: Invoke) -> None:
+    for verb in ("verify", "repair"):
+        shown = invoke(verb, "--help").out
+        assert b"jsonl" in shown
+        assert b"raw" not in shown

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,8 @@ def test_signals_one_after_the_other(copy: Path, number: signal.Signals) -> None
         serving.port()
         while serving.process.poll() is None:
             serving.signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                serving.process.wait(0.001)
         assert (serving.wait(), [line for line in serving.err.rest() if "ended" not in line]) == (
             0,
             [],

@@ -284,3 +284,39 @@ def test_import_without_the_package(
     monkeypatch.setitem(sys.modules, "plyvel", None)
     failed = invoke("import-leveldb", copy, "--db", tmp_path).failed()
     assert failed == f"{tmp_path}: reading it needs plyvel: pip install 'datastreamer[leveldb]'"
+
+
+# damage
+
+
+def zeros_from(path: Path, number: int) -> int:
+    """Zeros from entry `number` on; gives its byte."""
+    at = scan_file(path)[number].offset
+    content = path.read_bytes()
+    path.write_bytes(content[:at].ljust(len(content), b"\0"))
+    return at
+
+
+@pytest.mark.parametrize(
+    "verb, more", [("truncate", [150]), ("reindex", []), ("snapshot", ["out.bin"])]
+)
+def test_damage_is_told_once_and_what_to_do(
+    invoke: Invoke, copy: Path, here: Path, verb: str, more: list[object]
+) -> None:
+    DataStream.open(copy).close()
+    shutil.rmtree(f"{copy}.index")
+    zeros_from(copy, 100)
+    failed = invoke(verb, copy, *more).failed()
+    assert failed.startswith(f"{copy}: at byte ")
+    assert failed.endswith(f"; `datastreamer verify {copy}` shows all of it")
+    assert "try again" not in failed
+    assert not Path("out.bin").exists()
+
+
+def test_an_end_that_is_known_twice_is_named_once(invoke: Invoke, copy: Path) -> None:
+    for _ in range(2):
+        DataStream.open(copy).close()
+    content = bytearray(copy.read_bytes())
+    content[46:54] = (1).to_bytes(8, "big")
+    copy.write_bytes(content)
+    assert invoke("info", copy).failed().count("entry 200 at byte") == 1
