@@ -496,7 +496,7 @@ def test_a_torn_header_is_refused(
     assert caught.value.offset == 16
     said = str(caught.value)
     assert f"ends with {count + entries} entries at byte {total + length}" in said
-    assert f"ends that were on disk: entry 4 at byte {total}, entry 4 at byte {total}" in said
+    assert said.endswith(f"ends that were on disk: entry 4 at byte {total}")
     assert path.read_bytes() == before
 
 
