@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -602,6 +603,7 @@ def test_data_from_the_arena_itself() -> None:
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="no /proc to see a process's memory in")
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="a sanitizer keeps what is freed")
 def test_a_huge_operation_does_not_keep_its_memory() -> None:
     """In a process of its own: what other tests left of the heap would be used again."""
     code = """
