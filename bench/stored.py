@@ -37,7 +37,8 @@ def entry_head(number: int) -> bytes:
 def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
     """A stream of `pages` pages, closed cleanly, with an index that is up to date.
 
-    Not `filled`: only the last page's entry is there, which is all that an open needs.
+    Not `filled`: only the last two pages' entries are there, which is all that an open and a
+    look-up of the newest entry need.
     """
     head = Head(page_start(pages - 1) + _HEAD, pages)
     page = records.new_page(Header(1, 1101, 1, *head))
@@ -48,7 +49,7 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
     try:
         os.ftruncate(fd, HEADER_PAGE_SIZE + pages * PAGE_SIZE)
         os.pwrite(fd, page, 0)
-        for number in range(pages) if filled else [pages - 1]:
+        for number in range(pages) if filled else range(max(0, pages - 2), pages):
             os.pwrite(fd, entry_head(number), page_start(number))
         os.fsync(fd)
     finally:
