@@ -225,6 +225,15 @@ def live(
         return readers.result()
 
 
+def its_live(reference: Any, clients: int, operations: int, rate: int) -> Latencies | None:
+    """The reference's figures, or None: now and then it loses or repeats entries of a client
+    that joins, and then there is no telling how long they took."""
+    try:
+        return reference.live(clients=clients, operations=operations, rate=rate, timeout=20.0)
+    except ConnectionError:
+        return None
+
+
 @pytest.mark.parametrize(
     ("clients", "rate"), [(1, 100), (10, 100), (100, 100), (100, 1000)], ids=str
 )
@@ -237,8 +246,9 @@ def test_live(
     theirs: list[Any] = []
     if reference is not None:
         theirs = [
-            reference.live(clients=clients, operations=operations, rate=rate)
+            one
             for _ in range(1 if smoke else 3)
+            if (one := its_live(reference, clients, operations, rate)) is not None
         ]
     for name in ("p50", "p99", "longest"):
         record(

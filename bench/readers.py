@@ -211,7 +211,7 @@ def _live(
     receive = {fileno: connection.recv_into for fileno, connection in connections.items()}
     deadline = time.monotonic() + timeout
     unit = 1 if hasattr(select, "epoll") else 1000
-    while left:
+    while left > 0:
         events = poll.poll(max(0.0, deadline - time.monotonic()) * unit)
         if not events:
             raise TimeoutError(f"{left} of {clients * operations} did not come in {timeout} s")
@@ -230,6 +230,8 @@ def _live(
                 place += size
                 left -= 1
             begun[fileno] = bytes(data[place:])
+    if left:
+        raise ConnectionError(f"{-left} operations came that had come already")
     return Latencies.of([wait / 1e9 for wait in waits])
 
 
