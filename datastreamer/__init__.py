@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
     from datastreamer.net.server import serve as serve
+    from datastreamer.net.tls import ServerTLS as ServerTLS
+    from datastreamer.net.tls import client_tls as client_tls
     from datastreamer.storage.stream import DataStream as DataStream
 
 _HOME = {
@@ -29,7 +31,9 @@ _HOME = {
     "Entry": "datastreamer._codec",
     "EntryBatch": "datastreamer._codec",
     "Header": "datastreamer.format",
+    "ServerTLS": "datastreamer.net.tls",
     "StreamServer": "datastreamer.net.embed",
+    "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
     "serve": "datastreamer.net.server",
 }

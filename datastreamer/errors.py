@@ -13,6 +13,7 @@
     |   +-- BadBookmark              a key that is not 1 to 16 bytes
     |   +-- BadRange                 a range that runs backwards
     |   +-- UpdateRefused            an update that would change more than data
+    |   +-- BadCertificate           a certificate or key for TLS that is of no use
     +-- NotFound                     what was asked for is not in the stream
     |   +-- UnknownEntry
     |   +-- UnknownBookmark
@@ -36,6 +37,7 @@
     |                                carries ``offset`` in its buffer)
     +-- PeerError                    the other side of a connection
         +-- ConnectFailed            nobody there, or not in time
+        |   +-- TLSFailed            the two sides do not come to terms on TLS
         +-- ConnectionLost           ended in the middle
         +-- ProtocolViolation        it does not speak the protocol
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
@@ -58,6 +60,7 @@ __all__ = [
     "AlreadyStarted",
     "AlreadyStopped",
     "BadBookmark",
+    "BadCertificate",
     "BadEntryType",
     "BadFileSize",
     "BadFromBookmark",
@@ -91,6 +94,7 @@ __all__ = [
     "StreamFileError",
     "StreamLocked",
     "StreamReadOnly",
+    "TLSFailed",
     "UnknownBookmark",
     "UnknownEntry",
     "UpdateRefused",
@@ -143,6 +147,10 @@ class BadRange(UsageError, ValueError):
 
 class UpdateRefused(UsageError, ValueError):
     """An update keeps number, type and length, and never touches a bookmark."""
+
+
+class BadCertificate(UsageError, ValueError):
+    """A file for TLS - a certificate, a key, the certificates of a CA - is of no use."""
 
 
 class NotFound(DatastreamerError, LookupError):
@@ -276,6 +284,10 @@ class PeerError(DatastreamerError):
 
 class ConnectFailed(PeerError, ConnectionError):
     """The connection could not be made."""
+
+
+class TLSFailed(ConnectFailed):
+    """One side speaks no TLS, or does not accept the other's certificate."""
 
 
 class ConnectionLost(PeerError, ConnectionError):

@@ -10,22 +10,19 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import ConnectionLost, PeerError, ServerRefused, StreamClosed, UsageError
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
-from datastreamer.net.listen import address_of, tune
-from datastreamer.net.peers import (
-    answer_timeout,
-    check_port,
-    connect_failed,
-    connect_timeout,
-    connection_lost,
-)
+from datastreamer.net.peers import answer_timeout, connection_lost
+from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow, Work
+
+if TYPE_CHECKING:
+    import ssl
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,8 +32,11 @@ Item = TypeVar("Item")
 class BlockingClient:
     """A connection to a server, made at once. Not for several threads at a time.
 
+    `host`, `port`, `tls` and `tls_server_name` are those of `connect`.
+
     `timeout` (seconds) bounds the making of a connection and the wait for an answer;
-    the wait for streamed entries has no bound. Raises `ConnectFailed`.
+    the wait for streamed entries has no bound. Raises `ConnectFailed` (`TLSFailed`
+    is below it).
 
     What is raised, and what it leaves: `ServerRefused` - the client is usable; a refusal
     may cost the connection, and the next call makes another. `ConnectionLost`,
@@ -51,11 +51,12 @@ class BlockingClient:
         *,
         stream_type: int = STREAM_TYPE_SEQUENCER,
         timeout: float = exchanges.TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
     ) -> None:
-        check_port(port)
         self.stream_type = stream_type
-        self.peer = address_of((host, port))
-        self._place = (host, port)
+        self._place = place_of(host, port, tls, tls_server_name)
+        self.peer = self._place.peer
         self._timeout = timeout
         self._active: Iteration[Any] | None = None
         self._suspect = False
@@ -240,14 +241,7 @@ class BlockingClient:
     # The state of the connection
 
     def _connect(self) -> None:
-        try:
-            made = socket.create_connection(self._place, self._timeout)
-        except TimeoutError:
-            raise connect_timeout(self.peer, self._timeout) from None
-        except OSError as error:
-            raise connect_failed(self.peer, error) from None
-        tune(made)
-        self._socket = made
+        self._socket = connect_blocking(self._place, self._timeout)
         self._connection = ClientConnection(self.stream_type, peer=self.peer)
 
     def _prepare(self) -> None:
@@ -292,7 +286,7 @@ class BlockingClient:
             self._active = None
         self._suspect = False
         if channel is not None:
-            channel.close()
+            close_blocking(channel)
 
 
 class Iteration(Generic[Item]):

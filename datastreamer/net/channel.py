@@ -10,12 +10,19 @@ in which nothing happens, and a query is as quick as its loop has few turns.
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from datastreamer.net.listen import address_of, tune
-from datastreamer.net.peers import check_port, connect_failed, connect_timeout, connection_lost
+from datastreamer.net.listen import tune
+from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost
+from datastreamer.net.place import Place
+
+if TYPE_CHECKING:
+    import ssl
+
+# So long a server that takes nothing is waited for to be told of the end.
+_FAREWELL_SECONDS = 1.0
 
 
 class Channel(Protocol):
@@ -32,7 +39,7 @@ class Channel(Protocol):
 
 
 class SocketChannel:
-    """A TCP connection by its raw non-blocking socket, taken out of trio's stream."""
+    """A TCP or Unix connection by its raw non-blocking socket, taken out of trio's stream."""
 
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
@@ -92,7 +99,11 @@ class StreamChannel:
         return len(data)
 
     async def aclose(self) -> None:
-        await trio.aclose_forcefully(self._stream)
+        if isinstance(self._stream, trio.SSLStream):
+            with trio.move_on_after(_FAREWELL_SECONDS):
+                await self._stream.aclose()
+        else:
+            await trio.aclose_forcefully(self._stream)
 
 
 def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
@@ -102,14 +113,38 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
     return StreamChannel(stream, peer)
 
 
-async def dial(host: str, port: int, timeout: float) -> trio.abc.Stream:
-    """A TCP connection within `timeout` seconds. Raises `ConnectFailed`."""
-    check_port(port)
-    peer = address_of((host, port))
+async def dial(place: Place, timeout: float) -> trio.abc.Stream:
+    """A connection to `place`, TLS and all, within `timeout` seconds.
+
+    Raises `ConnectFailed`, and `TLSFailed` where the connection is made and TLS is not.
+    """
     try:
         with trio.fail_after(timeout):
-            return await trio.open_tcp_stream(host, port)
+            try:
+                if place.path is not None:
+                    return await trio.open_unix_socket(place.path)
+                stream = await trio.open_tcp_stream(place.host, place.port)
+            except OSError as error:
+                raise connect_failed(place.peer, error) from None
+            if place.context is None:
+                return stream
+            return await _with_tls(stream, place, place.context)
     except trio.TooSlowError:
-        raise connect_timeout(peer, timeout) from None
-    except OSError as error:
-        raise connect_failed(peer, error) from None
+        raise connect_timeout(place.peer, timeout) from None
+
+
+async def _with_tls(
+    stream: trio.SocketStream, place: Place, context: ssl.SSLContext
+) -> trio.abc.Stream:
+    from datastreamer.net.tls import tls_failed
+
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    try:
+        secure = trio.SSLStream(stream, context, server_hostname=place.server_name)
+        await secure.do_handshake()
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, (trio.BrokenResourceError, ValueError)):
+            raise tls_failed(place.peer, error.__cause__ or error) from None
+        raise
+    return secure

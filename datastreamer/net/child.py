@@ -16,13 +16,18 @@ from typing import Any
 
 import trio
 
+from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.net import control
+from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
+from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream
 
 
-async def _obey(link: trio.SocketStream, server: Server, scope: trio.CancelScope) -> None:
+async def _obey(
+    link: trio.SocketStream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
+) -> None:
     """Do what the parent asks until it asks for the end, or is gone."""
     waiting = b""
     # Changes that this process was told of; one that restarted in the middle was not.
@@ -42,6 +47,8 @@ async def _obey(link: trio.SocketStream, server: Server, scope: trio.CancelScope
             if what in (control.DRAIN, control.QUIT):
                 (milliseconds,) = control.MILLISECONDS.unpack(words)
                 done = await server.drain(milliseconds / 1000)
+            elif what == control.RELOAD:
+                done = tls is not None and reload_and_log(tls)
             else:
                 start, stop = control.RANGE.unpack(words)
                 if what == control.CHANGE or words in begun:
@@ -63,13 +70,16 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
+    tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
     with DataStream.open(
         order["file"], follow=True, name=order["name"], index=order["index"]
     ) as stream:
-        server = Server(stream, max_clients=order["max_clients"], waker=order["waker"])
+        server = Server(stream, max_clients=order["max_clients"], waker=order["waker"], tls=tls)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
-            nursery.start_soon(_obey, link, server, nursery.cancel_scope)
+            nursery.start_soon(_obey, link, server, tls, nursery.cancel_scope)
+            if tls is not None:
+                await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
                 nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
             await link.send_all(control.READY)
@@ -85,7 +95,10 @@ def main() -> None:
     )
     for fd in (order["file"], order["waker"], order["control"], *order["listeners"]):
         os.set_inheritable(fd, False)
-    trio.run(_serve, order)
+    try:
+        trio.run(_serve, order)
+    except BadCertificate as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,8 +19,11 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.channel import dial
 from datastreamer.net.link import Iteration, Link
-from datastreamer.net.listen import address_of
+from datastreamer.net.place import place_of
 from datastreamer.protocol import exchanges
+
+if TYPE_CHECKING:
+    import ssl
 
 
 @asynccontextmanager
@@ -29,20 +33,28 @@ async def connect(
     *,
     stream_type: int = STREAM_TYPE_SEQUENCER,
     timeout: float = exchanges.TIMEOUT,
+    tls: bool | ssl.SSLContext = False,
+    tls_server_name: str | None = None,
 ) -> AsyncIterator[Client]:
     """A client of the server at `host` and `port`, closed at the end of the block.
 
+    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
+    other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate is
+    to be for `tls_server_name` (None: for `host`).
+
     `timeout` bounds, in seconds, the making of a connection, also of a later one; how
     long an answer may take is the caller's to say (`trio.fail_after`). Raises
-    `ConnectFailed`. A server of another stream type shows at the first request.
+    `ConnectFailed` (`TLSFailed` is below it). A server of another stream type shows at the
+    first request.
     """
-    redial = partial(dial, host, port, timeout)
+    place = place_of(host, port, tls, tls_server_name)
+    redial = partial(dial, place, timeout)
     client = Client(
         await redial(),
         stream_type=stream_type,
         timeout=timeout,
         redial=redial,
-        peer=address_of((host, port)),
+        peer=place.peer,
     )
     try:
         yield client

@@ -28,6 +28,9 @@ change: answered when nobody is sent any of them any more."""
 CHANGED: Final = b"e"
 """They have changed."""
 
+RELOAD: Final = b"t"
+"""Read certificates and keys again: answered when they are in use."""
+
 NUMBER: Final = struct.Struct(">I")
 MILLISECONDS: Final = struct.Struct(">I")
 RANGE: Final = struct.Struct(">QQ")
@@ -36,5 +39,6 @@ SIZES: Final = {
     QUIT: MILLISECONDS.size,
     CHANGE: RANGE.size,
     CHANGED: RANGE.size,
+    RELOAD: 0,
 }
 """The bytes that follow the letter and the number."""

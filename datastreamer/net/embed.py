@@ -15,8 +15,9 @@ import threading
 import weakref
 
 from datastreamer.errors import ServerFailed, StreamClosed
-from datastreamer.net.listen import open_listeners
+from datastreamer.net.listen import Hosts, name_of, open_listeners
 from datastreamer.net.process import ServingProcess
+from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream, IndexName, PathLike
 from datastreamer.storage.writer import SyncPolicy
 
@@ -32,8 +33,9 @@ class StreamServer:
     with server.stream.atomic_op() as op: ...``
 
     `create` says what to do where there is no file: make one with `version`,
-    `system_id` and `stream_type` (the default), or raise `FileMissing`. `host`, `port`
-    and `max_clients` are those of `serve`; `sync` and `index` those of `DataStream`.
+    `system_id` and `stream_type` (the default), or raise `FileMissing`. `host`, `port`,
+    `unix`, `tls` and `max_clients` are those of `serve`; `sync` and `index` those of
+    `DataStream`.
 
     `in_process` serves from a thread of this process: for tests, and for writers that
     are mostly idle.
@@ -47,8 +49,10 @@ class StreamServer:
         self,
         path: PathLike,
         *,
-        host: str | None = None,
-        port: int = 6900,
+        host: Hosts = None,
+        port: int | None = 6900,
+        unix: PathLike | None = None,
+        tls: ServerTLS | None = None,
         create: bool = True,
         version: int = 1,
         system_id: int = 0,
@@ -60,8 +64,9 @@ class StreamServer:
         in_process: bool = False,
     ) -> None:
         self._closed = False
-        listeners = open_listeners(host, port)
-        self._addresses = [listener.getsockname()[:2] for listener in listeners]
+        listeners = open_listeners(host, port, unix)
+        self._addresses = [name_of(listener) for listener in listeners]
+        self._tls = tls
         try:
             if create:
                 self.stream = DataStream.open_or_create(
@@ -77,7 +82,7 @@ class StreamServer:
             try:
                 kind = _Thread if in_process else ServingProcess
                 self._serving: _Thread | ServingProcess = kind(
-                    self.stream, listeners, max_clients, grace
+                    self.stream, listeners, max_clients, grace, tls
                 )
             except BaseException:
                 self.stream.close()
@@ -92,13 +97,13 @@ class StreamServer:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """What it listens on: [(host, port), ...]."""
+        """What it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
         return self._addresses
 
     @property
     def port(self) -> int:
-        """The TCP port it listens on."""
-        return int(self._addresses[0][1])
+        """The TCP port it listens on; 0 where it listens on a Unix socket alone."""
+        return max(port for _, port in self._addresses)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client has been sent all that is committed.
@@ -108,6 +113,18 @@ class StreamServer:
         if self._closed:
             raise StreamClosed("the server is closed")
         return self._serving.drain(timeout)
+
+    def reload_tls(self) -> None:
+        """Read the files of `tls` again, for connections from now on.
+
+        Raises `BadCertificate` (then what was read before stays in use), and `ServerFailed`
+        where the serving process does not say that it has read them.
+        """
+        if self._closed:
+            raise StreamClosed("the server is closed")
+        if self._tls is not None:
+            self._tls.reload()
+            self._serving.reload_tls()
 
     def close(self) -> None:
         """Let the last commit go out (for `grace` seconds at most), then end everything."""
@@ -145,13 +162,14 @@ class _Thread:
         listeners: list[socket.socket],
         max_clients: int,
         grace: float,
+        tls: ServerTLS | None,
     ) -> None:
         import trio
 
         from datastreamer.net.server import Server
 
         self._grace = grace
-        self._server = Server(stream, max_clients=max_clients)
+        self._server = Server(stream, max_clients=max_clients, tls=tls)
         self._failure: BaseException | None = None
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -201,6 +219,9 @@ class _Thread:
             return outside_of_loops(ask)
         except (trio.RunFinishedError, trio.Cancelled):
             return False
+
+    def reload_tls(self) -> None:
+        """The server looks at the same object."""
 
     def close(self) -> None:
         import trio

@@ -1,15 +1,21 @@
-"""Listening sockets and the options of connections.
+"""Listening sockets, the names of addresses, and the options of connections.
 
 Synchronous, so that a process can bind before any event loop runs and hand the
-sockets to another.
+sockets to another. Knows nothing of what is said on a connection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import socket
+import stat
+import struct
 import sys
+import time
+from collections.abc import Iterable, Iterator
 
 from datastreamer.errors import ListenFailed
 
@@ -18,14 +24,77 @@ BACKLOG = 1024
 # busy, little enough that a stalled client costs next to nothing (0.2 MB, not 4).
 NOTSENT_LOWAT = 128 * 1024
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
+UNIX = "unix:"
+"""What the name of a Unix socket's address begins with; its path follows."""
+# A free port of one address may be taken on the next: so often another is tried.
+_FREE_PORT_TRIES = 20
+# So long two servers that begin at once wait for each other at a Unix socket's place.
+_TURN_SECONDS = 2.0
+_CREDENTIALS = struct.Struct("iII")
+
+Hosts = str | Iterable[str] | None
+# Family, kind, protocol, and the address as the system takes it.
+_Place = tuple[int, int, int, tuple[object, ...]]
 
 
-def open_listeners(host: str | None, port: int) -> list[socket.socket]:
-    """Non-blocking sockets that listen on `host` (None: every interface) and `port`.
+def open_listeners(
+    host: Hosts, port: int | None, unix: str | os.PathLike[str] | None = None
+) -> list[socket.socket]:
+    """Non-blocking sockets that listen: on `host` and `port`, and on the Unix socket `unix`.
 
-    Port 0 takes a free one, the same for IPv4 and IPv6. Raises `ListenFailed`.
+    `host` is an address or name, or several; None is every interface. A link-local IPv6
+    address names its interface (``fe80::1%eth0``). Port 0 takes a free one, the same for
+    all addresses; None leaves TCP out. Raises `ListenFailed`.
     """
-    shown = f"{host or '*'}:{port}"
+    if port is None and unix is None:
+        raise ListenFailed("nothing to listen on: name a port, or a path for a Unix socket")
+    listeners: list[socket.socket] = []
+    try:
+        if unix is not None:
+            listeners.append(UnixListener.at(unix))
+        if port is not None:
+            listeners += _open_tcp(host, port)
+    except BaseException:
+        _close(listeners)
+        raise
+    return listeners
+
+
+def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
+    hosts: list[str | None] = [host] if host is None or isinstance(host, str) else list(host)
+    if not hosts:
+        raise ListenFailed(f"cannot listen on port {port}: no address is named")
+    places: dict[_Place, str] = {}
+    for each in hosts:
+        for place in _resolve(each, port):
+            places.setdefault(place, address_of((each or "*", port)))
+    tries = 1 if port else _FREE_PORT_TRIES
+    while True:
+        tries -= 1
+        listeners: list[socket.socket] = []
+        shown = ""
+        try:
+            for (family, kind, protocol, address), name in places.items():
+                shown = name
+                taken = listeners[0].getsockname()[1] if listeners else port
+                where = (address[0], taken, *address[2:])
+                listener = _listen(family, kind, protocol, where)
+                if listener is not None:
+                    listeners.append(listener)
+        except OSError as error:
+            _close(listeners)
+            if listeners and tries and error.errno == errno.EADDRINUSE:
+                continue
+            raise _failed(shown, error) from error
+        if not listeners:
+            names = ", ".join(dict.fromkeys(places.values()))
+            raise ListenFailed(f"cannot listen on {names}: it has no IPv4 or IPv6 address here")
+        return listeners
+
+
+def _resolve(host: str | None, port: int) -> Iterator[_Place]:
+    """What to bind for one host."""
+    shown = address_of((host or "*", port))
     if not 0 <= port < 1 << 16:
         raise ListenFailed(f"cannot listen on {shown}: ports run from 0 to 65535")
     try:
@@ -35,28 +104,24 @@ def open_listeners(host: str | None, port: int) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ListenFailed(f"cannot listen on {shown}: {why}") from error
-    listeners: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            if family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            taken = listeners[0].getsockname()[1] if listeners else port
-            place = (address[0], taken, *address[2:])
-            listener = _listen(family, kind, protocol, place)
-            if listener is not None:
-                listeners.append(listener)
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        hint = {
-            errno.EADDRINUSE: "; stop the program that listens there, or choose another port",
-            errno.EACCES: "; choose a port above 1023",
-            errno.EADDRNOTAVAIL: "; that is no address of this machine",
-        }.get(error.errno or 0, "")
-        raise ListenFailed(f"cannot listen on {shown}: {error.strerror or error}{hint}") from error
-    if not listeners:
-        raise ListenFailed(f"cannot listen on {shown}: it has no IPv4 or IPv6 address here")
-    return listeners
+    for family, kind, protocol, _, address in found:
+        if family in (socket.AF_INET, socket.AF_INET6):
+            yield family, kind, protocol, address
+
+
+def _failed(shown: str, error: OSError) -> ListenFailed:
+    hint = {
+        errno.EADDRINUSE: "; stop the program that listens there, or choose another port",
+        errno.EACCES: "; choose a port above 1023",
+        errno.EADDRNOTAVAIL: "; that is no address of this machine",
+        errno.EINVAL: "; a link-local address names its interface, as in fe80::1%eth0",
+    }.get(error.errno or 0, "")
+    return ListenFailed(f"cannot listen on {shown}: {error.strerror or error}{hint}")
+
+
+def _close(listeners: Iterable[socket.socket]) -> None:
+    for listener in listeners:
+        listener.close()
 
 
 def _listen(
@@ -75,15 +140,120 @@ def _listen(
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL:
+        if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and _is_any(address):
             return None  # IPv6 is known and switched off
         raise
     return listener
 
 
+def _is_any(address: tuple[object, ...]) -> bool:
+    return address[0] in ("::", "::1")
+
+
+class UnixListener(socket.socket):
+    """A listening Unix socket, and the file that is its address.
+
+    `close` takes the file away in the process that made it; a copy of the descriptor
+    leaves it where it is.
+    """
+
+    # Its path, device and inode, and the process that made it.
+    _file: tuple[str, int, int, int] | None = None
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> UnixListener:
+        """Listen at a path where nothing is, or the socket of a server that is gone.
+
+        Raises `ListenFailed`.
+        """
+        # A later change of the working directory is not to hide it from `close`.
+        name = os.path.abspath(path)
+        made = cls(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.setblocking(False)
+            with _turn_at(os.path.dirname(name)):
+                _make_room(name)
+                made.bind(name)
+                made.listen(BACKLOG)
+                found = os.stat(name)
+        except BaseException as error:
+            made.close()
+            if not isinstance(error, OSError) or isinstance(error, ListenFailed):
+                raise
+            hint = {
+                errno.EADDRINUSE: "; another server has just begun there",
+                errno.ENOENT: "; make the folder first",
+                errno.EACCES: "; the folder wants to be writable by this user",
+            }.get(error.errno or 0, "")
+            why = error.strerror or f"{error}; choose a shorter one"
+            raise ListenFailed(f"cannot listen on {UNIX}{name}: {why}{hint}") from error
+        made._file = (name, found.st_dev, found.st_ino, os.getpid())
+        return made
+
+    def close(self) -> None:
+        """Take the file away, if it is still this socket's, and close."""
+        file, self._file = self._file, None
+        if file is not None and file[3] == os.getpid():
+            with contextlib.suppress(OSError):
+                found = os.lstat(file[0])
+                if (found.st_dev, found.st_ino) == file[1:3]:
+                    os.unlink(file[0])
+        super().close()
+
+
+def _make_room(path: str) -> None:
+    """Take away the socket that a server left which is gone. Raises `ListenFailed`."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ListenFailed(
+            f"cannot listen on {UNIX}{path}: something that is no socket is there; move it away, "
+            "or choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # alive, and many wait for it
+    raise ListenFailed(
+        f"cannot listen on {UNIX}{path}: another server listens there; stop it, or choose "
+        "another path"
+    )
+
+
+@contextlib.contextmanager
+def _turn_at(folder: str) -> Iterator[None]:
+    """One after the other: else a second server takes a first one's new socket for a stale one.
+
+    Where somebody keeps the folder locked for his own purposes it goes on without.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + _TURN_SECONDS
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                break  # a file system without locks
+        yield
+    finally:
+        os.close(fd)
+
+
 def tune(connection: socket.socket) -> None:
     """The options every served or made connection has."""
     connection.setblocking(False)
+    if connection.family == socket.AF_UNIX:
+        return
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT),
@@ -93,9 +263,39 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(level, option, value)
 
 
+def name_of(listener: socket.socket) -> tuple[str, int]:
+    """Host and port of a listening socket; of a Unix socket ``unix:`` and its path, and 0."""
+    name = listener.getsockname()
+    if not isinstance(name, tuple):
+        return UNIX + os.fsdecode(name), 0
+    return _host(name), name[1]
+
+
+def peer_of(connection: socket.socket, address: object) -> str:
+    """How messages name who is at the other end of an accepted connection."""
+    if connection.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
+        with contextlib.suppress(OSError):
+            packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return f"process {_CREDENTIALS.unpack(packed)[0]}"
+    return address_of(address)
+
+
 def address_of(name: object) -> str:
     """`host:port` of what getsockname or getpeername gave."""
     if isinstance(name, tuple) and len(name) >= 2:
-        host, port = name[0], name[1]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    return str(name) or "local"
+        host, port = _host(name), name[1]
+        if host.startswith(UNIX):
+            return host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return os.fsdecode(name) if isinstance(name, bytes) else str(name) or "local"
+
+
+def _host(name: tuple[object, ...]) -> str:
+    """A link-local address says nothing without its interface."""
+    host = str(name[0])
+    if len(name) == 4 and isinstance(name[3], int) and name[3] and "%" not in host:
+        try:
+            return f"{host}%{socket.if_indextoname(name[3])}"
+        except OSError:
+            return f"{host}%{name[3]}"
+    return host

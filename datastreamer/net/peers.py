@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, UsageError
+from datastreamer.errors import ConnectFailed, ConnectionLost, TLSFailed, UsageError
 
 
 def check_port(port: int) -> None:
@@ -31,8 +31,18 @@ def answer_timeout(peer: str, timeout: float) -> ConnectionLost:
     return ConnectionLost(f"no answer from {peer} within {timeout:g} s")
 
 
-def connection_lost(peer: str, error: Exception) -> ConnectionLost:
-    """The exception for a connection that broke."""
+def connection_lost(peer: str, error: Exception) -> ConnectionLost | TLSFailed:
+    """The exception for a connection that broke.
+
+    Whether a server takes a client's certificate shows only when its answer is read.
+    """
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    if "_ALERT_" in (getattr(inner, "reason", None) or ""):
+        from datastreamer.net.tls import tls_failed
+
+        return tls_failed(peer, inner)
     why = _reason(error)
     return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again to go on")
 
@@ -43,6 +53,10 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     # trio tells of all addresses that it tried.
     error = next(iter(getattr(error, "exceptions", ())), error)
+    # OpenSSL's errors have numbers of their own.
+    openssl = getattr(error, "reason", None)
+    if isinstance(openssl, str):
+        return f"TLS: {openssl.lower().replace('_', ' ')}"
     number = error.errno if isinstance(error, OSError) else None
     if number is not None and number > 0:
         return os.strerror(number)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datastreamer.errors import ServerFailed
 from datastreamer.format import U64_MAX
 from datastreamer.net import control
+from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ _CHANGE_SECONDS = 10.0
 _ATTEMPTS = 5
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
+# So long the child may take to read certificates and keys.
+_RELOAD_SECONDS = 10.0
 # More seconds than that are not waited for.
 _LONGEST = 1_000_000.0
 _ANSWER_BYTES = 1 + control.NUMBER.size
@@ -46,6 +49,7 @@ class ServingProcess:
         listeners: list[socket.socket],
         max_clients: int,
         grace: float,
+        tls: ServerTLS | None,
     ) -> None:
         self._stream = stream
         # As it is now: a child that is started later finds the index by it, too.
@@ -53,6 +57,7 @@ class ServingProcess:
         self._listeners = listeners
         self._max_clients = max_clients
         self._grace = grace
+        self._tls = tls
         self._waking, self._waker = _waker()
         self._guard = threading.Lock()
         self._closing = False
@@ -91,6 +96,7 @@ class ServingProcess:
                 "name": self._name,
                 "index": self._stream.index_name,
                 "max_clients": self._max_clients,
+                "tls": None if self._tls is None else self._tls.to_json(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }
             process = subprocess.Popen(
@@ -201,6 +207,15 @@ class ServingProcess:
         seconds = self._grace if timeout is None else timeout
         with self._guard:
             return self._ask(control.DRAIN, seconds)
+
+    def reload_tls(self) -> None:
+        """Have the child read the files for TLS again. Raises `ServerFailed`."""
+        with self._guard:
+            if not self._request(control.RELOAD, b"", _RELOAD_SECONDS):
+                raise ServerFailed(
+                    f"{self._stream.path}: the serving process did not read the TLS files again; "
+                    "its own message says why"
+                )
 
     def _ask(self, what: bytes, seconds: float) -> bool:
         seconds = max(0.0, min(seconds, _LONGEST))

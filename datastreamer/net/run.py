@@ -13,8 +13,10 @@ from types import FrameType
 
 import trio
 
-from datastreamer.net.listen import open_listeners
+from datastreamer.net.listen import Hosts, open_listeners
+from datastreamer.net.secure import reload_on_hangup
 from datastreamer.net.server import serve
+from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -27,8 +29,10 @@ def _overhear(number: int, frame: FrameType | None) -> None:
 def serve_until_signal(
     open_stream: Callable[[], DataStream],
     *,
-    host: str | None,
-    port: int,
+    host: Hosts,
+    port: int | None,
+    unix: str | None = None,
+    tls: ServerTLS | None = None,
     max_clients: int,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
@@ -36,7 +40,8 @@ def serve_until_signal(
 
     The addresses are bound before the stream is opened, so that a port in use leaves no
     trace on disk; the stream is closed at the end. `listening` is told the addresses once
-    clients can connect. A second signal is ignored. Raises `ListenFailed` and
+    clients can connect. A second signal is ignored; SIGHUP has the files of `tls` read
+    again. Raises `ListenFailed` and
     what `open_stream` raises.
     """
     caught: list[int] = []
@@ -60,10 +65,12 @@ def serve_until_signal(
             cancel = partial(token.run_sync_soon, nursery.cancel_scope.cancel, idempotent=True)
             if caught:
                 return
-            serving = partial(serve, stream, listeners=listeners, max_clients=max_clients)
+            if tls is not None:
+                await nursery.start(reload_on_hangup, tls)
+            serving = partial(serve, stream, listeners=listeners, max_clients=max_clients, tls=tls)
             listening(stream, await nursery.start(serving))
 
-    listeners = open_listeners(host, port)
+    listeners = open_listeners(host, port, unix)
     # No signal is raised as an exception where it happens to arrive: that may be anywhere
     # in the event loop.
     before = [(number, signal.signal(number, note)) for number in _ENDING]

@@ -19,9 +19,11 @@ import trio
 
 from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.net._fanout import fan_out
-from datastreamer.net.listen import address_of, open_listeners
+from datastreamer.net.listen import Hosts, name_of, open_listeners, peer_of
+from datastreamer.net.secure import transport_over
 from datastreamer.net.session import Session, State
-from datastreamer.net.transport import SocketTransport, Transport
+from datastreamer.net.tls import ServerTLS
+from datastreamer.net.transport import Transport
 from datastreamer.storage.reader import Cursor
 from datastreamer.storage.record import Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
@@ -47,7 +49,12 @@ class Server:
     """Serves one stream to any number of clients. Made and run by `serve`."""
 
     def __init__(
-        self, stream: DataStream, *, max_clients: int = 10_000, waker: int | None = None
+        self,
+        stream: DataStream,
+        *,
+        max_clients: int = 10_000,
+        waker: int | None = None,
+        tls: ServerTLS | None = None,
     ) -> None:
         self.stream = stream
         self.view = stream.new_reader()
@@ -57,6 +64,7 @@ class Server:
         self._max_clients = max_clients
         self._epoch = stream.epoch
         self._waker = waker
+        self._tls = tls
         # How many changes of what was committed are under way in this process.
         self._held = 0
         self._settling = trio.lowlevel.ParkingLot()
@@ -79,7 +87,7 @@ class Server:
                 nursery.start_soon(self._pass_forever, wakeup)
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener, nursery)
-                task_status.started([_name(listener) for listener in listeners])
+                task_status.started([name_of(listener) for listener in listeners])
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         short_of_descriptors = False
@@ -103,12 +111,12 @@ class Server:
             if len(self.sessions) >= self._max_clients:
                 _log.warning(
                     "%s refused: %d clients are connected, which is the limit",
-                    address_of(address),
+                    peer_of(connection, address),
                     len(self.sessions),
                 )
                 connection.close()
             else:
-                session = self._admit(SocketTransport(connection, address_of(address)))
+                session = self._admit(transport_over(connection, address, self._tls))
                 nursery.start_soon(self._look_after, session)
             await trio.lowlevel.checkpoint()
 
@@ -321,9 +329,11 @@ class Server:
 async def serve(
     stream: DataStream,
     *,
-    host: str | None = None,
-    port: int = 6900,
+    host: Hosts = None,
+    port: int | None = 6900,
+    unix: str | os.PathLike[str] | None = None,
     listeners: Iterable[socket.socket] | None = None,
+    tls: ServerTLS | None = None,
     max_clients: int = 10_000,
     waker: int | None = None,
     task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
@@ -331,15 +341,18 @@ async def serve(
     """Serve `stream` until cancelled: ``await nursery.start(partial(serve, stream, port=0))``.
 
     Starts with the addresses it listens on, [(host, port), ...]: every interface, IPv4
-    and IPv6, unless `host` names one; or `listeners` that are bound already. The stream
+    and IPv6, unless `host` names one or several; a Unix socket at the path `unix` beside
+    them, ("unix:PATH", 0), or alone where `port` is None; or `listeners` that are bound
+    already. With `tls` TCP is spoken with TLS alone; `tls.reload()` has its files read
+    again. The stream
     may be open for writing (commits of this process, from any thread, are served at
     once) or with `follow=True`; it stays the caller's to close. `waker` is a non-blocking
     descriptor that becomes readable when another process has committed.
 
     Raises `ListenFailed`. Cancelling it closes the listeners and every connection.
     """
-    server = Server(stream, max_clients=max_clients, waker=waker)
-    sockets = open_listeners(host, port) if listeners is None else listeners
+    server = Server(stream, max_clients=max_clients, waker=waker, tls=tls)
+    sockets = open_listeners(host, port, unix) if listeners is None else listeners
     await server.run(sockets, task_status=task_status)
 
 
@@ -394,8 +407,3 @@ def _loop_here() -> trio.lowlevel.TrioToken | None:
         return trio.lowlevel.current_trio_token()
     except RuntimeError:
         return None
-
-
-def _name(listener: socket.socket) -> tuple[str, int]:
-    name = listener.getsockname()
-    return (name[0], name[1]) if isinstance(name, tuple) else (str(name), 0)

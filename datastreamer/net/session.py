@@ -14,7 +14,6 @@ import enum
 import fcntl
 import logging
 import struct
-import sys
 import termios
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -511,12 +510,11 @@ class Session:
             self._span = Span(span.start, offset, Cursor(offset, start))
 
     def _unacknowledged(self) -> int:
-        """An upper bound for the bytes sent that the peer has not confirmed."""
+        """An upper bound for the bytes that the kernel was pointed to and the peer has not
+        confirmed."""
         fd = self.transport.socket_fd
-        if fd is None:
+        if fd is None or not self.transport.by_reference:
             return 0
-        if not sys.platform.startswith("linux"):
-            return self.at
         packed = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
         queued = int(struct.unpack("i", packed)[0])
         # File offsets count the padding between pages, the socket does not.

@@ -1,7 +1,7 @@
-"""What a session talks through: a socket, or any stream of trio's (memory, TLS).
+"""What a session talks through: a socket, or any stream of trio's (in memory, for tests).
 
-Owns the descriptor. Knows no protocol. All errors of a connection that is gone come
-as `trio.BrokenResourceError` or `trio.ClosedResourceError`.
+Owns the descriptor. Knows no protocol; TLS stands in `secure.py`. All errors of a
+connection that is gone come as `trio.BrokenResourceError` or `trio.ClosedResourceError`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from datastreamer.net.listen import address_of, tune
 Buffer = bytes | bytearray | memoryview
 
 RECEIVE_SIZE = 64 * 1024
+# What is read of a file where the kernel cannot be pointed to it.
+_FILE_BYTES = 128 * 1024
 # A peer that always has something to say lets the others have a turn after so many.
 _RECEIVES_A_TURN = 16
 _RESET = struct.pack("ii", 1, 0)
@@ -33,6 +35,11 @@ class Transport(Protocol):
     @property
     def socket_fd(self) -> int | None:
         """The descriptor for sends that never wait; None where there is no plain socket."""
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether `send_file` only points the kernel to the file: what is changed there before
+        the peer has it is what the peer gets."""
 
     async def receive(self) -> bytes:
         """Some bytes; none at the end of what the peer sends."""
@@ -73,6 +80,9 @@ class SocketTransport:
         self._socket = connection
         self._fd = connection.fileno()
         self._unpaused = 0
+        # A Unix socket's bytes stand in the peer's queue at once, and a reset does not take
+        # them back: a reference would show what is written over a truncated tail.
+        self._by_reference = sys.platform == "linux" and connection.family != socket.AF_UNIX
         if peer is None:
             with contextlib.suppress(OSError):
                 peer = address_of(connection.getpeername())
@@ -81,6 +91,10 @@ class SocketTransport:
     @property
     def socket_fd(self) -> int | None:
         return self._fd if self._fd >= 0 else None
+
+    @property
+    def by_reference(self) -> bool:
+        return self._by_reference
 
     async def receive(self) -> bytes:
         try:
@@ -121,11 +135,11 @@ class SocketTransport:
 
     def send_file(self, file: int, offset: int, count: int) -> int:
         try:
-            if sys.platform == "linux":
+            if self._by_reference:
                 sent = os.sendfile(self._fd, file, offset, count)
                 at_end = not sent
             else:
-                data = os.pread(file, count, offset)
+                data = os.pread(file, min(count, _FILE_BYTES), offset)
                 sent, at_end = self.send_now(data), not data
             if count and at_end:
                 raise EOFError(f"the file ends at byte {offset}")
@@ -163,7 +177,7 @@ class SocketTransport:
 
 
 class StreamTransport:
-    """Any half-closable stream of trio's: in memory for tests, or TLS."""
+    """Any half-closable stream of trio's."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, peer: str = "stream") -> None:
         self._stream = stream
@@ -173,6 +187,10 @@ class StreamTransport:
     @property
     def socket_fd(self) -> int | None:
         return None
+
+    @property
+    def by_reference(self) -> bool:
+        return False
 
     async def receive(self) -> bytes:
         return bytes(await self._stream.receive_some(RECEIVE_SIZE))

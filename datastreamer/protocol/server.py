@@ -40,6 +40,8 @@ from datastreamer.protocol.messages import (
 _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
 _LENGTH: Final = struct.Struct(">I")
+# How the first message of TLS begins, of any version since SSL 3.
+_TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
 
@@ -136,6 +138,8 @@ class ServerConnection:
             return self._wait()
         command, stream_type = _HEAD.unpack_from(buffer, at)
         if stream_type != self._stream_type:
+            if buffer[at : at + 2] == _TLS_RECORD:
+                return self._drop("it speaks TLS, which is not spoken here")
             return self._drop(f"stream type {stream_type} where {self._stream_type} is served")
         if command == COMMAND_STOP:
             if not self.streaming:
@@ -148,7 +152,9 @@ class ServerConnection:
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
         if command == COMMAND_ENTRY or command == COMMAND_START:
-            if have < _NUMBERED_SIZE:
+            if have < # How the first message of TLS begins, of any version since SSL 3.
+_TLS_RECORD: Final = b"\x16\x03"
+_NUMBERED_SIZE:
                 return self._wait()
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE

@@ -1,0 +1,119 @@
+"""Where a server is and how it is spoken to: TCP, TLS, or a Unix socket; for every client.
+
+Owns what can be said about a place, and the making of a blocking connection to it. Must
+not import trio: `channel` dials the same places for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datastreamer.errors import UsageError
+from datastreamer.net.listen import UNIX, address_of, tune
+from datastreamer.net.peers import check_port, connect_failed, connect_timeout
+
+if TYPE_CHECKING:
+    import ssl
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server's place. Made by `place_of`."""
+
+    peer: str
+    """As messages name it."""
+
+    path: str | None
+    """Of its Unix socket; None: it is reached over TCP."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext | None
+    """None: without TLS."""
+
+    server_name: str
+    """Whom its certificate is to name."""
+
+
+def place_of(
+    host: str,
+    port: int,
+    tls: bool | ssl.SSLContext = False,
+    server_name: str | None = None,
+) -> Place:
+    """The place of a server; `host` may be ``unix:PATH``, the port says nothing then.
+
+    `tls` True is TLS with the CAs that the system trusts. Raises `UsageError`.
+    """
+    if server_name is not None and tls is False:
+        raise UsageError("a server name is for TLS; say tls=True or give a context, too")
+    if host.startswith(UNIX):
+        if tls is not False:
+            raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
+        path = os.path.abspath(host[len(UNIX) :])
+        return Place(UNIX + path, path, host, 0, None, "")
+    check_port(port)
+    context = None
+    if tls is not False:
+        from datastreamer.net.tls import client_tls
+
+        context = client_tls() if tls is True else tls
+    # Certificates know nothing of the interface behind a link-local address.
+    name = server_name or host.partition("%")[0]
+    return Place(address_of((host, port)), None, host, port, context, name)
+
+
+def connect_blocking(place: Place, timeout: float) -> socket.socket:
+    """A connection to `place`, TLS and all, each step of it within `timeout` seconds.
+
+    Raises `ConnectFailed`, and `TLSFailed` where the connection is made and TLS is not.
+    """
+    try:
+        if place.path is None:
+            made = socket.create_connection((place.host, place.port), timeout)
+        else:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(timeout)
+            with _closed_on_failure(made):
+                made.connect(place.path)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except OSError as error:
+        raise connect_failed(place.peer, error) from None
+    tune(made)
+    if place.context is None:
+        return made
+    from datastreamer.net.tls import tls_failed
+
+    try:
+        with _closed_on_failure(made):
+            made.settimeout(timeout)
+            return place.context.wrap_socket(made, server_hostname=place.server_name)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except (OSError, ValueError) as error:
+        raise tls_failed(place.peer, error) from None
+
+
+def close_blocking(connection: socket.socket) -> None:
+    """Close it; a TLS connection says first that this is its end, and waits for nobody."""
+    unwrap = getattr(connection, "unwrap", None)
+    if unwrap is not None:
+        with contextlib.suppress(OSError, ValueError):
+            connection.settimeout(0)
+            unwrap()
+    connection.close()
+
+
+@contextlib.contextmanager
+def _closed_on_failure(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
