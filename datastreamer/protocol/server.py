@@ -152,9 +152,7 @@ class ServerConnection:
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
         if command == COMMAND_ENTRY or command == COMMAND_START:
-            if have < # How the first message of TLS begins, of any version since SSL 3.
-_TLS_RECORD: Final = b"\x16\x03"
-_NUMBERED_SIZE:
+            if have < _NUMBERED_SIZE:
                 return self._wait()
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE
