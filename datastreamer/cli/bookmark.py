@@ -15,6 +15,11 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    TLSCaOption,
+    TLSCertOption,
+    TLSKeyOption,
+    TLSOptions,
+    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import write_out
@@ -34,13 +39,18 @@ def bookmark(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
+    tls_ca: TLSCaOption = None,
+    tls_cert: TLSCertOption = None,
+    tls_key: TLSKeyOption = None,
+    tls_server_name: TLSServerNameOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
     """Print the first event at or after a bookmark."""
     wanted = Key(key)
     shape = chosen_format(format, json)
-    with open_source(source, stream_type) as stream, asked_for(source, key):
+    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
+    with open_source(source, stream_type, tls=tls) as stream, asked_for(source, key):
         version = stream.header().version
         if entry_number:
             shown = b"%d\n" % stream.bookmark(wanted.of(version))

@@ -17,6 +17,11 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    TLSCaOption,
+    TLSCertOption,
+    TLSKeyOption,
+    TLSOptions,
+    TLSServerNameOption,
     chosen_format,
     number_parser,
     read_number,
@@ -76,6 +81,10 @@ def cat(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
+    tls_ca: TLSCaOption = None,
+    tls_cert: TLSCertOption = None,
+    tls_key: TLSKeyOption = None,
+    tls_server_name: TLSServerNameOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -90,10 +99,11 @@ def cat(
             raise typer.BadParameter(f"--to {to} stands before --from {number}")
     wanted = frozenset(map(read_type, types or ()))
     shape = chosen_format(format, json)
+    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     if follow:
         end_well_on_signal()
     with (
-        open_source(source, stream_type, follow=follow) as stream,
+        open_source(source, stream_type, follow=follow, tls=tls) as stream,
         asked_for(source, from_bookmark or ""),
     ):
         header = stream.header()

@@ -13,6 +13,11 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    TLSCaOption,
+    TLSCertOption,
+    TLSKeyOption,
+    TLSOptions,
+    TLSServerNameOption,
     chosen_format,
     number_parser,
 )
@@ -32,12 +37,17 @@ def entry(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
+    tls_ca: TLSCaOption = None,
+    tls_cert: TLSCertOption = None,
+    tls_key: TLSKeyOption = None,
+    tls_server_name: TLSServerNameOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
     """Print one entry by its number."""
     shape = chosen_format(format, json)
-    with open_source(source, stream_type) as stream:
+    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
+    with open_source(source, stream_type, tls=tls) as stream:
         found = stream.entry(number)
         version = stream.header().version
     write_out(one_entry(found, shape, version))

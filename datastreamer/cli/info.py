@@ -19,6 +19,11 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    TLSCaOption,
+    TLSCertOption,
+    TLSKeyOption,
+    TLSOptions,
+    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import write_out
@@ -38,6 +43,10 @@ def info(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
+    tls_ca: TLSCaOption = None,
+    tls_cert: TLSCertOption = None,
+    tls_key: TLSKeyOption = None,
+    tls_server_name: TLSServerNameOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -48,9 +57,10 @@ def info(
     shown as can be read; then comes what is wrong, and it failed.
     """
     shape = chosen_format(format, json)
+    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     rows: list[tuple[str, str]] = []
     try:
-        with open_source(source, stream_type) as stream:
+        with open_source(source, stream_type, tls=tls) as stream:
             header, name = stream.header(), stream.name
             facts = _header_facts(header)
             if isinstance(stream, FileSource) and shape in (Format.jsonl, Format.table):

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -18,6 +18,9 @@ from datastreamer.cli import logs
 from datastreamer.errors import BadBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
 from datastreamer.zkevm.keys import Mark, key_of
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class LogLevel(str, Enum):
@@ -132,7 +135,11 @@ VersionOption = Annotated[
 # Where it is read from.
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A stream file, or HOST:PORT of a server.")
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A stream file, or a server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The stream file.")]
 StreamTypeOption = Annotated[
@@ -144,6 +151,56 @@ StreamTypeOption = Annotated[
         help="The stream's type: what a server is asked for [1], what a file has to be.",
     ),
 ]
+
+TLSCaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-ca", metavar="FILE", help="With tcps://: trust these CAs [the system's]; PEM."
+    ),
+]
+TLSCertOption = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", help="With tcps://: who we are; PEM."),
+]
+TLSKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-key", metavar="FILE", help="The key of --tls-cert [in the same file]; PEM."
+    ),
+]
+TLSServerNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-server-name",
+        metavar="NAME",
+        help="With tcps://: whom the server's certificate is to name [HOST].",
+    ),
+]
+
+
+class TLSOptions(NamedTuple):
+    """What is said about TLS on the client's side; its fields are the options."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises `BadCertificate`."""
+        from datastreamer.net.tls import client_tls
+
+        if self.key is not None and self.cert is None:
+            raise typer.BadParameter("--tls-key is the key of a --tls-cert")
+        return client_tls(self.ca, self.cert, self.key)
+
+    def check_unused(self, source: str) -> None:
+        """Wrong usage where something is said and `source` is without TLS."""
+        for name, value in self._asdict().items():
+            if value is not None:
+                option = "--tls-" + name.replace("_", "-")
+                raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
+
 
 # How it is written.
 

@@ -1,11 +1,11 @@
-"""`datastreamer serve`: a stream for clients over TCP."""
+"""`datastreamer serve`: a stream for clients over TCP, with TLS or without, or a Unix socket."""
 
 from __future__ import annotations
 
 import logging
 import os
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from datastreamer.net.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +43,53 @@ class Index(str, Enum):
 
 
 HostOption = Annotated[
-    str | None,
-    typer.Option("--host", metavar="HOST", help="Listen on this address [all, IPv4 and IPv6]."),
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="Listen on this address; repeatable [all, IPv4 and IPv6].",
+    ),
 ]
 PortOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--port",
         parser=number_parser(65535),
         metavar="PORT",
-        help="0 takes a free one, and says which.",
+        help=f"0 takes a free one, and says which [{DEFAULT_PORT}].",
+    ),
+]
+UnixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unix",
+        metavar="PATH",
+        help="Listen on a Unix socket; on TCP as well only with --host or --port.",
+    ),
+]
+CertOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="TLS with this certificate and what stands behind it; PEM. Repeatable: each client "
+        "gets the one for the name it asks for, else the first. SIGHUP reads the files again.",
+    ),
+]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tls-key",
+        metavar="FILE",
+        help="The key of the certificate, one for each [in the same file]; PEM.",
+    ),
+]
+ClientCaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="Serve only clients with a certificate of this CA; PEM.",
     ),
 ]
 FollowOption = Annotated[
@@ -81,7 +121,11 @@ IndexOption = Annotated[
 def serve(
     file: FileArgument,
     host: HostOption = None,
-    port: PortOption = DEFAULT_PORT,
+    port: PortOption = None,
+    unix: UnixOption = None,
+    tls_cert: CertOption = None,
+    tls_key: KeyOption = None,
+    tls_client_ca: ClientCaOption = None,
     create: CreateOption = False,
     system_id: SystemIdOption = None,
     stream_version: StreamVersionOption = None,
@@ -93,12 +137,15 @@ def serve(
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Serve a stream to clients over TCP, until SIGINT or SIGTERM."""
+    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM."""
     creation = Creation(create, system_id, stream_version, stream_type)
     if create and follow:
         raise typer.BadParameter(
             "--create makes a stream to write to, --follow leaves that to others"
         )
+    tls = _tls(tls_cert or [], tls_key or [], tls_client_ca)
+    if port is None and (unix is None or host):
+        port = DEFAULT_PORT
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
@@ -107,15 +154,38 @@ def serve(
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(
-            "serving %s (%d entries%s) on %s",
+            "serving %s (%d entries%s%s) on %s",
             file,
             stream.total_entries,
             ", written by others" if follow else "" if stream.writable else ", read-only",
+            "" if tls is None else ", with TLS",
             ", ".join(map(address_of, addresses)),
         )
 
     # No signal is raised here as an exception: before this it ends the process, see `early`.
     name = serve_until_signal(
-        open_stream, host=host, port=port, max_clients=max_clients, listening=listening
+        open_stream,
+        host=host or None,
+        port=port,
+        unix=unix,
+        tls=tls,
+        max_clients=max_clients,
+        listening=listening,
     )
     _log.info("ended by %s", name)
+
+
+def _tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:
+    if not certs:
+        if keys or client_ca is not None:
+            option = "--tls-key" if keys else "--tls-client-ca"
+            raise typer.BadParameter(f"{option} goes with a --tls-cert")
+        return None
+    if keys and len(keys) != len(certs):
+        raise typer.BadParameter(
+            f"{len(certs)} --tls-cert and {len(keys)} --tls-key: one key for each, in this order, "
+            "or none where the keys stand in the same files"
+        )
+    from datastreamer.net.tls import ServerTLS
+
+    return ServerTLS(*zip(certs, keys or certs, strict=True), client_ca=client_ca)

@@ -12,19 +12,22 @@ import re
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.options import TLSOptions
 from datastreamer.cli.outcome import Failure
 from datastreamer.errors import BadFromBookmark, FileMissing, UnknownBookmark, UnknownEntry
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.blocking import BlockingClient
+from datastreamer.net.listen import address_of
 from datastreamer.storage.stream import DataStream
 
 # A follower looks for new entries so often; a look is one small read.
 _POLL_SECONDS = 0.01
+_NO_TLS = TLSOptions()
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
@@ -60,7 +63,13 @@ class Source(Protocol):
         """
 
 
-def open_source(text: str, stream_type: int | None = None, *, follow: bool = False) -> Source:
+def open_source(
+    text: str,
+    stream_type: int | None = None,
+    *,
+    follow: bool = False,
+    tls: TLSOptions = _NO_TLS,
+) -> Source:
     """The stream that `text` names. A path that exists wins over HOST:PORT.
 
     `follow` says that entries are wanted which another process has yet to commit.
@@ -68,31 +77,43 @@ def open_source(text: str, stream_type: int | None = None, *, follow: bool = Fal
     if not os.path.lexists(text):
         address = read_address(text)
         if address is not None:
-            return ServerSource(*address, stream_type)
+            return ServerSource(address, stream_type, tls)
         if "/" not in text and ":" in text:
             raise Failure(
                 f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
                 "[::1]:6900"
             )
+    tls.check_unused(text)
     return FileSource(text, stream_type, follow)
 
 
-def read_address(text: str) -> tuple[str, int] | None:
-    """Host and port of HOST:PORT, [IPV6]:PORT or tcp://..., or None where it is none."""
-    if text.startswith("tcps://"):
-        raise Failure(f"{text}: this version does not speak TLS; tcp:// is without it")
-    is_url = text.startswith("tcp://")
-    found = _ADDRESS.fullmatch(text[6:].rstrip("/") if is_url else text)
+class Address(NamedTuple):
+    """A server's address, as it was written."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+def read_address(text: str) -> Address | None:
+    """What HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH says; None: it is none."""
+    if text.startswith("unix:"):
+        if text == "unix:":
+            raise typer.BadParameter(f"{text!r} names no socket; unix:/run/stream.sock is one")
+        return Address(text, 0)
+    scheme, _, rest = text.rpartition("://")
+    is_url = scheme in ("tcp", "tcps")
+    found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
     if found is None:
         if is_url:
-            raise typer.BadParameter(f"{text!r}: a server is named as tcp://HOST:PORT")
+            raise typer.BadParameter(f"{text!r}: a server is named as {scheme}://HOST:PORT")
         return None
     host, port = found["v6"] or found["host"], int(found["port"])
     if not host:
         raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
     if not 0 < port < 1 << 16:
         raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
-    return host, port
+    return Address(host, port, scheme == "tcps")
 
 
 @contextlib.contextmanager
@@ -168,9 +189,19 @@ class FileSource:
 class ServerSource:
     """A server."""
 
-    def __init__(self, host: str, port: int, stream_type: int | None) -> None:
+    def __init__(
+        self, address: Address, stream_type: int | None, tls: TLSOptions = _NO_TLS
+    ) -> None:
         wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
-        self._client = BlockingClient(host, port, stream_type=wanted)
+        if not address.tls:
+            tls.check_unused(address_of(address[:2]))
+        self._client = BlockingClient(
+            address.host,
+            address.port,
+            stream_type=wanted,
+            tls=tls.context() if address.tls else False,
+            tls_server_name=tls.server_name,
+        )
         self.name = self._client.peer
 
     def __enter__(self) -> ServerSource:

@@ -137,7 +137,6 @@ async def test_the_whole_way_without_sendfile(
     """As on systems whose sendfile is another."""
     elsewhere = SimpleNamespace(platform="elsewhere")
     monkeypatch.setattr("datastreamer.net.transport.sys", elsewhere)
-    monkeypatch.setattr("datastreamer.net.session.sys", elsewhere)
     monkeypatch.delattr(os, "sendfile", raising=False)
     monkeypatch.delattr(os, "eventfd", raising=False)
     fill(stream, size)

@@ -89,7 +89,7 @@ def client(
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")
     end_well_on_signal()
-    with ServerSource(*address, STREAM_TYPE_SEQUENCER) as source:
+    with ServerSource(address, STREAM_TYPE_SEQUENCER) as source:
         now = source.header()
         if header:
             _print(_header_line(now))
