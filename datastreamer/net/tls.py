@@ -131,7 +131,7 @@ def _read(path: str) -> str:
 
 def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     cert, key = pair
-    if "-----BEGIN CERTIFICATE-----" not in _read(cert):
+    if "CERTIFICATE-----" not in _read(cert):
         raise BadCertificate(f"{cert}: no certificate in PEM is in this file")
     if "PRIVATE KEY-----" not in _read(key):
         raise BadCertificate(f"{key}: no private key in PEM is in this file")
@@ -160,7 +160,7 @@ def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:
-    if "-----BEGIN " not in _read(path):
+    if "CERTIFICATE-----" not in _read(path):
         raise BadCertificate(f"{path}: no certificate in PEM is in this file")
     try:
         context.load_verify_locations(path)

@@ -79,7 +79,7 @@ def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:
         ("missing", "missing: no such file, and no HOST:PORT either"),
         ("a/missing", "a/missing: no such file"),
         ("::1:6900", "::1:6900: no such file, and no HOST:PORT either; an IPv6 address is"),
-        ("tcps://localhost:6900", "does not speak TLS"),
+        ("tcps://localhost:1", "cannot connect to localhost:1"),
         ("folder", "folder: is a folder, not a stream file"),
         ("text", "text: no stream file"),
         ("short", "short: no stream file"),
@@ -140,6 +140,8 @@ def test_a_path_that_exists_wins(
         ("tcp://example.org:7/", ("example.org", 7)),
         ("[::1]:6900", ("::1", 6900)),
         ("tcp://[fe80::1%eth0]:6900", ("fe80::1%eth0", 6900)),
+        ("tcps://example.org:7", ("example.org", 7, True)),
+        ("unix:/run/socket", ("unix:/run/socket", 0)),
         ("name", None),
         ("folder/name:7", None),
         ("name:port", None),
@@ -147,8 +149,8 @@ def test_a_path_that_exists_wins(
         ("name:7/", None),
     ],
 )
-def test_addresses(text: str, address: tuple[str, int] | None) -> None:
-    assert source.read_address(text) == address
+def test_addresses(text: str, address: tuple[Any, ...] | None) -> None:
+    assert source.read_address(text) == (address and source.Address(*address))
 
 
 def test_reading_writes_nothing(invoke: Invoke, made: Path, copy: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ import trio.testing
 
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.server import Server
+from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import StreamTransport
 from datastreamer.storage.stream import DataStream
 from tests.net import model
+from tests.net.secure import Authority, dial
 
 PATIENCE = 20.0
 
@@ -63,7 +67,7 @@ class Peer:
     async def read(self, size: int) -> bytes:
         """Exactly `size` bytes; fails where the connection ends before."""
         while len(self._got) < size:
-            more = await self.stream.receive_some(1 << 20)
+            more = await self.more()
             assert more, (
                 f"the connection ended; {len(self._got)} of {size} bytes: {self._got!r:.200}"
             )
@@ -71,6 +75,9 @@ class Peer:
         data = bytes(self._got[:size])
         del self._got[:size]
         return data
+
+    async def more(self) -> bytes:
+        return bytes(await self.stream.receive_some(1 << 20))
 
     async def expect(self, data: bytes) -> None:
         """The next bytes are these."""
@@ -187,6 +194,76 @@ async def over_loopback(
             yield Rig(server, connect, address)
             nursery.cancel_scope.cancel()
     assert not server.sessions
+
+
+Open = Callable[..., AbstractAsyncContextManager[Rig]]
+"""How a server under test is begun: `in_memory`, `over_loopback` or one of these."""
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA."""
+    return Authority(tmp_path_factory.mktemp("authority"), "trusted")
+
+
+@pytest.fixture(scope="session")
+def secured(authority: Authority) -> Open:
+    """A server on a free port with TLS, and clients that trust it."""
+    pair = authority.issue("rig")
+    return functools.partial(over_tls, tls=ServerTLS(pair), context=authority.context())
+
+
+@asynccontextmanager
+async def over_tls(
+    stream: DataStream,
+    *,
+    tls: ServerTLS,
+    context: ssl.SSLContext,
+    patience: float = PATIENCE,
+    receive_buffer: int | None = None,
+) -> AsyncIterator[Rig]:
+    """A server on a free port, with TLS; its clients trust what `context` says."""
+    server = Server(stream, tls=tls)
+    with trio.fail_after(patience):
+        async with trio.open_nursery() as nursery:
+            [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
+
+            async def connect() -> Peer:
+                return Peer(await dial(address, context, receive_buffer=receive_buffer))
+
+            yield Rig(server, connect, address)
+            nursery.cancel_scope.cancel()
+    assert not server.sessions
+
+
+class _UnixPeer(Peer):
+    async def more(self) -> bytes:
+        if not (data := await super().more()):
+            raise trio.BrokenResourceError("the connection ended")
+        return data
+
+
+@asynccontextmanager
+async def over_unix(
+    stream: DataStream, *, patience: float = PATIENCE, receive_buffer: int | None = None
+) -> AsyncIterator[Rig]:
+    """A server on a Unix socket; such have no buffer at the receiver's side.
+
+    A connection that is torn down ends there like any other: each end is a broken resource.
+    """
+    path = Path(stream.path).with_suffix(".sock")
+    server = Server(stream)
+    with trio.fail_after(patience):
+        async with trio.open_nursery() as nursery:
+            [address] = await nursery.start(server.run, open_listeners(None, None, path))
+
+            async def connect() -> Peer:
+                return _UnixPeer(await trio.open_unix_socket(path))
+
+            yield Rig(server, connect, address)
+            nursery.cancel_scope.cancel()
+    assert not server.sessions
+    assert not path.exists()
 
 
 def append(stream: DataStream, *entries: tuple[int, bytes]) -> None:

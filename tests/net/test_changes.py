@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from datastreamer.net.session import Session, State
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Peer, Rig, append, over_loopback, seeds
+from tests.net.conftest import Open, Peer, Rig, append, over_loopback, over_unix, seeds
 from tests.net.model import OK, Model
 
 MIB = 1 << 20
@@ -277,7 +277,10 @@ async def test_a_page_that_cannot_be_read_does_not_hold_a_change_for_ever(
 
 
 @seeds(3, 200)
-async def test_changes_at_random_under_many_clients(stream: DataStream, seed: int) -> None:
+@pytest.mark.parametrize("way", ["tcp", "tls", "unix"])
+async def test_changes_at_random_under_many_clients(
+    stream: DataStream, seed: int, way: str, secured: Open
+) -> None:
     """Each client keeps every byte: all of it was committed, in order, and never half changed.
 
     The writer is a thread that appends, truncates and updates; after a truncation entries
@@ -358,7 +361,8 @@ async def test_changes_at_random_under_many_clients(stream: DataStream, seed: in
                 raise
 
     done = trio.Event()
-    async with over_loopback(stream, receive_buffer=32_768) as rig, trio.open_nursery() as nursery:
+    open_server = {"tcp": over_loopback, "tls": secured, "unix": over_unix}[way]
+    async with open_server(stream, receive_buffer=32_768) as rig, trio.open_nursery() as nursery:
         for _ in range(12):
             for n in range(4):
                 first = choose.randrange(max(1, stream.total_entries))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
@@ -15,12 +14,11 @@ import trio
 
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Peer, Rig, append, in_memory, over_loopback
+from tests.net.conftest import Open, Peer, Rig, append, in_memory, over_loopback, over_unix
 from tests.net.model import BOOKMARK, OK
 
 MIB = 1 << 20
 CLIENTS = 50
-Open = Callable[..., AbstractAsyncContextManager[Rig]]
 
 
 class Plan:
@@ -121,6 +119,14 @@ async def test_over_memory_streams(stream: DataStream, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_over_loopback(stream: DataStream, seed: int) -> None:
     await stress(over_loopback, stream, seed, rounds=3, size=120)
+
+
+async def test_over_tls(stream: DataStream, secured: Open) -> None:
+    await stress(secured, stream, 4, rounds=2, size=80)
+
+
+async def test_over_a_unix_socket(stream: DataStream) -> None:
+    await stress(over_unix, stream, 5, rounds=2, size=80)
 
 
 @pytest.mark.parametrize("seed", [3])

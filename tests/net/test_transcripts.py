@@ -14,7 +14,7 @@ import trio
 
 from datastreamer.storage.stream import DataStream
 from tests.conftest import SHARED, Golden, make_data
-from tests.net.conftest import Peer, over_loopback
+from tests.net.conftest import Open, Peer, over_loopback
 from tests.net.model import BOOKMARK, Conversation, Model
 
 Step = dict[str, Any]
@@ -43,6 +43,15 @@ def content_of(name: str) -> bytes:
 
 @pytest.mark.parametrize("steps", conversations())
 async def test_conversation(steps: list[Step], tmp_path: Path) -> None:
+    await converse(steps, tmp_path, over_loopback)
+
+
+@pytest.mark.parametrize("steps", conversations())
+async def test_conversation_with_tls(steps: list[Step], tmp_path: Path, secured: Open) -> None:
+    await converse(steps, tmp_path, secured)
+
+
+async def converse(steps: list[Step], tmp_path: Path, open_server: Open) -> None:
     content = content_of(steps[0]["file"])
     model = Model(content)
     if steps[0].get("file_variant") == "no-spare":
@@ -50,7 +59,7 @@ async def test_conversation(steps: list[Step], tmp_path: Path) -> None:
     path = tmp_path / "copy.bin"
     path.write_bytes(content)
     with DataStream.open(path, sync="os", index="memory") as stream:
-        async with over_loopback(stream) as rig, rig.client() as peer:
+        async with open_server(stream) as rig, rig.client() as peer:
             talk = Conversation(model)
             for step in steps:
                 answer = await play(step, talk, peer, stream)

@@ -1,0 +1,110 @@
+"""TLS and Unix sockets from the command line: `serve`, and everything that reads."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ENTRIES, Invoke
+from tests.cli.process import running
+from tests.net.secure import HOST, Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "trusted")
+
+
+def test_serving_and_reading_with_tls(invoke: Invoke, copy: Path, authority: Authority) -> None:
+    cert, key = authority.issue("server")
+    other_cert, other_key = authority.issue("other", "stream.example")
+    mine, my_key = authority.issue("client", "client.example")
+    words = ("serve", copy, "--port", "0", "--host", HOST, "--tls-client-ca", authority.file)
+    pairs = ("--tls-cert", cert, "--tls-key", key, "--tls-cert", other_cert, "--tls-key", other_key)
+    with running(*words, *pairs, cwd=copy.parent) as serving:
+        port = serving.port()
+        place = f"tcps://{HOST}:{port}"
+        assert "entries, with TLS) on" in serving.err.seen[-1]
+        known = ("--tls-ca", authority.file, "--tls-cert", mine, "--tls-key", my_key)
+        assert invoke("info", place, *known, "--json").objects[0]["total_entries"] == ENTRIES
+        assert len(invoke("cat", place, *known).objects) == ENTRIES
+        assert invoke("entry", place, "7", *known).objects[0]["number"] == 7
+        found = invoke("bookmark", place, "block:2", "--entry-number", *known)
+        assert (found.code, found.err) == (0, "")
+        named = (*known, "--tls-server-name", "stream.example")
+        assert invoke("info", place, *named).code == 0
+        for more, message in (
+            (("--tls-ca", authority.file), "it takes only clients with a certificate"),
+            ((), "the server's certificate is not accepted: "),
+            ((*known, "--tls-server-name", "x.example"), "not valid for 'x.example'"),
+        ):
+            failed = invoke("info", place, *more).failed()
+            assert failed.startswith(f"no TLS connection to {HOST}:{port}: ")
+            assert message in failed
+        assert "This server wants TLS" in invoke("info", place.replace("tcps", "tcp")).failed()
+        key.write_text("nothing")
+        serving.signal(signal.SIGHUP)
+        assert "no private key in PEM" in serving.err.until("stay in use: (.*)")[1]
+        assert invoke("info", place, *known).code == 0
+        authority.issue("server")
+        serving.signal(signal.SIGHUP)
+        serving.err.until("the TLS files were read again")
+        assert invoke("info", place, *known).code == 0
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_serving_and_reading_a_unix_socket(invoke: Invoke, copy: Path, tcp: bool) -> None:
+    path = copy.parent / "socket"
+    more = ("--host", HOST, "--port", "0") if tcp else ()
+    with running("serve", copy, "--unix", "socket", *more, cwd=copy.parent) as serving:
+        line = serving.err.until(r"serving .* on (.*)")[1]
+        assert line.split(", ")[0] == f"unix:{path}"
+        assert line.count(HOST) == tcp
+        assert len(invoke("cat", f"unix:{path}").objects) == ENTRIES
+        refused = invoke("serve", copy, "--follow", "--unix", path).failed()
+        assert "another server listens there" in refused
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+    assert not path.exists()
+    assert "cannot connect to unix:" in invoke("info", f"unix:{path}").failed()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--tls-key", "k"], "--tls-key goes with a --tls-cert"),
+        (["--tls-client-ca", "c"], "--tls-client-ca goes with a --tls-cert"),
+        (["--tls-cert", "a", "--tls-cert", "b", "--tls-key", "k"], "2 --tls-cert and 1 --tls-key"),
+    ],
+)
+def test_wrong_usage_of_serve(invoke: Invoke, copy: Path, words: list[str], message: str) -> None:
+    assert message in invoke("serve", copy, *words).failed(2)
+
+
+def test_certificates_that_are_of_no_use(
+    invoke: Invoke, copy: Path, authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.issue("past", first_day=-9, last_day=-1)
+    failed = invoke("serve", copy, "--tls-cert", cert, "--tls-key", key, "--port", "0").failed()
+    assert failed == f"{cert}: the certificate has expired; make or ask for a new one"
+    failed = invoke("info", "tcps://127.0.0.1:1", "--tls-ca", tmp_path / "nothing").failed()
+    assert failed == f"{tmp_path}/nothing: cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("verb", [["info"], ["cat"], ["entry", "1"], ["bookmark", "block:1"]])
+def test_options_for_what_is_without_tls(invoke: Invoke, copy: Path, verb: list[str]) -> None:
+    name, *more = verb
+    for place in (copy, "127.0.0.1:1", "tcp://127.0.0.1:1", "unix:/run/socket"):
+        failed = invoke(name, place, *more, "--tls-server-name", "x").failed(2)
+        assert "--tls-server-name is for tcps://HOST:PORT, not for" in failed
+    failed = invoke(name, "tcps://127.0.0.1:1", *more, "--tls-key", "x").failed(2)
+    assert "--tls-key is the key of a --tls-cert" in failed
+
+
+def test_places_that_are_none(invoke: Invoke) -> None:
+    assert "a server is named as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
+    assert "names no socket" in invoke("info", "unix:").failed(2)
