@@ -37,7 +37,7 @@
     |                                carries ``offset`` in its buffer)
     +-- PeerError                    the other side of a connection
         +-- ConnectFailed            nobody there, or not in time
-        |   +-- TLSFailed            the two sides do not come to terms on TLS
+        +-- TLSFailed                the two sides do not come to terms on TLS
         +-- ConnectionLost           ended in the middle
         +-- ProtocolViolation        it does not speak the protocol
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
@@ -286,8 +286,11 @@ class ConnectFailed(PeerError, ConnectionError):
     """The connection could not be made."""
 
 
-class TLSFailed(ConnectFailed):
-    """One side speaks no TLS, or does not accept the other's certificate."""
+class TLSFailed(PeerError, ConnectionError):
+    """One side does not speak TLS as the other does, or does not accept its certificate.
+
+    Another attempt ends in the same way until somebody changes something.
+    """
 
 
 class ConnectionLost(PeerError, ConnectionError):

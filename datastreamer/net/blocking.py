@@ -35,8 +35,8 @@ class BlockingClient:
     `host`, `port`, `tls` and `tls_server_name` are those of `connect`.
 
     `timeout` (seconds) bounds the making of a connection and the wait for an answer;
-    the wait for streamed entries has no bound. Raises `ConnectFailed` (`TLSFailed`
-    is below it).
+    the wait for streamed entries has no bound. Raises `ConnectFailed` and
+    `TLSFailed`.
 
     What is raised, and what it leaves: `ServerRefused` - the client is usable; a refusal
     may cost the connection, and the next call makes another. `ConnectionLost`,

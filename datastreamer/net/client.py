@@ -44,7 +44,7 @@ async def connect(
 
     `timeout` bounds, in seconds, the making of a connection, also of a later one; how
     long an answer may take is the caller's to say (`trio.fail_after`). Raises
-    `ConnectFailed` (`TLSFailed` is below it). A server of another stream type shows at the
+    `ConnectFailed` and `TLSFailed`. A server of another stream type shows at the
     first request.
     """
     place = place_of(host, port, tls, tls_server_name)

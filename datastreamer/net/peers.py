@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, TLSFailed, UsageError
+from datastreamer.errors import ConnectFailed, ConnectionLost, PeerError, UsageError
 
 
 def check_port(port: int) -> None:
@@ -31,7 +31,7 @@ def answer_timeout(peer: str, timeout: float) -> ConnectionLost:
     return ConnectionLost(f"no answer from {peer} within {timeout:g} s")
 
 
-def connection_lost(peer: str, error: Exception) -> ConnectionLost | TLSFailed:
+def connection_lost(peer: str, error: Exception) -> PeerError:
     """The exception for a connection that broke.
 
     Whether a server takes a client's certificate shows only when its answer is read.

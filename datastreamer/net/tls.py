@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from datastreamer.errors import BadCertificate, TLSFailed
+from datastreamer.errors import BadCertificate, ConnectFailed, TLSFailed
 
 PathLike = str | os.PathLike[str]
 Pair = tuple[str, str]
@@ -224,9 +224,19 @@ def _match(by_name: Mapping[str, ssl.SSLContext], name: str) -> ssl.SSLContext |
 # Words.
 
 
-def tls_failed(peer: str, error: BaseException) -> TLSFailed:
-    """The exception for a client whose TLS came to nothing."""
-    return TLSFailed(f"no TLS connection to {peer}: {server_fault(error)}")
+def tls_failed(peer: str, error: BaseException) -> TLSFailed | ConnectFailed:
+    """The exception for a client whose TLS came to nothing.
+
+    `ConnectFailed` where the server just ended it: that may be one which is being ended.
+    """
+    kind = ConnectFailed if _is_end(error) else TLSFailed
+    return kind(f"no TLS connection to {peer}: {server_fault(error)}")
+
+
+def _is_end(error: BaseException) -> bool:
+    """Whether the other side went away, and nothing more is known."""
+    is_tls = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+    return not is_tls and not isinstance(error, ValueError)
 
 
 def server_fault(error: BaseException) -> str:
@@ -240,9 +250,7 @@ def server_fault(error: BaseException) -> str:
         else:
             hint = ""
         return f"the server's certificate is not accepted: {_verdict(error)}{hint}"
-    if reason == "WRONG_VERSION_NUMBER" or (
-        isinstance(error, (ssl.SSLEOFError, ConnectionError)) or not reason
-    ):
+    if reason == "WRONG_VERSION_NUMBER" or _is_end(error):
         return "it broke off the TLS handshake; does it speak TLS there?"
     if reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
         return "it takes only clients with a certificate; name one, with its key"
@@ -266,7 +274,7 @@ def client_fault(error: BaseException) -> str:
         return f"it does not accept our certificate ({why(error)})"
     if "PROTOCOL" in reason or reason in ("WRONG_VERSION_NUMBER", "NO_SHARED_CIPHER"):
         return "it does not speak TLS 1.3"
-    if isinstance(error, (ssl.SSLEOFError, ConnectionError)) or not reason:
+    if _is_end(error):
         return "it broke off the TLS handshake; does it trust our certificate?"
     return f"TLS failed: {why(error)}"
 
