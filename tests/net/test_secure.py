@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import random
 import signal
 import socket
 import ssl
@@ -273,6 +274,27 @@ async def test_half_a_handshake_then_a_reset(
     told = [r.getMessage() for r in caplog.records if "refused" in r.getMessage()]
     assert len(told) == 5
     assert all("it broke off the TLS handshake" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "first", [b"\x16", b"\x16\x03\x01", b"\x16\x03\x01\x00\x40\x01\x00\x00\x3c\x03\x03"]
+)
+async def test_garbage_for_a_handshake(
+    stream: DataStream, tls: ServerTLS, authority: Authority, first: bytes
+) -> None:
+    choose = random.Random(len(first))
+    async with serving(stream, tls) as port:
+        for size in (1, 10, 100, 1_000, 100_000):
+            made = await trio.open_tcp_stream(HOST, port)
+            with contextlib.suppress(trio.BrokenResourceError):
+                await made.send_all(first + choose.randbytes(size))
+                await made.send_eof()
+                while await made.receive_some():
+                    pass
+            await made.aclose()
+        peer = Peer(await dial((HOST, port), authority.context()))
+        await peer.ask(wire.header(), OK + modelled(stream).header())
+        await peer.close()
 
 
 async def ask_both(
