@@ -26,9 +26,11 @@ from datastreamer.storage.stream import DataStream
 
 
 async def _obey(
-    link: trio.SocketStream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
+    link: trio.abc.Stream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
 ) -> None:
-    """Do what the parent asks until it asks for the end, or is gone."""
+    """Say that clients are served, and do what the parent asks until it asks for the end, or
+    is gone. Nobody else sends: the parent may ask before a send has returned."""
+    await link.send_all(control.READY)
     waiting = b""
     # Changes that this process was told of; one that restarted in the middle was not.
     begun: set[bytes] = set()
@@ -77,12 +79,11 @@ async def _serve(order: dict[str, Any]) -> None:
         server = Server(stream, max_clients=order["max_clients"], waker=order["waker"], tls=tls)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
-            nursery.start_soon(_obey, link, server, tls, nursery.cancel_scope)
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
                 nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
-            await link.send_all(control.READY)
+            nursery.start_soon(_obey, link, server, tls, nursery.cancel_scope)
 
 
 def main() -> None:

@@ -437,16 +437,20 @@ class Session:
             return
         at = max(self.at, chunk.start)
         rest = chunk.data[at - chunk.start :]
-        sent = len(rest)
         if self.transport.socket_fd is None:
+            sent = len(rest)
+            place = chunk.boundary(at + sent)
+            del chunk  # one that stops reading holds the rest in memory, once
             self.at = at + sent  # on its way: what changes there now concerns this client
             await self.transport.send(rest)
         else:
             sent = self.transport.send_now(rest)
-        self.cursor = chunk.boundary(at + sent)
-        self.at = max(at + sent, self.cursor.offset)
+            place = chunk.boundary(at + sent)
+            del chunk
+        self.cursor = place
+        self.at = max(at + sent, place.offset)
         if sent < len(rest):
-            del chunk, rest  # a client that stops reading holds no entry in memory
+            del rest  # a client that stops reading holds no entry in memory
             await self.transport.wait_writable()
         else:
             await trio.lowlevel.checkpoint()

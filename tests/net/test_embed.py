@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from datastreamer.errors import (
     FileMissing,
@@ -26,8 +27,9 @@ from datastreamer.errors import (
     StreamLocked,
     WrongStreamType,
 )
-from datastreamer.net import embed, process
+from datastreamer.net import child, control, embed, process
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.server import Server
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import append
@@ -550,3 +552,19 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
         assert server.stream.total_entries == 1
         assert not server.drain()
     assert "the server ended" in caplog.text
+
+
+async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
+    """Before the send that tells it that it may has returned; one task answers both."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    number = control.NUMBER.pack(7)
+    with trio.fail_after(PATIENCE):
+        await ours.send_all(control.DRAIN + number + control.MILLISECONDS.pack(0))
+        async with trio.open_nursery() as nursery:
+            server = Server(stream)
+            nursery.start_soon(child._obey, theirs, server, None, nursery.cancel_scope)
+            got = b""
+            while len(got) < 6:
+                got += await ours.receive_some()
+            assert got == control.READY + control.YES + number
+            await ours.aclose()
