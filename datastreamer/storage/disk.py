@@ -59,6 +59,9 @@ class File(Protocol):
     def lock(self) -> bool:
         """Take the writer's lock on this descriptor; False where somebody has it."""
 
+    def unlock(self) -> None:
+        """Give the lock up, for copies of the descriptor too."""
+
     def locked_elsewhere(self) -> bool:
         """Whether another open file holds the writer's lock."""
 
@@ -125,6 +128,12 @@ class OsFile(Descriptor):
             return False
         return True
 
+    def unlock(self) -> None:
+        if _LINUX:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
+        else:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
     def locked_elsewhere(self) -> bool:
         if _LINUX:
             asked = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0)
@@ -157,6 +166,8 @@ class Disk(Protocol):
 
     def unlink(self, path: str) -> None: ...
     def exists(self, path: str) -> bool: ...
+    def beside(self, path: str) -> list[str]:
+        """The paths in the folder of `path` that begin as it does; none where it is no folder."""
 
 
 class OsDisk:
@@ -180,6 +191,14 @@ class OsDisk:
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
+
+    def beside(self, path: str) -> list[str]:
+        folder, name = os.path.split(path)
+        try:
+            found = os.listdir(folder or os.curdir)
+        except OSError:
+            return []
+        return [os.path.join(folder, other) for other in found if other.startswith(name)]
 
     @staticmethod
     def _sync_folder(path: str) -> None:

@@ -20,6 +20,8 @@ offset   size        value
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import secrets
 import struct
 from typing import Final, NamedTuple
@@ -27,6 +29,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from datastreamer.storage.disk import Disk, File
+from datastreamer.storage.newfile import new_file
 
 SUFFIX: Final = ".undo"
 
@@ -92,29 +95,22 @@ class Undo(NamedTuple):
 def put(disk: Disk, path: str, undo: Undo) -> None:
     """Write the journal of the stream file at `path`; on disk, with its name, on return.
 
-    Where it raises, none is left, unless even that fails.
+    Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
+    else none is left where it raises, unless even that fails.
     """
     name = path + SUFFIX
-    temporary = f"{name}.{secrets.token_hex(4)}.new"
-    file = disk.create(temporary)
+    if disk.exists(name):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     try:
-        file.write(undo.pack(), 0)
-        file.sync()
-        disk.publish(temporary, name)
+        with new_file(disk, name) as file:
+            file.write(undo.pack(), 0)
     except FileExistsError:
-        _unlink(disk, temporary)
         raise
     except BaseException:
-        _unlink(disk, temporary)
-        _unlink(disk, name)
+        # It may have its name, and not durably.
+        with contextlib.suppress(OSError):
+            disk.unlink(name)
         raise
-    finally:
-        file.close()
-
-
-def _unlink(disk: Disk, name: str) -> None:
-    with contextlib.suppress(OSError):
-        disk.unlink(name)
 
 
 def find(disk: Disk, path: str) -> Undo | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.disk import Buffer, Disk, File
+from datastreamer.storage.newfile import new_file
 
 
 def keep_beside(
@@ -18,23 +18,13 @@ def keep_beside(
     It is named `path.<time>.<suffix>`. Raises `OSError`; there is no such file then.
     """
     side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
-    saved = disk.create(f"{side}.new")
-    try:
-        try:
-            saved.write(page, 0)
-            offset, at = start, HEADER_PAGE_SIZE
-            while offset < stop:
-                part = file.read(min(PAGE_SIZE, stop - offset), offset)
-                if not part:
-                    break
-                saved.write(part, at)
-                offset, at = offset + len(part), at + len(part)
-            saved.sync()
-        finally:
-            saved.close()
-        disk.publish(f"{side}.new", side)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            disk.unlink(f"{side}.new")
-        raise
+    with new_file(disk, side) as saved:
+        saved.write(page, 0)
+        offset, at = start, HEADER_PAGE_SIZE
+        while offset < stop:
+            part = file.read(min(PAGE_SIZE, stop - offset), offset)
+            if not part:
+                break
+            saved.write(part, at)
+            offset, at = offset + len(part), at + len(part)
     return side

@@ -10,11 +10,10 @@ Owns the copy until it has its name. Writes nothing to the stream and takes no l
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
+import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -26,9 +25,12 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.file import StreamFile, read_page
+from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.reader import doubt
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
 from datastreamer.storage.recovery import NO_HASH, changing
+
+_log = logging.getLogger(__name__)
 
 _TRIES = 10
 _PAUSE_SECONDS = 0.05
@@ -81,7 +83,8 @@ def snapshot(
     on return.
 
     `advance` is told how many bytes of how many are copied; it counts anew when the copy is
-    begun again. `out` appears when it is complete, and never in the place of something.
+    begun again. `out` appears when it is complete, and never in the place of something. What
+    a snapshot to `out` that was killed has left beside it (``OUT.<8 hex digits>.new``) goes.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
     copy cannot be made, `DamagedEntry` where the stream is damaged at its end, and
@@ -91,6 +94,8 @@ def snapshot(
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
+    for name in remove_left_overs(disk, target):
+        _log.info("%s: removed; a snapshot that was killed has left it", name)
     before = b""
     for attempt in range(_TRIES):
         if attempt:
@@ -127,18 +132,9 @@ def _ensure_settled(source: StreamFile, path: str, disk: Disk) -> None:
 def _publish(
     source: StreamFile, target: str, disk: Disk, advance: Callable[[int, int], None]
 ) -> Snapshot:
-    temporary = f"{target}.{secrets.token_hex(4)}.new"
     try:
-        file = disk.create(temporary)
-        try:
-            taken = _copy(source, file, advance)
-            disk.publish(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                disk.unlink(temporary)
-            raise
-        finally:
-            file.close()
+        with new_file(disk, target) as file:
+            return _copy(source, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None
     except FileNotFoundError as error:
@@ -149,7 +145,6 @@ def _publish(
         raise WriteFailed(
             target, f"the snapshot cannot be made: {error.strerror or error}"
         ) from error
-    return taken
 
 
 def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None]) -> Snapshot:
@@ -168,7 +163,6 @@ def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None])
         raise _WrongEndError(what, head.length)
     target.sync()
     target.write(_header_page(header, source.stream_id, epoch), 0)
-    target.sync()
     return Snapshot(header, size, means)
 
 

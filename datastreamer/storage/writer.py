@@ -35,6 +35,7 @@ from datastreamer.storage._commit import STEP_DATA, CommitStepFailed, StreamEnd
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import StreamFile, open_file, os_error, read_page
 from datastreamer.storage.journal import Undo
+from datastreamer.storage.newfile import new_file
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import (
     NO_HASH,
@@ -148,7 +149,6 @@ class StreamWriter(StreamFile):
         name = os.fspath(path)
         if disk.exists(name):
             raise FileExists(name, "exists already; a stream is never created over something")
-        temporary = f"{name}.{secrets.token_hex(4)}.new"
         boot = boot_id()
         page = records.new_page(header)
         stream_id = secrets.token_bytes(16)
@@ -157,18 +157,9 @@ class StreamWriter(StreamFile):
             page, CommitRecord(stream_id, 0, boot, empty, empty, empty, NO_HASH, NO_HASH)
         )
         try:
-            file = disk.create(temporary)
-            try:
+            with new_file(disk, name) as file:
                 file.resize(HEADER_PAGE_SIZE + PAGE_SIZE)
                 file.write(page, 0)
-                file.sync()
-                disk.publish(temporary, name)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    disk.unlink(temporary)
-                raise
-            finally:
-                file.close()
         except FileExistsError:
             raise FileExists(name, "exists already; a stream is never created over it") from None
         except OSError as error:
@@ -248,14 +239,16 @@ class StreamWriter(StreamFile):
         side = keep_beside(
             self._disk, self.path, "cut", self._page, self.file, cut.length, kept.length
         )
+        in_doubt = record != records.get_record(self._page)
         _log.warning(
-            "%s: entries %d to %d (bytes %d to %d) did not reach the disk before the power cut; "
+            "%s: entries %d to %d (bytes %d to %d) did not reach the disk %s; "
             "the stream goes back to %d entries; the header page and those bytes are kept in %s",
             self.path,
             cut.entries,
             kept.entries - 1,
             cut.length,
             kept.length,
+            "after a sync that failed" if in_doubt else "before the power cut",
             cut.entries,
             side,
         )

@@ -128,9 +128,12 @@ def test_the_lock_is_the_open_file_s(file: OsFile, path: Path) -> None:
     file.close()
     looking.close()
     assert not two.lock()
-    one.close()
+    one.unlock()
     assert two.lock()
+    assert not one.lock()
     two.close()
+    assert one.lock()
+    one.close()
 
 
 def test_create_replaces_nothing(path: Path) -> None:

@@ -156,6 +156,27 @@ def test_the_last_commit_had_not(
     assert header_of(path)[-2:] == (start, 4)
 
 
+def test_a_sync_that_failed_and_was_not_got_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No power was cut, and nothing says so; the bytes that the system lost are named."""
+    path = make(tmp_path / "s.bin", ONE)
+    content, record = bytearray(path.read_bytes()), record_of(path)
+    head = record.after
+    lost = Head(head.length + 100, head.entries + 1)
+    records.put_doubt(content, record._replace(mid=lost, after=lost, first_hash=1))
+    path.write_bytes(content)
+    with DataStream.open(path, index="memory") as stream:
+        assert items(stream) == ONE
+    (side,) = sides(path)
+    (told,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert told.getMessage().startswith(
+        f"{path}: entries 2 to 2 (bytes {head.length} to {lost.length}) did not reach the disk "
+        f"after a sync that failed; the stream goes back to 2 entries"
+    )
+    assert str(side) in told.getMessage()
+
+
 def test_the_last_byte_of_an_entry_that_is_zero_anyway(tmp_path: Path) -> None:
     """Nothing was lost that anybody could tell."""
     found = in_the_middle(tmp_path, ONE, [(1, b"ends in a zero\0")])

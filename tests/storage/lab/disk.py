@@ -435,6 +435,9 @@ class Process(Disk):
     def exists(self, path: str) -> bool:
         return path in self.disk.names()
 
+    def beside(self, path: str) -> list[str]:
+        return [name for name in self.disk.names() if name.startswith(path)]
+
     def _sync_folder(self) -> None:
         self.step("sync folder")
         self.disk.sync_folder()
