@@ -20,7 +20,7 @@ import pytest
 from bench.measure import Done, Latencies
 from datastreamer import DataStream
 from datastreamer.storage.bookmarks._pairs import Merged, Pairs
-from datastreamer.storage.writer import SyncPolicy
+from datastreamer.storage.durable import SyncPolicy
 from datastreamer.zkevm.keys import raw_key
 
 Versus = Callable[..., None]

@@ -18,8 +18,8 @@ from datastreamer.errors import ServerFailed, StreamClosed
 from datastreamer.net.listen import Hosts, name_of, open_listeners
 from datastreamer.net.process import ServingProcess
 from datastreamer.net.tls import ServerTLS
+from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, IndexName, PathLike
-from datastreamer.storage.writer import SyncPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -171,12 +171,12 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
 def longest_whole(file: File, record: CommitRecord) -> Head:
     """The farthest of the record's heads that the bytes in the file reach whole."""
     base, mid, after = record.base, record.mid, record.after
-    if not _is_whole(file, base, mid, record.first_hash):
+    if not is_whole(file, base, mid, record.first_hash):
         return base
-    return after if _is_whole(file, mid, after, record.second_hash) else mid
+    return after if is_whole(file, mid, after, record.second_hash) else mid
 
 
-def _is_whole(file: File, start: Head, stop: Head, expected: int) -> bool:
+def is_whole(file: File, start: Head, stop: Head, expected: int) -> bool:
     hasher = xxh3_64()
     return hash_entries(file, start, stop, hasher) and hasher.intdigest() == expected
 

@@ -46,11 +46,12 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
+from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.mounts import ensure_local
 from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Head
-from datastreamer.storage.writer import PendingCommit, StreamWriter, SyncPolicy
+from datastreamer.storage.writer import PendingCommit, StreamWriter
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")

@@ -414,9 +414,9 @@ def test_the_very_first_commit_is_lost(tmp_path: Path) -> None:
 
 def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros mean unknown: then every open judges."""
-    from datastreamer.storage import file, writer
+    from datastreamer.storage import file, owned, writer
 
-    for module in (file, writer):
+    for module in (file, owned, writer):
         monkeypatch.setattr(module, "boot_id", lambda: bytes(16))
     found = in_the_middle(tmp_path, ONE, TWO)
     base, _, after = record_of(found)[3:6]

@@ -27,6 +27,7 @@ from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, StreamFileError, UnknownBookmark, WriteFailed
 from datastreamer.storage import file as file_module
+from datastreamer.storage import owned as owned_module
 from datastreamer.storage import record as records
 from datastreamer.storage import room
 from datastreamer.storage import writer as writer_module
@@ -577,7 +578,7 @@ _WORD = struct.Struct(">QI")
 def booted(boot: Callable[[], bytes]) -> Iterator[None]:
     """The core takes `boot()` for the running system's id."""
     with contextlib.ExitStack() as patches:
-        for module in (file_module, writer_module):
+        for module in (file_module, owned_module, writer_module):
             patches.enter_context(mock.patch.object(module, "boot_id", boot))
         yield
 

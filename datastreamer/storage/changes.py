@@ -1,0 +1,160 @@
+"""Changes of what is committed: truncation, an update in place, entries that are given up.
+
+Owns the order of their steps: a crash in the middle of one leaves the old or the new, and
+readers tell by the epoch that entries were taken back or changed. The reasons stand in
+``docs/FILE.md``. Knows nothing of commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
+from datastreamer.storage import journal
+from datastreamer.storage import record as records
+from datastreamer.storage.disk import Disk, File
+from datastreamer.storage.durable import DurableFile
+from datastreamer.storage.file import read_page
+from datastreamer.storage.journal import Undo
+from datastreamer.storage.owned import refused
+from datastreamer.storage.record import Head
+from datastreamer.storage.recovery import read_header
+
+_log = logging.getLogger(__name__)
+
+
+class ChangeableFile(DurableFile):
+    """A stream file in which what is committed can be taken back or changed."""
+
+    def truncate(self, number: int, offset: int) -> None:
+        """Cut back to `number` entries, which end at `offset`; durable on return."""
+        with self.alone():
+            self.ensure_writable()
+            self.sync()
+            self._change(lambda: None, Head(offset, number))
+
+    def update(self, offset: int, old: bytes, new: bytes) -> None:
+        """Replace the `old` bytes of an entry's data at `offset`; durable on return, and
+        after a crash the one or the other."""
+        with self.alone():
+            self.ensure_writable()
+            self.sync()
+            # No range of the record may cover what is about to change: a power cut would
+            # take its hash for lost bytes.
+            try:
+                self.file.sync()
+            except OSError as error:
+                self._fail(error)
+                raise WriteFailed(self.path, refused(error)) from error
+            undo = Undo(self.stream_id, self.epoch, self.header.pack(), offset, old, new)
+            self.end.unfinished = True
+            try:
+                journal.put(self._disk, self._place, undo)
+            except OSError as error:
+                if self._disk.exists(self._place + journal.SUFFIX):
+                    # The next open would take it for an update that was cut off.
+                    self._failure = f"{refused(error)}; open the stream again to go on"
+                    raise CommitInDoubt(self.path, self._failure) from error
+                self.end.unfinished = False
+                raise WriteFailed(self.path, refused(error)) from error
+            self._change(
+                lambda: self.file.write(new, offset),
+                self.head,
+                lambda: journal.remove(self._disk, self._place),
+            )
+
+    def give_up(self, head: Head) -> EntriesLost:
+        """Go back to `head`, behind which the entries could not be brought to disk."""
+        with self.alone():
+            loss = EntriesLost(self.path, head.entries, self.written.entries)
+            self._losses.append((self.end.durable, self.commits, loss))
+            self._failure, self._mendable, self._gone_from = None, False, None
+            self.untold = False
+            self._change(lambda: None, head)
+            self.end.durable = self.commits
+            with contextlib.suppress(OSError):
+                self._forget_doubt()
+            _log.error("%s", loss)
+            return loss
+
+    def _change(
+        self,
+        write: Callable[[], None],
+        head: Head,
+        clean_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Raise the epoch around a change of what was committed; `clean_up` once it is on disk."""
+        with self.reader.changing():
+            self._change_held(write, head, clean_up)
+        self._wake_all()
+
+    def _change_held(
+        self, write: Callable[[], None], head: Head, clean_up: Callable[[], None]
+    ) -> None:
+        self.end.unfinished = True
+        self.epoch += 1
+        header = self._header_at(head)
+        try:
+            records.put_header(self._page, header)
+            self._put_record(head)
+            self._write_header()
+            write()
+            self.file.sync()
+            self._put_synced(head)
+            records.put_mark(self._page, self.epoch, head)
+            self._write_back()
+            clean_up()
+        except OSError as error:
+            # Half done, maybe; what is to be believed is for the next open to say.
+            self._failure = (
+                f"{refused(error)} in the middle of a truncation or update; open the stream again"
+            )
+            self.end.limit = -1
+            self.end.unfinished = False
+            raise CommitInDoubt(self.path, self._failure) from error
+        self.end.written = head
+        self.end.all_on_disk(head)
+        self.reader.head = head
+        self.end.unfinished = False
+
+
+def undo_update(disk: Disk, file: File, path: str) -> bool:
+    """Put back what an update that a crash cut off has overwritten; True if there was one."""
+    if not disk.exists(path + journal.SUFFIX):
+        return False
+    undo = journal.find(disk, path)
+    if undo is None:
+        # The update had not begun.
+        journal.remove(disk, path)
+        return False
+    page = read_page(file)
+    record = records.get_record(page)
+    same = (
+        record is not None
+        and record.stream_id == undo.stream_id
+        and undo.epoch <= record.epoch <= undo.epoch + 1
+        and read_header(page, path).pack() == undo.header
+    )
+    found = undo.standing(file) if same else None
+    if found is None:
+        _log.warning(
+            "%s: the journal of an update does not fit the file, which was changed since; it is "
+            "kept as %s",
+            path,
+            journal.set_aside(disk, path),
+        )
+        return False
+    # Also where they stand there: an open before this one may have put them back, and failed
+    # to bring them to disk.
+    file.write(undo.old, undo.offset)
+    file.sync()
+    _log.warning(
+        "%s: a crash cut off an update; the %d bytes at %d are as before it",
+        path,
+        len(undo.old),
+        undo.offset,
+    )
+    journal.remove(disk, path)
+    return True
