@@ -15,7 +15,8 @@ from datastreamer.cli.outcome import Failure
 from datastreamer.errors import FileMissing
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.storage.durable import SyncPolicy
-from datastreamer.storage.stream import DataStream, IndexName
+from datastreamer.storage.stream import DataStream
+from datastreamer.storage.view import IndexName
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from datastreamer.net.listen import Hosts, name_of, open_listeners
 from datastreamer.net.process import ServingProcess
 from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.durable import SyncPolicy
-from datastreamer.storage.stream import DataStream, IndexName, PathLike
+from datastreamer.storage.stream import DataStream, PathLike
+from datastreamer.storage.view import IndexName
 
 _log = logging.getLogger(__name__)
 

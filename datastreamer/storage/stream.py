@@ -11,150 +11,48 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Literal, TypeVar
 
-from xxhash import xxh3_64
-
-from datastreamer._codec import Entry, EntryBatch
-from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
-    BadBookmark,
     BadEntryType,
-    BadRange,
-    DamagedEntry,
     EntriesLost,
     FileMissing,
     NoOperation,
-    NotFound,
     OperationOpen,
-    StreamClosed,
     StreamReadOnly,
-    UnknownBookmark,
     UnknownEntry,
     UpdateRefused,
     WriteFailed,
 )
-from datastreamer.format import (
-    ENTRY_HEAD_SIZE,
-    MAX_BOOKMARK_SIZE,
-    PAGE_SIZE,
-    TYPE_BOOKMARK,
-    U64_MAX,
-    Header,
-)
+from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.storage.bookmarks.base import opener
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer, Disk
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.mounts import ensure_local
-from datastreamer.storage.reader import Reader, cut_back
+from datastreamer.storage.operation import AtomicOp
+from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Head
+from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.writer import PendingCommit, StreamWriter
 
-IndexName = Literal["lmdb", "memory"] | str
-T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]
 
 _open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
 
 
-class AtomicOp(EntryPacker):
-    """One atomic operation: what is added here becomes visible together, or not at all.
-
-    A context manager: leaving it commits, an exception rolls back. `add_entry`,
-    `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
-    """
-
-    __slots__ = (
-        "_committing",
-        "_failures",
-        "_hashed_from",
-        "_hasher",
-        "_placed",
-        "_start",
-        "_stream",
-    )
-
-    def __init__(self, stream: DataStream) -> None:
-        super().__init__()
-        self._stream = stream
-        # True from the begin of a commit until the caller is about to be told of its end.
-        self._committing = False
-        # Where it begins, and how many syncs had failed by then.
-        self._start = Head()
-        self._failures = 0
-        # The running hash over what was spilled, from which head, and up to where.
-        self._hasher: xxh3_64 | None = None
-        self._hashed_from = self._placed = Head()
-
-    def __enter__(self) -> AtomicOp:
-        self._stream.start_atomic_op()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self.is_open:
-            return  # ended by hand inside the block
-        if kind is not None:
-            self._stream.rollback_atomic_op()
-            return
-        try:
-            self._stream.commit_atomic_op()
-        except BaseException:
-            self.close()
-            raise
-
-    def commit(self, *, wait: bool = True) -> PendingCommit | None:
-        """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
-        return self._stream.commit_atomic_op(wait=wait)
-
-    def spill(self) -> None:
-        """A huge operation: write what has piled up to its place, still unseen."""
-        file = self._stream._writer()
-        with file.alone():
-            if self._hasher is None:
-                self._hasher, self._hashed_from = file.hasher(), file.hashed_from
-            spans = self.entry_spans()
-            file.place(self)
-            for part in spans:
-                self._hasher.update(part)
-            self._placed = Head(self.total_length, self.next_number)
-            self.drain()
-
-    def _hash_of_placed(self) -> xxh3_64:
-        """The hash up to what `spill` has written; with the writer's lock held."""
-        file = self._stream._writer()
-        assert self._hasher is not None
-        if self._hashed_from != file.hashed_from:
-            self._hasher = file.hasher_after_sync(self._placed)
-            self._hashed_from = file.hashed_from
-        return self._hasher
-
-
-class DataStream:
+class DataStream(StreamView):
     """A stream file with its bookmark index.
 
     Made by `create`, `open` or `open_or_create`; a context manager that closes it.
     """
 
     def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
-        self._file = file
+        super().__init__(file, index, follow=follow)
         self._written = file if isinstance(file, StreamWriter) else None
-        self._follows = follow
-        self._index = index
-        # The index may be opened late, when the process works in another folder.
-        self._index_path = os.path.abspath(file.path)
         # Called before each commit; what it raises keeps the commit from being written.
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
-        self._keeper: BookmarkKeeper | None = None
         self._on_change: list[ChangeCallback] = []
         # Operations that were committed and are to be seen once they are on disk.
         self._unseen: deque[tuple[list[tuple[bytes, int]], int, Head]] = deque()
@@ -256,90 +154,6 @@ class DataStream:
                 sync=sync,
                 index=index,
             )
-
-    # What it is.
-
-    @property
-    def path(self) -> str:
-        return self._file.path
-
-    @property
-    def header(self) -> Header:
-        """The header as it is committed and visible."""
-        return self._file.header
-
-    @property
-    def total_entries(self) -> int:
-        """The number of committed entries that can be seen.
-
-        The next one's number, unless operations wait to be on disk that were committed
-        with ``wait=False`` under the sync policy "commit".
-        """
-        return self._file.head.entries
-
-    @property
-    def sync_policy(self) -> SyncPolicy:
-        """ "commit", "os", or milliseconds; may be set while the stream is open.
-
-        Setting it to "commit" syncs first.
-        """
-        return self._writer().policy
-
-    @sync_policy.setter
-    def sync_policy(self, sync: SyncPolicy) -> None:
-        _check_policy(sync)
-        self._ensure_open()
-        self._writer().policy = sync
-
-    @property
-    def stream_id(self) -> bytes:
-        """16 random bytes made with the stream; zeros for a file from elsewhere."""
-        return self._file.stream_id
-
-    @property
-    def epoch(self) -> int:
-        """Raised by every truncation, update and recovery that took entries back."""
-        return self._file.epoch
-
-    @property
-    def index_name(self) -> str:
-        """The bookmark index's backend."""
-        return self._index
-
-    @property
-    def changing(self) -> bool:
-        """Whether a writer elsewhere is taking back or changing entries, as `refresh` saw it."""
-        return self._file.changing
-
-    @property
-    def writable(self) -> bool:
-        return self._file.writable
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    @property
-    def reader(self) -> Reader:
-        """Positions, spans and runs of the committed file: what a server sends from."""
-        return self._file.reader
-
-    @property
-    def file_size(self) -> int:
-        """The file's size in bytes, preallocated pages included."""
-        return self._file.file.size()
-
-    def new_reader(self) -> Reader:
-        """A view of the file with a head of its own, which its owner moves."""
-        return Reader(self._file.file, self.path, self._file.head)
-
-    def fileno(self) -> int:
-        """The stream file's descriptor; good for reading until `close`."""
-        return self._file.file.fileno()
-
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.total_entries} entries"
-        return f"<DataStream {self.path!r}: {state}>"
 
     # Atomic operations.
 
@@ -483,6 +297,40 @@ class DataStream:
         else:
             keeper.passed(start, head, synced)
 
+    def rollback_atomic_op(self) -> None:
+        """Forget the open operation. Raises `NoOperation`."""
+        self._ensure_open()
+        if not self._op.is_open:
+            raise NoOperation("no atomic operation is open")
+        self._op.close()
+
+    # Syncs.
+
+    @property
+    def sync_policy(self) -> SyncPolicy:
+        """ "commit", "os", or milliseconds; may be set while the stream is open.
+
+        Setting it to "commit" syncs first.
+        """
+        return self._writer().policy
+
+    @sync_policy.setter
+    def sync_policy(self, sync: SyncPolicy) -> None:
+        _check_policy(sync)
+        self._ensure_open()
+        self._writer().policy = sync
+
+    def sync(self) -> None:
+        """Return when all that is committed is on disk, whatever the policy.
+
+        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`.
+        """
+        self._ensure_open()
+        file = self._writer()
+        if file.failed:
+            self._mend()
+        file.sync()
+
     def _settled(self) -> None:
         """More is on disk than before; with the writer's lock held, from any thread."""
         head, unseen = self._file.head, self._unseen
@@ -504,160 +352,19 @@ class DataStream:
             self._unseen.clear()
         raise loss
 
-    def rollback_atomic_op(self) -> None:
-        """Forget the open operation. Raises `NoOperation`."""
-        self._ensure_open()
-        if not self._op.is_open:
-            raise NoOperation("no atomic operation is open")
-        self._op.close()
+    def add_waker(self, fd: int, *, inside: bool = False) -> None:
+        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit.
 
-    def sync(self) -> None:
-        """Return when all that is committed is on disk, whatever the policy.
-
-        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`.
+        `inside` is for a reader in this process, which looks at this object: it is woken
+        when `total_entries` shows the commit, and not as soon as the file does.
         """
-        self._ensure_open()
-        file = self._writer()
-        if file.failed:
-            self._mend()
-        file.sync()
+        if self._written is not None:
+            self._written.add_waker(fd, inside=inside)
 
-    # Reading.
-
-    def entry(self, number: int) -> Entry:
-        """The committed entry `number`. Raises `UnknownEntry`."""
-        self._ensure_open()
-        return self._unchanged(lambda: self._file.reader.entry(number))
-
-    def _unchanged(self, read: Callable[[], T]) -> T:
-        """What `read()` gives while nobody takes entries back or changes them."""
-        while True:
-            changes = self._file.reader.changes
-            try:
-                found = read()
-            except (DamagedEntry, NotFound):
-                if not self._was_changed(changes):
-                    raise
-                continue
-            if not self._was_changed(changes):
-                return found
-
-    def _was_changed(self, changes: int) -> bool:
-        """Whether entries were taken back or changed since `reader.changes` was `changes`."""
-        if self._follows and self._file.outdated():
-            self.refresh()
-            return True
-        return self._file.reader.changes != changes
-
-    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
-        """The committed entries from `start` up to, not including, `stop` (None: the head)."""
-        for batch in self.batches(start, stop):
-            yield from batch
-
-    def batches(
-        self, start: int = 0, stop: int | None = None, *, max_bytes: int = PAGE_SIZE
-    ) -> Iterator[EntryBatch]:
-        """The same entries in runs of about `max_bytes` of file, without an object each."""
-        self._ensure_open()
-        return self._while_open(self._file.reader.batches(start, stop, max_bytes), start)
-
-    def _while_open(self, batches: Iterator[EntryBatch], number: int) -> Iterator[EntryBatch]:
-        changes = self._file.reader.changes
-        while True:
-            self._ensure_open()
-            try:
-                batch = next(batches, None)
-            except DamagedEntry:
-                if self._was_changed(changes):
-                    raise cut_back(number) from None
-                raise
-            if batch is None:
-                return
-            # In this process the reader knows what was changed, and has looked.
-            if self._follows and self._was_changed(changes):
-                raise cut_back(number)
-            number = batch.next_number
-            yield batch
-
-    def bookmark(self, key: bytes) -> int:
-        """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
-        self._ensure_open()
-        if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
-            raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
-        keeper, doubts = self._bookmarks(), 0
-        while doubts < 3:
-            changes = self._file.reader.changes
-            try:
-                number = keeper.newest(key)
-                if number is None:
-                    raise UnknownBookmark(key)
-                if self._stands_at(key, number):
-                    return number
-            except DamagedEntry:
-                if not self._was_changed(changes):
-                    raise
-                continue
-            # The stream was cut back meanwhile, or the index is wrong.
-            if not (self._follows and self.refresh()):
-                doubts += keeper.distrust(key, number)
-        raise UnknownBookmark(key)
-
-    def _stands_at(self, key: bytes, number: int) -> bool:
-        try:
-            packed = self._file.reader.packed(number)
-        except UnknownEntry:
-            return False
-        kind = int.from_bytes(packed[5:9], "big")
-        return kind == TYPE_BOOKMARK and packed[ENTRY_HEAD_SIZE:] == key
-
-    def first_event_after_bookmark(self, key: bytes) -> Entry:
-        """The first entry at or after the bookmark's that is no bookmark itself.
-
-        Raises `UnknownBookmark`, also where no event follows until the end.
-        """
-        entry = self._unchanged(lambda: self._file.reader.first_event(self.bookmark(key)))
-        if entry is None:
-            raise UnknownBookmark(key, f"no event follows the bookmark 0x{key.hex()}")
-        return entry
-
-    def data_between_bookmarks(self, first: bytes, last: bytes) -> bytes:
-        """The data of the events from `first` up to `last`, joined.
-
-        Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
-        """
-        return self._unchanged(lambda: self._between(first, last))
-
-    def _between(self, first: bytes, last: bytes) -> bytes:
-        start, stop = self.bookmark(first), self.bookmark(last)
-        if start > stop:
-            raise BadRange(
-                f"bookmark 0x{last.hex()} (entry {stop}) stands before 0x{first.hex()} "
-                f"(entry {start})"
-            )
-        parts = []
-        for batch in self._file.reader.batches(start, stop):
-            for at, kind in enumerate(batch.types):
-                if kind != TYPE_BOOKMARK:
-                    parts.append(batch.data(at))
-        return b"".join(parts)
-
-    @property
-    def bookmarks(self) -> BookmarkKeeper:
-        """The stream's bookmarks as a whole: their number, how far the index goes."""
-        return self._bookmarks()
-
-    def _bookmarks(self) -> BookmarkKeeper:
-        if self._keeper is None:
-            self._keeper = BookmarkKeeper(
-                self._index,
-                self._index_path,
-                self._file.file,
-                self._file.reader,
-                write=self._file.writable,
-                stream_id=self._file.stream_id,
-                epoch=lambda: self._file.epoch,
-            )
-        return self._keeper
+    def remove_waker(self, fd: int) -> None:
+        """Nothing is written to `fd` any more when this returns."""
+        if self._written is not None:
+            self._written.remove_waker(fd)
 
     # Changing what is committed.
 
@@ -731,39 +438,12 @@ class DataStream:
         self._on_change.append(callback)
         return lambda: self._on_change.remove(callback)
 
-    # Following.
-
-    def refresh(self) -> bool:
-        """Look for what another process has committed; True if the stream moved."""
-        self._ensure_open()
-        if not self._follows:
-            return False
-        return self._file.refresh()
-
-    def add_waker(self, fd: int, *, inside: bool = False) -> None:
-        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit.
-
-        `inside` is for a reader in this process, which looks at this object: it is woken
-        when `total_entries` shows the commit, and not as soon as the file does.
-        """
-        if self._written is not None:
-            self._written.add_waker(fd, inside=inside)
-
-    def remove_waker(self, fd: int) -> None:
-        """Nothing is written to `fd` any more when this returns."""
-        if self._written is not None:
-            self._written.remove_waker(fd)
-
     # The end.
 
     def _writer(self) -> StreamWriter:
         if self._written is not None:
             return self._written
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
-
-    def _ensure_open(self) -> None:
-        if self._file.closed:
-            raise StreamClosed(f"{self.path}: the stream is closed")
 
     def close(self) -> None:
         """Roll back what is open, sync, and give up the file. Idempotent."""

@@ -18,8 +18,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from datastreamer.storage import file as file_module
 from datastreamer.storage import recovery
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.record import Head, get_record
-from datastreamer.storage.stream import AtomicOp
 from datastreamer.storage.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.cuts import Crash, Trouble

@@ -1,0 +1,96 @@
+"""One atomic operation: entries that become visible together, or not at all.
+
+Owns what was added and not committed yet, and the hash of what a huge operation has already
+written to its place. What makes it part of the stream is `stream.py`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64
+
+from datastreamer._packer import EntryPacker
+from datastreamer.storage.record import Head
+from datastreamer.storage.writer import PendingCommit
+
+if TYPE_CHECKING:
+    from datastreamer.storage.stream import DataStream
+
+
+class AtomicOp(EntryPacker):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    A context manager: leaving it commits, an exception rolls back. `add_entry`,
+    `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
+    """
+
+    __slots__ = (
+        "_committing",
+        "_failures",
+        "_hashed_from",
+        "_hasher",
+        "_placed",
+        "_start",
+        "_stream",
+    )
+
+    def __init__(self, stream: DataStream) -> None:
+        super().__init__()
+        self._stream = stream
+        # True from the begin of a commit until the caller is about to be told of its end.
+        self._committing = False
+        # Where it begins, and how many syncs had failed by then.
+        self._start = Head()
+        self._failures = 0
+        # The running hash over what was spilled, from which head, and up to where.
+        self._hasher: xxh3_64 | None = None
+        self._hashed_from = self._placed = Head()
+
+    def __enter__(self) -> AtomicOp:
+        self._stream.start_atomic_op()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.is_open:
+            return  # ended by hand inside the block
+        if kind is not None:
+            self._stream.rollback_atomic_op()
+            return
+        try:
+            self._stream.commit_atomic_op()
+        except BaseException:
+            self.close()
+            raise
+
+    def commit(self, *, wait: bool = True) -> PendingCommit | None:
+        """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
+        return self._stream.commit_atomic_op(wait=wait)
+
+    def spill(self) -> None:
+        """A huge operation: write what has piled up to its place, still unseen."""
+        file = self._stream._writer()
+        with file.alone():
+            if self._hasher is None:
+                self._hasher, self._hashed_from = file.hasher(), file.hashed_from
+            spans = self.entry_spans()
+            file.place(self)
+            for part in spans:
+                self._hasher.update(part)
+            self._placed = Head(self.total_length, self.next_number)
+            self.drain()
+
+    def _hash_of_placed(self) -> xxh3_64:
+        """The hash up to what `spill` has written; with the writer's lock held."""
+        file = self._stream._writer()
+        assert self._hasher is not None
+        if self._hashed_from != file.hashed_from:
+            self._hasher = file.hasher_after_sync(self._placed)
+            self._hashed_from = file.hashed_from
+        return self._hasher

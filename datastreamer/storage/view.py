@@ -1,0 +1,269 @@
+"""A stream as it is read: what it says of itself, its entries, its bookmarks.
+
+Owns how a question is answered while entries are taken back or changed under it, by this
+process or another. Writes nothing; `stream.py` does. Any number of threads may ask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeVar
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import (
+    BadBookmark,
+    BadRange,
+    DamagedEntry,
+    NotFound,
+    StreamClosed,
+    UnknownBookmark,
+    UnknownEntry,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    MAX_BOOKMARK_SIZE,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    Header,
+)
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.file import StreamFile
+from datastreamer.storage.reader import Reader, cut_back
+
+IndexName = Literal["lmdb", "memory"] | str
+T = TypeVar("T")
+
+
+class StreamView:
+    """A stream file with its bookmark index, as far as it is read."""
+
+    def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
+        self._file = file
+        self._follows = follow
+        self._index = index
+        # The index may be opened late, when the process works in another folder.
+        self._index_path = os.path.abspath(file.path)
+        self._keeper: BookmarkKeeper | None = None
+
+    # What it is.
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def header(self) -> Header:
+        """The header as it is committed and visible."""
+        return self._file.header
+
+    @property
+    def total_entries(self) -> int:
+        """The number of committed entries that can be seen.
+
+        The next one's number, unless operations wait to be on disk that were committed
+        with ``wait=False`` under the sync policy "commit".
+        """
+        return self._file.head.entries
+
+    @property
+    def stream_id(self) -> bytes:
+        """16 random bytes made with the stream; zeros for a file from elsewhere."""
+        return self._file.stream_id
+
+    @property
+    def epoch(self) -> int:
+        """Raised by every truncation, update and recovery that took entries back."""
+        return self._file.epoch
+
+    @property
+    def index_name(self) -> str:
+        """The bookmark index's backend."""
+        return self._index
+
+    @property
+    def changing(self) -> bool:
+        """Whether a writer elsewhere is taking back or changing entries, as `refresh` saw it."""
+        return self._file.changing
+
+    @property
+    def writable(self) -> bool:
+        return self._file.writable
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    @property
+    def reader(self) -> Reader:
+        """Positions, spans and runs of the committed file: what a server sends from."""
+        return self._file.reader
+
+    @property
+    def file_size(self) -> int:
+        """The file's size in bytes, preallocated pages included."""
+        return self._file.file.size()
+
+    def new_reader(self) -> Reader:
+        """A view of the file with a head of its own, which its owner moves."""
+        return Reader(self._file.file, self.path, self._file.head)
+
+    def fileno(self) -> int:
+        """The stream file's descriptor; good for reading until `close`."""
+        return self._file.file.fileno()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.total_entries} entries"
+        return f"<DataStream {self.path!r}: {state}>"
+
+    def _ensure_open(self) -> None:
+        if self._file.closed:
+            raise StreamClosed(f"{self.path}: the stream is closed")
+
+    # Entries.
+
+    def entry(self, number: int) -> Entry:
+        """The committed entry `number`. Raises `UnknownEntry`."""
+        self._ensure_open()
+        return self._unchanged(lambda: self._file.reader.entry(number))
+
+    def _unchanged(self, read: Callable[[], T]) -> T:
+        """What `read()` gives while nobody takes entries back or changes them."""
+        while True:
+            changes = self._file.reader.changes
+            try:
+                found = read()
+            except (DamagedEntry, NotFound):
+                if not self._was_changed(changes):
+                    raise
+                continue
+            if not self._was_changed(changes):
+                return found
+
+    def _was_changed(self, changes: int) -> bool:
+        """Whether entries were taken back or changed since `reader.changes` was `changes`."""
+        if self._follows and self._file.outdated():
+            self.refresh()
+            return True
+        return self._file.reader.changes != changes
+
+    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+        """The committed entries from `start` up to, not including, `stop` (None: the head)."""
+        for batch in self.batches(start, stop):
+            yield from batch
+
+    def batches(
+        self, start: int = 0, stop: int | None = None, *, max_bytes: int = PAGE_SIZE
+    ) -> Iterator[EntryBatch]:
+        """The same entries in runs of about `max_bytes` of file, without an object each."""
+        self._ensure_open()
+        return self._while_open(self._file.reader.batches(start, stop, max_bytes), start)
+
+    def _while_open(self, batches: Iterator[EntryBatch], number: int) -> Iterator[EntryBatch]:
+        changes = self._file.reader.changes
+        while True:
+            self._ensure_open()
+            try:
+                batch = next(batches, None)
+            except DamagedEntry:
+                if self._was_changed(changes):
+                    raise cut_back(number) from None
+                raise
+            if batch is None:
+                return
+            # In this process the reader knows what was changed, and has looked.
+            if self._follows and self._was_changed(changes):
+                raise cut_back(number)
+            number = batch.next_number
+            yield batch
+
+    # Bookmarks.
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
+        self._ensure_open()
+        if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
+            raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+        keeper, doubts = self._bookmarks(), 0
+        while doubts < 3:
+            changes = self._file.reader.changes
+            try:
+                number = keeper.newest(key)
+                if number is None:
+                    raise UnknownBookmark(key)
+                if self._stands_at(key, number):
+                    return number
+            except DamagedEntry:
+                if not self._was_changed(changes):
+                    raise
+                continue
+            # The stream was cut back meanwhile, or the index is wrong.
+            if not (self._follows and self.refresh()):
+                doubts += keeper.distrust(key, number)
+        raise UnknownBookmark(key)
+
+    def _stands_at(self, key: bytes, number: int) -> bool:
+        try:
+            packed = self._file.reader.packed(number)
+        except UnknownEntry:
+            return False
+        kind = int.from_bytes(packed[5:9], "big")
+        return kind == TYPE_BOOKMARK and packed[ENTRY_HEAD_SIZE:] == key
+
+    def first_event_after_bookmark(self, key: bytes) -> Entry:
+        """The first entry at or after the bookmark's that is no bookmark itself.
+
+        Raises `UnknownBookmark`, also where no event follows until the end.
+        """
+        entry = self._unchanged(lambda: self._file.reader.first_event(self.bookmark(key)))
+        if entry is None:
+            raise UnknownBookmark(key, f"no event follows the bookmark 0x{key.hex()}")
+        return entry
+
+    def data_between_bookmarks(self, first: bytes, last: bytes) -> bytes:
+        """The data of the events from `first` up to `last`, joined.
+
+        Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
+        """
+        return self._unchanged(lambda: self._between(first, last))
+
+    def _between(self, first: bytes, last: bytes) -> bytes:
+        start, stop = self.bookmark(first), self.bookmark(last)
+        if start > stop:
+            raise BadRange(
+                f"bookmark 0x{last.hex()} (entry {stop}) stands before 0x{first.hex()} "
+                f"(entry {start})"
+            )
+        parts = []
+        for batch in self._file.reader.batches(start, stop):
+            for at, kind in enumerate(batch.types):
+                if kind != TYPE_BOOKMARK:
+                    parts.append(batch.data(at))
+        return b"".join(parts)
+
+    @property
+    def bookmarks(self) -> BookmarkKeeper:
+        """The stream's bookmarks as a whole: their number, how far the index goes."""
+        return self._bookmarks()
+
+    def _bookmarks(self) -> BookmarkKeeper:
+        if self._keeper is None:
+            self._keeper = BookmarkKeeper(
+                self._index,
+                self._index_path,
+                self._file.file,
+                self._file.reader,
+                write=self._file.writable,
+                stream_id=self._file.stream_id,
+                epoch=lambda: self._file.epoch,
+            )
+        return self._keeper
+
+    # Following.
+
+    def refresh(self) -> bool:
+        """Look for what another process has committed; True if the stream moved."""
+        self._ensure_open()
+        if not self._follows:
+            return False
+        return self._file.refresh()
