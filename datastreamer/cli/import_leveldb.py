@@ -26,7 +26,7 @@ from datastreamer.cli.progress import Progress
 from datastreamer.cli.reindex import rebuild
 from datastreamer.errors import FileMissing, UnknownBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, TYPE_BOOKMARK
-from datastreamer.storage.bookmarks import keeper
+from datastreamer.storage import bookmarks
 from datastreamer.storage.bookmarks.leveldb import ReferenceBookmarks, database_folder
 from datastreamer.storage.stream import DataStream
 
@@ -68,7 +68,7 @@ def import_leveldb(
         raise typer.BadParameter(f"--format {shape.value} is for entries; here table or jsonl")
     folder = database_folder(file) if db is None else db
     with (
-        logs.damage_told_once(keeper.__name__),
+        logs.damage_told_once(bookmarks.__name__),
         DataStream.open(file) as stream,
         _database(folder, named=db is not None) as theirs,
     ):

@@ -8,7 +8,8 @@ from datastreamer.cli import logs
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.progress import Progress
-from datastreamer.storage.bookmarks import keeper
+from datastreamer.storage import bookmarks as bookmarks_package
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.stream import DataStream
 
 _LOOK_SECONDS = 0.1
@@ -24,7 +25,7 @@ def reindex(
     An index that is missing, behind or another file's mends itself when a writer opens the
     stream; this is for one that is in doubt all the same.
     """
-    with logs.damage_told_once(keeper.__name__), DataStream.open(file) as stream:
+    with logs.damage_told_once(bookmarks_package.__name__), DataStream.open(file) as stream:
         rebuild(stream)
         logs.say(
             f"{file}: {len(stream.bookmarks):,} different bookmarks of {stream.total_entries:,} "
@@ -53,7 +54,7 @@ def rebuild(stream: DataStream) -> None:
         )
 
 
-def _rebuild(bookmarks: keeper.BookmarkKeeper, failed: list[Exception]) -> None:
+def _rebuild(bookmarks: BookmarkKeeper, failed: list[Exception]) -> None:
     try:
         bookmarks.rebuild()
         bookmarks.wait()

@@ -10,7 +10,7 @@ from datastreamer.cli import logs
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
 from datastreamer.cli.outcome import Failure, asked_to_end
 from datastreamer.format import U64_MAX
-from datastreamer.storage.bookmarks import keeper
+from datastreamer.storage import bookmarks
 from datastreamer.storage.stream import DataStream
 
 CountArgument = Annotated[
@@ -32,7 +32,7 @@ def truncate(
     Bookmarks go with their entries; an older one of the same key counts again. A stream
     that holds N entries is left as it is.
     """
-    with logs.damage_told_once(keeper.__name__), DataStream.open(file) as stream:
+    with logs.damage_told_once(bookmarks.__name__), DataStream.open(file) as stream:
         before = stream.total_entries
         if number > before:
             raise Failure(f"{file}: cannot be cut back to {number} entries, it holds {before}")

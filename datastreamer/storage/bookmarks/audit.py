@@ -13,8 +13,8 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.storage.bookmarks.base import Watermark
-from datastreamer.storage.bookmarks.keeper import fingerprint
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
+from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk import File
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Head

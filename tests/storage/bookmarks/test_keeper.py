@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed, UnknownBookmark
-from datastreamer.storage.bookmarks import base, keeper
+from datastreamer.storage.bookmarks import base, builder, keeper
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
@@ -81,7 +80,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
         return chunk(self)
 
     monkeypatch.setattr(BookmarkKeeper, "_catch_up_some", held)
-    monkeypatch.setattr(keeper, "_CATCH_UP_BYTES", 1)
+    monkeypatch.setattr(builder, "_CATCH_UP_BYTES", 1)
     yield gate
     gate.let_go()
 
@@ -589,6 +588,9 @@ class Damaged(MemoryIndex):
     """An index that takes nothing before it is cleared."""
 
     damaged: ClassVar[bool] = False
+    # Set when all of so many entries are in it.
+    due: ClassVar[int] = 0
+    whole_again: ClassVar[threading.Event] = threading.Event()
 
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
@@ -596,6 +598,8 @@ class Damaged(MemoryIndex):
         if self.damaged:
             raise IndexDamaged("damaged", "a page of the wrong kind")
         super().add(bookmarks, watermark, pace)
+        if watermark.entries == self.due:
+            self.whole_again.set()
 
     def clear(self) -> None:
         Damaged.damaged = False
@@ -606,16 +610,17 @@ def test_damage_that_is_met_when_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(base._openers, "damaged", lambda path, write: Damaged())
-    monkeypatch.setattr(keeper, "_FLUSH_SECONDS", 0.01)
-    path = make(tmp_path / "s.bin", *HISTORY)
+    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 0.01)
+    path, again = make(tmp_path / "s.bin", *HISTORY), operation(b"twice", b"new")
     with DataStream.open(path, index="damaged") as stream:
         stream.bookmarks.wait()
         monkeypatch.setattr(Damaged, "damaged", True)
-        add(stream, operation(b"twice", b"new"))
+        monkeypatch.setattr(Damaged, "due", stream.total_entries + len(again))
+        monkeypatch.setattr(Damaged, "whole_again", threading.Event())
+        add(stream, again)
         stream.sync()
-        end = time.monotonic() + PATIENCE
-        while stream.bookmarks.lag() and time.monotonic() < end:
-            time.sleep(0.01)
+        assert Damaged.whole_again.wait(PATIENCE)
+        stream.bookmarks.wait()  # for the end of what the thread is about
         assert stream.bookmarks.lag() == 0
         assert not Damaged.damaged
         check(stream, known_of(path))
@@ -725,7 +730,7 @@ def test_many_waiting_bookmarks_are_written_at_once(
 ) -> None:
     """Not before so many wait or some time has gone by: the thread is woken by the count."""
     monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
-    monkeypatch.setattr(keeper, "_FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 3600.0)
     written = threading.Event()
     flush = BookmarkKeeper._flush
 

@@ -22,7 +22,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import base, keeper, lmdb
+from datastreamer.storage.bookmarks import base, builder, lmdb
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from tests.interop.peer import GoPeer, go_missing
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, make, scan_file
@@ -401,8 +401,8 @@ def test_cut_back_and_written_again_by_the_reference(tmp_path: Path, kept: int) 
 
 @pytest.fixture
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_FILL_BYTES", 1)
-    monkeypatch.setattr(keeper, "_CATCH_UP_BYTES", 1)
+    monkeypatch.setattr(builder, "_FILL_BYTES", 1)
+    monkeypatch.setattr(builder, "_CATCH_UP_BYTES", 1)
     monkeypatch.setattr(lmdb, "_RUN", 5)
     monkeypatch.setattr(lmdb, "_BATCH", 4)
 
@@ -449,7 +449,7 @@ def test_a_fill_that_ends_early(
         stream.bookmarks.wait()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 256
-    monkeypatch.setattr(keeper, "_FILL_BYTES", 1 << 60)  # it would begin by itself with a clear
+    monkeypatch.setattr(builder, "_FILL_BYTES", 1 << 60)  # it would begin by itself with a clear
     judge(path)
 
 
