@@ -19,9 +19,9 @@ from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.verify import count, printable, wrapped
-from datastreamer.storage.check import counted
 from datastreamer.storage.repair import Plan, Repaired, plan
 from datastreamer.storage.repair import repair as mend
+from datastreamer.storage.report import counted
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be done, and change nothing.")

@@ -18,8 +18,8 @@ from datastreamer.cli.options import (
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
-from datastreamer.storage.check import NO_REPAIR, Report
 from datastreamer.storage.check import verify as check
+from datastreamer.storage.report import NO_REPAIR, Report
 
 
 def verify(

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, UnknownEntry
@@ -27,7 +25,6 @@ from datastreamer.format import (
     HEADER_PAGE_SIZE,
     PAGE_SIZE,
     TYPE_BOOKMARK,
-    Header,
     page_of,
     page_start,
 )
@@ -36,81 +33,20 @@ from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.disk import File, OsDisk, boot_id
 from datastreamer.storage.file import open_file, os_error
-from datastreamer.storage.front import Front, read_front
+from datastreamer.storage.front import read_front
 from datastreamer.storage.reader import Reader, doubt
 from datastreamer.storage.record import NO_ID, CommitRecord, Head
 from datastreamer.storage.recovery import longest_whole, visible
+from datastreamer.storage.report import Examination, Help, Report
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are done."""
 
-# So many problems are told one by one.
-_MOST_PROBLEMS = 1000
 _TRIES = 5
 _TORN_READS = 20
 _TOTAL_LENGTH_OFFSET = 38
 _TOTAL_ENTRIES_OFFSET = 46
-
-NO_REPAIR = "none: restore from a copy"
-"""What helps where nothing does."""
-
-# What helps, decided once all is known.
-_CUT, _TOTALS, _HEADER, _RECORDS, _SIZE, _UNDO, _INDEX, _NOTHING = range(8)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that breaks the format: the place, what was found, and what helps."""
-
-    where: str
-    what: str
-    repair: str
-
-
-@dataclass
-class Report:
-    """What `verify` found out. `notes` are worth knowing and no fault.
-
-    `entries` and `bookmarks` are those that can be read, `pages` those that were.
-    """
-
-    ok: bool = True
-    entries: int = 0
-    bookmarks: int = 0
-    pages: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as JSON has it."""
-        return asdict(self)
-
-
-@dataclass
-class Examination:
-    """A report, and what a repair has to know.
-
-    `end` is where the stream ends or should end, `header` what it is; either is None where
-    nothing tells. `claimed` is the end that the header names, if that is possible. Whole
-    entries, of the stream or not, stand up to `reach`. `unread`: the system refused to read
-    on. `half_updated` tells that an update has to be taken back, `touch` that the stream file
-    itself is at fault, `reindex` that its index is.
-    """
-
-    report: Report
-    page: bytes
-    size: int
-    front: Front
-    live: bool
-    claimed: Head | None = None
-    header: Header | None = None
-    end: Head | None = None
-    reach: int = HEADER_PAGE_SIZE
-    unread: bool = False
-    half_updated: bool = False
-    touch: bool = False
-    reindex: bool = False
 
 
 def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
@@ -172,8 +108,6 @@ class _Examiner:
         self._progress = progress
         self._page = _read_steadily(file)
         self._size = file.size()
-        self._found: list[tuple[str, str, int]] = []
-        self._left_out = 0
         self._report = Report()
         self._odd_bookmarks = 0
         self._audit: IndexAudit | None = None
@@ -192,8 +126,8 @@ class _Examiner:
         )
         self._done = done = Examination(self._report, self._page, self._size, front, live)
         if (front.wrong and front.wrong[0][0] == 0) and front.known is None:
-            self._problem(0, f"{front.wrong[0][1]}: no stream file", _NOTHING)
-            return self._finish()
+            self._done.problem(0, f"{front.wrong[0][1]}: no stream file", Help.NOTHING)
+            return self._finished()
         self._check_header()
         self._check_records()
         done.claimed = self._claim()
@@ -213,54 +147,18 @@ class _Examiner:
                 self._audit.close()
         self._check_update()
         self._look_around()
-        return self._finish()
+        return self._finished()
 
-    # Problems.
-
-    def _problem(self, where: int | str, what: str, helps: int) -> None:
-        if len(self._found) < _MOST_PROBLEMS:
-            self._found.append((f"byte {where}" if isinstance(where, int) else where, what, helps))
-        else:
-            self._left_out += 1
-        self._report.ok = False
-        if helps == _INDEX:
-            self._done.reindex = True
-        elif helps != _UNDO:
-            self._done.touch = True
-
-    def _finish(self) -> Examination:
-        done = self._done
-        done.report.problems = [
-            Problem(where, what, self._advice(helps)) for where, what, helps in self._found
-        ]
-        if self._left_out:
-            done.report.notes.append(f"{self._left_out} more problems are not told one by one")
-        return done
-
-    def _advice(self, helps: int) -> str:
-        done, end = self._done, self._done.end
-        if helps == _INDEX:
-            return "reindex"
-        if helps == _NOTHING or done.unread or end is None or done.header is None:
-            return NO_REPAIR
-        if helps == _CUT and done.claimed is not None and end.entries >= done.claimed.entries:
-            helps = _TOTALS
-        advice = {
-            _CUT: f"repair truncates to {counted(end.entries)}",
-            _TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
-            _HEADER: "repair writes the header as it was",
-            _RECORDS: "repair writes our records anew",
-            _SIZE: "repair brings the size to the form",
-            _UNDO: "repair, or the next open for writing, puts the old bytes back",
-        }[helps]
-        return f"end the writer, then: {advice}" if done.live else advice
+    def _finished(self) -> Examination:
+        self._done.finish()
+        return self._done
 
     def _too_short(self) -> Examination:
         page = self._page.ljust(HEADER_PAGE_SIZE, b"\0")
         self._done = Examination(self._report, page, self._size, read_front(page), False)
         what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
-        self._problem(self._size, what, _NOTHING)
-        return self._finish()
+        self._done.problem(self._size, what, Help.NOTHING)
+        return self._finished()
 
     # The header page.
 
@@ -268,7 +166,7 @@ class _Examiner:
         front, done = self._done.front, self._done
         known = front.known
         for offset, what in front.wrong:
-            self._problem(offset, what, _HEADER)
+            self._done.problem(offset, what, Help.HEADER)
         done.header = front.raw if known is None else known
         if front.fits:
             done.header = front.raw
@@ -277,15 +175,17 @@ class _Examiner:
             stands = ", ".join(f"{n} {v}" for n, v in zip(names, front.raw[:3], strict=True))
             last = ", ".join(f"{n} {v}" for n, v in zip(names, known[:3], strict=True))
             what = f"the header says {stands}; the last one known to be on disk says {last}"
-            self._problem(HEADER_OFFSET, what, _HEADER)
+            self._done.problem(HEADER_OFFSET, what, Help.HEADER)
 
     def _check_records(self) -> None:
         front = self._done.front
         for name, offset in front.broken:
-            self._problem(offset, f"the {name} is damaged: its sum does not fit it", _RECORDS)
+            self._done.problem(
+                offset, f"the {name} is damaged: its sum does not fit it", Help.RECORDS
+            )
         if front.fits and front.record is not None and front.record.after != front.raw[3:]:
             what = "the commit record is about another header, though its sum fits"
-            self._problem(HEADER_OFFSET, what, _RECORDS)
+            self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
 
     def _identity(self) -> tuple[bytes, int]:
         front = self._done.front
@@ -306,16 +206,16 @@ class _Examiner:
         _, _, _, length, entries = self._done.front.raw
         if not HEADER_PAGE_SIZE <= length < 1 << 63:
             what = f"the header's total length {length} is not possible"
-            self._problem(_TOTAL_LENGTH_OFFSET, what, _TOTALS)
+            self._done.problem(_TOTAL_LENGTH_OFFSET, what, Help.TOTALS)
             return None
         room = length - HEADER_PAGE_SIZE
         if entries > room // ENTRY_HEAD_SIZE or (entries == 0 and room):
             what = f"the header counts {entries} entries in {room} bytes"
-            self._problem(_TOTAL_ENTRIES_OFFSET, what, _TOTALS)
+            self._done.problem(_TOTAL_ENTRIES_OFFSET, what, Help.TOTALS)
             return None
         if length > self._size:
             what = f"the file ends there, its data only at byte {length}"
-            self._problem(self._size, what, _CUT)
+            self._done.problem(self._size, what, Help.CUT)
         return Head(length, entries)
 
     def _limit(self) -> int:
@@ -340,7 +240,7 @@ class _Examiner:
         self._done.reach = self._whole.length
         total_entries = None if self._done.claimed is None else self._done.claimed.entries
         for damage in walk.damages:
-            self._problem(damage.offset, _described(damage, total_entries), _CUT)
+            self._done.problem(damage.offset, _described(damage, total_entries), Help.CUT)
         return walk
 
     def _visit(self, batch: EntryBatch, whole: bool) -> None:
@@ -362,12 +262,12 @@ class _Examiner:
             self._check_unsynced(claimed)
             return
         if claimed is not None and not walk.damages:
-            self._problem(
+            self._done.problem(
                 _TOTAL_LENGTH_OFFSET,
                 f"the header says that the stream ends with {claimed.entries} entries at byte "
                 f"{claimed.length}; up to there stand {walk.whole.entries} entries, which end at "
                 f"byte {walk.whole.length}",
-                _CUT if self._done.front.fits else _TOTALS,
+                Help.CUT if self._done.front.fits else Help.TOTALS,
             )
         if done.unread:
             return
@@ -408,11 +308,11 @@ class _Examiner:
             )
             return
         done.end = reached
-        self._problem(
+        self._done.problem(
             reached.length,
             f"entries {reached.entries} to {claimed.entries - 1} are not what was committed: the "
             "commit record has another hash of them",
-            _CUT,
+            Help.CUT,
         )
 
     def _named_end(self) -> Head | None:
@@ -457,7 +357,7 @@ class _Examiner:
             what = (
                 f"the file's size is {self._size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
             )
-            self._problem(self._size, what, _SIZE)
+            self._done.problem(self._size, what, Help.SIZE)
 
     def _check_index(self) -> None:
         done, audit = self._done, self._audit
@@ -469,8 +369,8 @@ class _Examiner:
         audit.finish()
         self._report.notes += audit.notes
         for what in audit.problems:
-            self._problem(audit.folder, what, _INDEX)
-        self._left_out += audit.more
+            self._done.problem(audit.folder, what, Help.REINDEX)
+        done.left_out += audit.more
 
     def _look_around(self) -> None:
         """What is no fault."""
@@ -509,12 +409,7 @@ class _Examiner:
         if undo is not None and found is not None and found not in (undo.old, undo.new):
             self._done.half_updated = True
             what = f"{len(found)} bytes are half of an update that a crash cut off"
-            self._problem(undo.offset, what, _UNDO)
-
-
-def counted(entries: int) -> str:
-    """A number of entries in words."""
-    return f"{entries} entr{'y' if entries == 1 else 'ies'}"
+            self._done.problem(undo.offset, what, Help.UNDO)
 
 
 def _described(damage: Damage, total: int | None) -> str:

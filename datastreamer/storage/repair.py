@@ -31,12 +31,13 @@ from datastreamer.format import (
 from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.changes import undo_update
-from datastreamer.storage.check import Examination, PathLike, Progress, Report, examine
+from datastreamer.storage.check import PathLike, Progress, examine
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import NO_ID, CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import NO_HASH
+from datastreamer.storage.report import Examination, Report
 from datastreamer.storage.side import keep_beside
 from datastreamer.storage.writer import locked_by
 

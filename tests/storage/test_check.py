@@ -17,7 +17,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import FileMissing, NotAStream
-from datastreamer.storage import check
+from datastreamer.storage import report as report_module
 from datastreamer.storage.bookmarks import audit
 from datastreamer.storage.check import examine, verify
 from datastreamer.storage.disk import OsFile
@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
     return make(tmp_path / "stream.bin", ONE, TWO, THREE)
 
 
-def has_note(report: check.Report, text: str) -> bool:
+def has_note(report: report_module.Report, text: str) -> bool:
     return any(text in note for note in report.notes)
 
 
@@ -354,7 +354,7 @@ def test_goes_on_page_by_page(tmp_path: Path) -> None:
 
 
 def test_tells_so_many_problems_and_no_more(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(check, "_MOST_PROBLEMS", 2)
+    monkeypatch.setattr(report_module, "_MOST_PROBLEMS", 2)
     path = make(tmp_path / "pages.bin", [(1, b"x" * 600_000) for _ in range(6)])
     content = bytearray(path.read_bytes())
     for page in range(5):
