@@ -1,7 +1,8 @@
 """Reading a stream file: where an entry stands, runs of entries, spans to send.
 
-Owns the page directory. Reads committed bytes only: everything is bounded by
-`Reader.head`, which the owner moves. Knows nothing of writing, locks or bookmarks.
+Owns what belongs together at a moment: the head, and what is known of the pages
+(`pages.py`). Reads committed bytes only: everything is bounded by `Reader.head`, which the
+owner moves. Knows nothing of writing, locks or bookmarks.
 Safe to use from several threads.
 
 Positions are pairs (file offset, entry number): a `Cursor`.
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from datastreamer._codec import Entry, EntryBatch, PageTable, entry_at, scan, walk
+from datastreamer._codec import Entry, EntryBatch, entry_at, scan
 from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
@@ -31,14 +32,8 @@ from datastreamer.format import (
     pages_for,
 )
 from datastreamer.storage.disk import File
+from datastreamer.storage.pages import Pages
 from datastreamer.storage.record import Head
-
-# Bounds of the directory's memory: 16 bytes and two small ints a page; tables (1.2 KB for
-# a page of entries of 200 bytes, 16 KB at most) of the pages that point reads touched last.
-_KNOWN_PAGES = 1 << 16
-_TABLES = 1024
-# A page is tabulated no further than to the entry that is asked for, in growing steps.
-_FIRST_LOOK = 64 * 1024
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -75,31 +70,12 @@ class Chunk(NamedTuple):
         return Cursor(self.start + self.batch.offsets[at], self.batch.first_number + at)
 
 
-class _Pages:
-    """What is known of the pages of one history of the stream.
-
-    Another history (entries taken back or changed) begins with an empty one: who still
-    reads beside the change keeps what he finds to the old one.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.first_numbers: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
-        # The tables by their first numbers, ascending; replaced, never changed.
-        self.directory: tuple[list[int], list[PageTable]] = [], []
-        # Which table is the next to go, should none be given a second chance.
-        self.hand = 0
-
-
 class _State(NamedTuple):
     """What belongs together: who sees one of it sees the others."""
 
     head: Head
     changes: int
-    pages: _Pages
+    pages: Pages
 
 
 class Reader:
@@ -110,10 +86,9 @@ class Reader:
     """
 
     def __init__(self, file: File, path: str, head: Head) -> None:
-        self._state = _State(head, 0, _Pages())
         self._file = file
         self._path = path
-        self._guard = threading.Lock()
+        self._state = _State(head, 0, Pages(file, path))
         # Held while entries are changed; the count of changes is odd then.
         self._change = threading.Lock()
         # To how many entries each truncation went back.
@@ -139,7 +114,7 @@ class Reader:
         """Another history: entries were taken back or changed, nobody says which; up to `head`."""
         now, changes, _ = self._state
         self._cuts.append(0)
-        self._state = _State(head or now, changes + 2, _Pages())
+        self._state = _State(head or now, changes + 2, Pages(self._file, self._path))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -157,7 +132,7 @@ class Reader:
         if changes & 1:
             if head.entries < before.entries:
                 self._cuts.append(head.entries)
-            self._state = _State(head, changes + 1, _Pages())
+            self._state = _State(head, changes + 1, Pages(self._file, self._path))
 
     def _steadily(self, read: Callable[[_State, A], T], what: A) -> T:
         """`read(state, what)`: once more where the stream was changed meanwhile, and before
@@ -177,8 +152,7 @@ class Reader:
                     if doubted:
                         raise
                     doubted = True
-                    with self._guard:
-                        state.pages.clear()
+                    state.pages.clear()
             else:
                 if state.changes == self._state.changes:
                     return found
@@ -192,7 +166,7 @@ class Reader:
     def _cursor(self, state: _State, number: int) -> Cursor:
         if number == state.head.entries:
             return Cursor(state.head.length, number)
-        offset, number_there, limit = self._near(state, number)
+        offset, number_there, limit = state.pages.near(state.head, number)
         if number_there != number:
             near = self._file.read(limit - offset, offset)
             at = self._entry_at(near, number, offset, number_there)[0]
@@ -235,7 +209,7 @@ class Reader:
         return self._steadily(self._look_up, number)
 
     def _look_up(self, state: _State, number: int) -> tuple[bytes, int, int]:
-        offset, number_there, limit = self._near(state, number)
+        offset, number_there, limit = state.pages.near(state.head, number)
         near = self._file.read(limit - offset, offset)
         at, size, _ = self._entry_at(near, number, offset, number_there)
         return near, at, size
@@ -248,125 +222,9 @@ class Reader:
         except CorruptEntries as error:
             raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
 
-    def _near(self, state: _State, number: int) -> tuple[int, int, int]:
-        """A known entry at or before `number`: offset, number, end of the search."""
-        head, _, pages = state
-        if not 0 <= number < head.entries:
-            raise UnknownEntry(number, head.entries)
-        with self._guard:
-            first_numbers, tables = pages.directory
-            at = bisect_right(first_numbers, number) - 1
-            if at >= 0 and number < tables[at].next_number:
-                table = tables[at]
-            else:
-                table = self._tabulate(state, self._page_holding(state, number), number)
-            if not table.first_number <= number < table.next_number:
-                raise DamagedEntry(
-                    self._path,
-                    table.end_offset,
-                    f"the page ends before entry {table.next_number}, and entry {number} is due",
-                )
-            return table.find(number)
-
-    def _tabulate(self, state: _State, page: int, number: int) -> PageTable:
-        """The page's table, as far as the head allows now; damage behind `number` is not
-        looked at. Holds the guard."""
-        start = page_start(page)
-        table = self._table_of(state.pages, page, start)
-        until, size = min(start + PAGE_SIZE, state.head.length), _FIRST_LOOK
-        while number >= table.next_number and not table.full:
-            since = table.end_offset
-            content = self._file.read(min(until - since, size), since)
-            try:
-                table.extend(content, since)
-            except CorruptEntries as error:
-                table.extend(content[: error.offset], since)
-                if number >= table.next_number:
-                    raise DamagedEntry(self._path, since + error.offset, error.reason) from None
-                if page and table.next_number == table.first_number + 1:
-                    # Which of the two numbers is wrong, the page before can tell.
-                    self._page_end(state.pages, page - 1, table.first_number)
-            if since + size >= until:
-                break
-            size *= 2
-        return table
-
-    def _table_of(self, pages: _Pages, page: int, start: int) -> PageTable:
-        """The table of a page, made where there is none yet. Holds the guard."""
-        first_number = self._first_number(pages, page)
-        first_numbers, tables = pages.directory
-        at = bisect_left(first_numbers, first_number)
-        if at < len(tables) and tables[at].page_file_offset == start:
-            return tables[at]
-        first_numbers, tables = first_numbers.copy(), tables.copy()
-        table = PageTable(first_number, start)
-        first_numbers.insert(at, first_number)
-        tables.insert(at, table)
-        while len(tables) > _TABLES:
-            pages.hand %= len(tables)
-            goes = tables[pages.hand]
-            if goes is table or goes.used:
-                goes.used = False
-                pages.hand += 1
-            else:
-                del first_numbers[pages.hand], tables[pages.hand]
-        pages.directory = first_numbers, tables
-        return table
-
     def first_number(self, page: int) -> int:
         """The number of the entry that data page `page` starts with."""
-        return self._first_number(self._state.pages, page)
-
-    def _first_number(self, pages: _Pages, page: int) -> int:
-        first_numbers = pages.first_numbers
-        known = first_numbers.get(page)
-        if known is not None:
-            return known
-        offset = page_start(page)
-        number = self._head_at(offset)
-        if number is None:
-            raise DamagedEntry(self._path, offset, "the page does not start with an entry")
-        if number < page or (number and not page):
-            # Each page before it holds an entry at least.
-            raise DamagedEntry(
-                self._path, offset, f"data page {page} cannot start with entry {number}"
-            )
-        if len(first_numbers) >= _KNOWN_PAGES:
-            first_numbers.clear()
-        first_numbers[page] = number
-        return number
-
-    def _head_at(self, offset: int) -> int | None:
-        """The number of the entry at `offset`; None where no sane entry stands there."""
-        found = self._file.read(ENTRY_HEAD_SIZE, offset)
-        if len(found) < ENTRY_HEAD_SIZE:
-            return None
-        packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)
-        room = page_start(page_of(offset) + 1) - offset
-        sane = packet == PACKET_ENTRY and ENTRY_HEAD_SIZE <= length <= room
-        return int(number) if sane else None
-
-    def _page_holding(self, state: _State, number: int) -> int:
-        head, _, pages = state
-        low, high = 0, pages_for(head.length) - 1
-        # Most questions are about the newest entries.
-        if number >= self._first_number(pages, high):
-            low = high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._first_number(pages, middle) <= number:
-                low = middle
-            else:
-                high = middle
-        if low:
-            before, first = (self._first_number(pages, page) for page in (low - 1, low))
-            if before >= first:
-                raise DamagedEntry(
-                    self._path,
-                    page_start(low),
-                    f"a page starts with entry {first}, the one before it with {before}",
-                )
-        return low
+        return self._state.pages.first_number(page)
 
     # Runs and spans.
 
@@ -410,7 +268,7 @@ class Reader:
             elif batch.more:
                 raise DamagedEntry(self._path, offset, f"entry {number} is cut off")
             else:
-                offset = self._past_padding(Cursor(offset, number), head)
+                offset = self._past_padding(state, Cursor(offset, number))
         if place.offset >= head.length or place.number >= head.entries:
             place = self._end(place, head)
         return batch, place
@@ -496,52 +354,31 @@ class Reader:
         head, _, pages = state
         if number >= head.entries:
             return Span(offset, offset, cursor)
-        first = self._head_at(offset)
+        first = pages.head_at(offset)
         if first != number:
-            offset = self._past_padding(cursor, head)
+            offset = self._past_padding(state, cursor)
         page = page_of(offset)
         following = page_start(page + 1)
         if head.length < following:
             return Span(offset, head.length, Cursor(*head))
         at_head = head.length == following
-        beyond = head.entries if at_head else self._first_number(pages, page + 1)
-        end = pages.ends.get(page)
-        if end is None:
-            end = self._page_end(pages, page, beyond)
+        beyond = head.entries if at_head else pages.first_number(page + 1)
+        end = pages.end_of(page, beyond)
         return Span(offset, end, Cursor(following, beyond))
 
-    def _past_padding(self, cursor: Cursor, head: Head) -> int:
+    def _past_padding(self, state: _State, cursor: Cursor) -> int:
         """The next page's start, where the cursor stands at padding that can be believed."""
         offset, number = cursor
         if not self._padding_at(offset):
             raise DamagedEntry(self._path, offset, f"entry {number} is due, and is not there")
         following = page_start(page_of(offset) + 1)
-        if following >= head.length or self._head_at(following) != number:
+        if following >= state.head.length or state.pages.head_at(following) != number:
             raise DamagedEntry(
                 self._path,
                 offset,
                 f"padding, but the next page does not begin with entry {number}",
             )
         return following
-
-    def _page_end(self, pages: _Pages, page: int, beyond: int) -> int:
-        """Where the entries of a page end; `beyond` is the number of the one after it."""
-        start, ends = page_start(page), pages.ends
-        content = self._file.read(PAGE_SIZE, start)
-        try:
-            end, number = walk(content, self._first_number(pages, page), file_offset=start)
-        except CorruptEntries as error:
-            raise DamagedEntry(self._path, start + error.offset, error.reason) from None
-        if number != beyond:
-            raise DamagedEntry(
-                self._path,
-                start + end,
-                f"the page ends before entry {number}, after it comes entry {beyond}",
-            )
-        if len(ends) >= _KNOWN_PAGES:
-            ends.clear()
-        ends[page] = start + end
-        return int(start + end)
 
     def boundary(self, span: Span, number: int, offset: int) -> Cursor:
         """The first place between two entries of `span` at or after `offset`.

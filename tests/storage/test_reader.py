@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
-from datastreamer.storage import reader as module
+from datastreamer.storage import pages as module
 from datastreamer.storage.disk import OsDisk, OsFile
 from datastreamer.storage.reader import Cursor, Reader, doubt
 from datastreamer.storage.record import Head
@@ -298,8 +298,8 @@ def test_memory_is_bounded(tall: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert reader.entry(number).type == number
         cursor = reader.span(Cursor(FIRST + number * PAGE, number)).next
         assert len(reader._state.pages.directory[1]) <= 4
-        assert len(reader._state.pages.first_numbers) <= 8
-        assert len(reader._state.pages.ends) <= 8
+        assert len(reader._state.pages._first_numbers) <= 8
+        assert len(reader._state.pages._ends) <= 8
     assert cursor.number > 0
     file.close()
 
