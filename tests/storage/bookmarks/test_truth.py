@@ -22,7 +22,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import base, builder, lmdb
+from datastreamer.storage.bookmarks import base, builder, environment, lmdb
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from tests.interop.peer import GoPeer, go_missing
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, make, scan_file
@@ -527,8 +527,8 @@ def test_a_map_that_is_small_and_grows(tmp_path: Path) -> None:
 
 SMALL = """
 from datastreamer import DataStream
-from datastreamer.storage.bookmarks import lmdb
-lmdb._MAP_SIZE = 1 << 24
+from datastreamer.storage.bookmarks import environment
+environment._MAP_SIZE = 1 << 24
 """
 
 
@@ -552,7 +552,7 @@ def test_a_reader_whose_map_is_smaller_than_the_file(
 ) -> None:
     path = tmp_path / "s.bin"
     start(path)
-    monkeypatch.setattr(lmdb, "_MAP_SIZE", 1 << 16)
+    monkeypatch.setattr(environment, "_MAP_SIZE", 1 << 16)
     with DataStream.open(path, follow=True) as follower:
         assert follower.bookmark(b"old") == 0
         grow = "import sys\nfrom datastreamer import DataStream\n" + GROW
