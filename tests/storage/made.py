@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from datastreamer import DataStream
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
-from datastreamer.storage._commit import CommitStepFailed
 from datastreamer.storage.disk import Buffer, File, OsDisk, OsFile
 from datastreamer.storage.journal import Undo
+from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20
 FIRST = 4096
@@ -161,10 +161,8 @@ def half_update(path: Path, offset: int, old: bytes, new: bytes) -> None:
 
 # A disk that fails when it is told to.
 
-STEPS = ("data", "header", "sync", "mark")
 
-
-class FaultyFile(OsFile):
+class FaultyFile(SteppedCommit, OsFile):
     def __init__(self, fd: int, disk: FaultyDisk) -> None:
         super().__init__(fd)
         self.disk = disk
@@ -182,37 +180,12 @@ class FaultyFile(OsFile):
         self.disk.meet("resize", size)
         super().resize(size, reserve=reserve)
 
-    def commit(
-        self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
-        page: Buffer,
-        before: tuple[int, int],
-        after: tuple[int, int],
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> None:
-        """The steps of the real one, one by one, up to the one that is to fail."""
-        view, head = memoryview(arena), memoryview(page)
-        for step, name in enumerate(STEPS):
-            if name == "sync" and not sync:
-                continue
-            try:
-                self.disk.meet(f"commit {name}")
-            except OSError as error:
-                failed = CommitStepFailed(error.errno, error.strerror)
-                failed.step = step
-                raise failed from None
-            if name == "data":
-                for offset, start, length in segments:
-                    super().write(view[start : start + length], offset)
-            elif name == "sync":
-                super().sync()
-            else:
-                span = before if name == "header" else after
-                super().write(head[slice(*span)], span[0])
-        for waker in wakers:
-            os.write(waker, bytes(8))
+    def do_step(self, step: str, writes: Writes) -> None:
+        self.disk.meet(f"commit {step}")
+        if step == "sync":
+            super().sync()
+        for data, offset in writes:
+            super().write(data, offset)
 
 
 class FaultyDisk(OsDisk):

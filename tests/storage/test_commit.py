@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from datastreamer.errors import StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed, StreamEnd
-from datastreamer.storage.disk import Buffer, OsDisk, OsFile
+from datastreamer.storage.disk import OsDisk, OsFile
 from datastreamer.storage.record import CommitRecord, Head, Mark, SyncedHeader
+from tests.storage.steps import SteppedCommit, Writes
 
 SIZES: dict[str, list[int]] = {
     "one entry": [200],
@@ -27,23 +28,12 @@ SIZES: dict[str, list[int]] = {
 }
 
 
-class PythonFile(OsFile):
+class PythonFile(SteppedCommit, OsFile):
     """Has the arguments of a commit, as any other file."""
 
-    def commit(
-        self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
-        page: Buffer,
-        before: tuple[int, int],
-        after: tuple[int, int],
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> None:
-        for offset, start, length in segments:
-            self.write(memoryview(arena)[start : start + length], offset)
-        for start, end in (before, after):
-            self.write(memoryview(page)[start:end], start)
+    def do_step(self, step: str, writes: Writes) -> None:
+        for data, offset in writes:
+            self.write(data, offset)
 
 
 def end_of(file: OsFile) -> tuple[StreamEnd, bytearray]:

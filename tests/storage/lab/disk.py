@@ -20,23 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from datastreamer.storage import _commit
-from datastreamer.storage._commit import CommitStepFailed
 from datastreamer.storage.disk import Buffer, Disk
+from tests.storage.steps import COMMIT_ORDER, SteppedCommit, Writes
 
 SECTOR = 512
 _BLOCK = 4096  # what an image keeps together; also what a killed write is whole in
 _ZEROS = bytes(_BLOCK)
-
-# The steps of a commit in the order of `_commit.write_commit`. This is the only place in the
-# laboratory that says so.
-COMMIT_ORDER = ("data", "header", "sync", "mark")
-_STEP_NUMBERS = {
-    "data": _commit.STEP_DATA,
-    "header": _commit.STEP_HEADER,
-    "sync": _commit.STEP_SYNC,
-    "mark": _commit.STEP_MARK,
-}
 
 
 class Gone(BaseException):
@@ -448,7 +437,7 @@ class Process(Disk):
         return file
 
 
-class SimFile:
+class SimFile(SteppedCommit):
     """One open file of a process."""
 
     def __init__(self, process: Process, inode: _Inode, writes: bool) -> None:
@@ -496,34 +485,14 @@ class SimFile:
         with disk.mutex:
             self._inode.write(view, offset)
 
-    def commit(
-        self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
-        page: Buffer,
-        before: tuple[int, int],
-        after: tuple[int, int],
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> None:
-        data, head = memoryview(arena), memoryview(page)
-        for step in self._process.disk.order:
-            try:
-                if step == "data":
-                    for offset, start, length in segments:
-                        self._write(data[start : start + length], offset, "commit data")
-                elif step == "sync":
-                    if sync:
-                        self.sync()
-                else:
-                    span = before if step == "header" else after
-                    self._write(head[slice(*span)], span[0], f"commit {step}")
-            except OSError as error:
-                failed = CommitStepFailed(error.errno, error.strerror)
-                failed.step = _STEP_NUMBERS[step]
-                raise failed from None
-        for waker in wakers:
-            os.write(waker, b"\0\0\0\0\0\0\0\1")
+    def commit_order(self) -> Sequence[str]:
+        return self._process.disk.order
+
+    def do_step(self, step: str, writes: Writes) -> None:
+        if step == "sync":
+            self.sync()
+        for data, offset in writes:
+            self._write(data, offset, f"commit {step}")
 
     def sync(self) -> None:
         disk = self._process.disk
