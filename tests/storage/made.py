@@ -31,6 +31,12 @@ OTHER_BOOT = b"another boot, 16"
 
 Item = tuple[int, bytes]
 
+ONE: list[Item] = [(BOOKMARK, b"k"), (1, b"one")]
+TWO: list[Item] = [(2, b"two" * 100), (BOOKMARK, b"k")]
+THREE: list[Item] = [(3, b"three"), (3, b"")]
+# The ways to open a stream.
+MODES: list[dict[str, Any]] = [{"read_only": True}, {"follow": True}, {"index": "memory"}]
+
 
 class Scanned(NamedTuple):
     number: int
@@ -157,6 +163,23 @@ def half_update(path: Path, offset: int, old: bytes, new: bytes) -> None:
     half = 512 - offset % 512
     assert 0 < half < len(new)
     path.write_bytes(content[:offset] + new[:half] + content[offset + half :])
+
+
+def record_of(path: Path) -> records.CommitRecord:
+    record = records.get_record(path.read_bytes()[:4096])
+    assert record is not None
+    return record
+
+
+def sides(path: Path) -> list[Path]:
+    """The files that an open has kept beside the stream."""
+    return sorted(path.parent.glob(f"{path.name}.*.cut"))
+
+
+def size_of(path: Path) -> int:
+    size = path.stat().st_size
+    assert (size - FIRST) % PAGE == 0
+    return size
 
 
 # A disk that fails when it is told to.
