@@ -1,0 +1,248 @@
+"""Indexes that fail, are damaged, or find no room: the stream goes on, look-ups are right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import IndexFailed
+from datastreamer.storage.bookmarks import base, builder
+from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
+from datastreamer.storage.bookmarks.memory import MemoryIndex
+from tests.storage.bookmarks.keeping import (
+    HISTORY,
+    PATIENCE,
+    check,
+    check_index,
+    index_of,
+    known_of,
+    operation,
+)
+from tests.storage.made import BOOKMARK, add, make
+
+
+class Flaky(MemoryIndex):
+    """An index whose writing or reading fails while it is told to."""
+
+    failing: ClassVar[set[str]] = set()
+
+    def _meet(self, what: str) -> None:
+        if what in self.failing:
+            raise IndexFailed("flaky", f"no {what} today")
+
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
+        self._meet("add")
+        super().add(bookmarks, watermark, pace)
+
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        self._meet("remove")
+        super().remove(bookmarks, watermark)
+
+    def newest(self, key: bytes) -> int | None:
+        self._meet("newest")
+        return super().newest(key)
+
+    def clear(self) -> None:
+        self._meet("clear")
+        super().clear()
+
+    def watermark(self) -> Watermark | None:
+        self._meet("watermark")
+        return super().watermark()
+
+
+@pytest.fixture
+def flaky() -> Iterator[set[str]]:
+    Flaky.failing = set()
+    base.register("flaky", lambda path, write: Flaky())
+    yield Flaky.failing
+    del base._openers["flaky"]
+
+
+def test_an_index_that_cannot_be_written(
+    tmp_path: Path, flaky: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    flaky.add("add")
+    with DataStream.open(path, index="flaky") as stream:
+        with pytest.raises(IndexFailed, match="no add today"):
+            stream.bookmarks.wait()
+        check(stream, known_of(path))
+        add(stream, operation(b"twice", b"new"))
+        check(stream, known_of(path))
+        flaky.clear()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        check(stream, known_of(path))
+        assert len(stream.bookmarks) == len(known_of(path))
+    told = [r for r in caplog.records if "bookmarks are not indexed" in r.message]
+    assert len(told) <= 1
+
+
+@pytest.mark.parametrize("fails", [{"newest"}, {"newest", "clear"}, {"newest", "clear", "add"}])
+def test_an_index_that_cannot_be_read(tmp_path: Path, flaky: set[str], fails: set[str]) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        stream.bookmarks.wait()
+        flaky |= fails
+        check(stream, known_of(path))
+        add(stream, operation(b"twice", b"new"))
+        check(stream, known_of(path))
+        stream.truncate(4)
+        check(stream, {b"old": 0, b"twice": 2})
+        flaky.clear()
+        check(stream, {b"old": 0, b"twice": 2})
+
+
+@pytest.mark.parametrize("fails", [{"remove"}, {"remove", "clear"}])
+def test_a_truncation_does_not_need_the_index(
+    tmp_path: Path, flaky: set[str], fails: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        stream.bookmarks.wait()
+        flaky |= fails
+        stream.truncate(4)
+        check(stream, {b"old": 0, b"twice": 2})
+        flaky.clear()
+        stream.bookmarks.wait()
+        check(stream, {b"old": 0, b"twice": 2})
+        assert len(stream.bookmarks) == 2
+        if "clear" not in fails:
+            assert stream.bookmarks.lag() == 0
+    assert [r for r in caplog.records if "cannot go back" in r.message]
+
+
+class Damaged(MemoryIndex):
+    """An index that takes nothing before it is cleared."""
+
+    damaged: ClassVar[bool] = False
+    # Set when all of so many entries are in it.
+    due: ClassVar[int] = 0
+    whole_again: ClassVar[threading.Event] = threading.Event()
+
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
+        if self.damaged:
+            raise IndexDamaged("damaged", "a page of the wrong kind")
+        super().add(bookmarks, watermark, pace)
+        if watermark.entries == self.due:
+            self.whole_again.set()
+
+    def clear(self) -> None:
+        Damaged.damaged = False
+        super().clear()
+
+
+def test_damage_that_is_met_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(base._openers, "damaged", lambda path, write: Damaged())
+    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 0.01)
+    path, again = make(tmp_path / "s.bin", *HISTORY), operation(b"twice", b"new")
+    with DataStream.open(path, index="damaged") as stream:
+        stream.bookmarks.wait()
+        monkeypatch.setattr(Damaged, "damaged", True)
+        monkeypatch.setattr(Damaged, "due", stream.total_entries + len(again))
+        monkeypatch.setattr(Damaged, "whole_again", threading.Event())
+        add(stream, again)
+        stream.sync()
+        assert Damaged.whole_again.wait(PATIENCE)
+        stream.bookmarks.wait()  # for the end of what the thread is about
+        assert stream.bookmarks.lag() == 0
+        assert not Damaged.damaged
+        check(stream, known_of(path))
+
+
+def test_all_of_its_lock_file_has_a_place_on_disk(tmp_path: Path) -> None:
+    """It is mapped: what has none would end the process where the disk is full."""
+    make(tmp_path / "s.bin", *HISTORY)
+    lock = (tmp_path / "s.bin.index" / "lock.mdb").stat()
+    assert lock.st_size <= lock.st_blocks * 512
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate here")
+def test_no_room_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(IndexFailed, match=r"s\.bin\.index: .*No space.*index='memory'"):
+            DataStream.open(path)
+    with DataStream.open(path) as stream:  # and nothing is left locked
+        stream.bookmarks.wait()
+        check(stream, known_of(path))
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"s\xff.bin")
+    try:
+        make(path, *HISTORY)
+    except OSError:
+        pytest.skip("the file system wants UTF-8")
+    check_index(path, known_of(path))
+
+
+def pages_of(path: Path) -> int:
+    return (index_of(path) / "data.mdb").stat().st_size // 4096
+
+
+def test_damage_that_is_met_by_a_truncation(tmp_path: Path) -> None:
+    """One leaf in the place of others."""
+    keys = [b"%06d" % n for n in range(20_000)]
+    path = make(tmp_path / "s.bin", [(BOOKMARK, key) for key in keys])
+    data = bytearray((index_of(path) / "data.mdb").read_bytes())
+    for page in range(6, pages_of(path), 3):
+        data[page * 4096 : (page + 1) * 4096] = data[4 * 4096 : 5 * 4096]
+    (index_of(path) / "data.mdb").write_bytes(data)
+    with DataStream.open(path) as stream:
+        for total in (15_000, 9_000, 8_999):
+            stream.truncate(total)
+        stream.bookmarks.wait()
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_large_index_that_was_cut(tmp_path: Path, part: float) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream:
+        for start in range(0, 4000, 500):
+            add(stream, [(BOOKMARK, b"%06d" % n) for n in range(start, start + 500)])
+            stream.bookmarks.wait()
+    os.truncate(index_of(path) / "data.mdb", int(pages_of(path) * part) * 4096)
+    # In a process of its own, which the damage would end.
+    code = (
+        "import sys; from datastreamer import DataStream\n"
+        "with DataStream.open(sys.argv[1]) as s:\n"
+        "    s.truncate(3000); s.bookmarks.wait(); print(s.bookmark(b'000001'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_the_way_of_the_index_is_blocked(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+    index_of(path).write_text("somebody's file")
+    with pytest.raises(IndexFailed, match=r"s\.bin\.index: is in the way of the bookmark index"):
+        DataStream.open(path)
+    assert index_of(path).read_text() == "somebody's file"
+    with DataStream.open(path, index="memory") as stream:  # and nothing is left locked
+        check(stream, known_of(path))
+    with DataStream.open(path, read_only=True) as stream:
+        check(stream, known_of(path))
