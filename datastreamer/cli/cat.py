@@ -23,7 +23,7 @@ from datastreamer.cli.options import (
     TLSOptions,
     TLSServerNameOption,
     chosen_format,
-    number_parser,
+    number_option,
     read_number,
     read_type,
 )
@@ -49,15 +49,11 @@ FromBookmarkOption = Annotated[
 ]
 ToOption = Annotated[
     int | None,
-    typer.Option(
-        "--to", parser=number_parser(U64_MAX), metavar="N", help="The last entry, included."
-    ),
+    number_option("--to", "N", "The last entry, included."),
 ]
 CountOption = Annotated[
     int | None,
-    typer.Option(
-        "--count", parser=number_parser(U64_MAX), metavar="N", help="At most so many entries."
-    ),
+    number_option("--count", "N", "At most so many entries."),
 ]
 TypeOption = Annotated[
     list[str] | None,

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.options import number_parser
+from datastreamer.cli.options import number_option
 from datastreamer.cli.outcome import Failure
 from datastreamer.errors import FileMissing
-from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
@@ -25,29 +25,22 @@ CreateOption = Annotated[
 ]
 SystemIdOption = Annotated[
     int | None,
-    typer.Option(
-        "--system-id",
-        parser=number_parser(U64_MAX),
-        metavar="N",
-        help="With --create: the chain id, say [0].",
-    ),
+    number_option("--system-id", "N", "With --create: the chain id, say [0]."),
 ]
 StreamVersionOption = Annotated[
     int | None,
-    typer.Option(
+    number_option(
         "--stream-version",
-        parser=number_parser(255, least=1),
-        metavar="N",
-        help="With --create: 1 fixed layouts, from 2 on protobuf [1].",
+        "N",
+        "With --create: 1 fixed layouts, from 2 on protobuf [1].",
+        most=255,
+        least=1,
     ),
 ]
 NewStreamTypeOption = Annotated[
     int | None,
-    typer.Option(
-        "--stream-type",
-        parser=number_parser(U64_MAX),
-        metavar="T",
-        help="With --create: what clients must ask for [1, a sequencer's].",
+    number_option(
+        "--stream-type", "T", "With --create: what clients must ask for [1, a sequencer's]."
     ),
 ]
 

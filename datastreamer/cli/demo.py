@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli import logs
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
+from datastreamer.cli.options import (
+    FileArgument,
+    LogFormatOption,
+    LogLevelOption,
+    number_option,
+)
 from datastreamer.cli.outcome import asked_to_end
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.errors import FileMissing
-from datastreamer.format import U64_MAX
 from datastreamer.storage.stream import DataStream
 
 
@@ -30,12 +34,7 @@ def _read_rate(value: str | float) -> float:
 
 OpsOption = Annotated[
     int,
-    typer.Option(
-        "--ops",
-        parser=number_parser(U64_MAX),
-        metavar="N",
-        help="Atomic operations to write, a block each.",
-    ),
+    number_option("--ops", "N", "Atomic operations to write, a block each."),
 ]
 RateOption = Annotated[
     float,
@@ -48,12 +47,7 @@ RateOption = Annotated[
 ]
 SeedOption = Annotated[
     int,
-    typer.Option(
-        "--seed",
-        parser=number_parser(U64_MAX),
-        metavar="N",
-        help="The same seed writes the same bytes.",
-    ),
+    number_option("--seed", "N", "The same seed writes the same bytes."),
 ]
 
 

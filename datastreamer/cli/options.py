@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -84,6 +84,13 @@ def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
     return read
 
 
+def number_option(
+    name: str, metavar: str, help: str, *, least: int = 0, most: int = U64_MAX
+) -> Any:
+    """The option for a number from `least` to `most`."""
+    return typer.Option(name, parser=number_parser(most, least=least), metavar=metavar, help=help)
+
+
 def read_type(text: str) -> int:
     """An entry type, in decimal or as 0x... in hex."""
     if re.fullmatch("0[xX][0-9a-fA-F]+", text):
@@ -144,11 +151,10 @@ SourceArgument = Annotated[
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The stream file.")]
 StreamTypeOption = Annotated[
     int | None,
-    typer.Option(
+    number_option(
         "--stream-type",
-        parser=number_parser(U64_MAX),
-        metavar="T",
-        help="The stream's type: what a server is asked for [1], what a file has to be.",
+        "T",
+        "The stream's type: what a server is asked for [1], what a file has to be.",
     ),
 ]
 

@@ -16,7 +16,12 @@ from datastreamer.cli.creation import (
     StreamVersionOption,
     SystemIdOption,
 )
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
+from datastreamer.cli.options import (
+    FileArgument,
+    LogFormatOption,
+    LogLevelOption,
+    number_option,
+)
 from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
@@ -52,11 +57,8 @@ HostOption = Annotated[
 ]
 PortOption = Annotated[
     int | None,
-    typer.Option(
-        "--port",
-        parser=number_parser(65535),
-        metavar="PORT",
-        help=f"0 takes a free one, and says which [{DEFAULT_PORT}].",
+    number_option(
+        "--port", "PORT", f"0 takes a free one, and says which [{DEFAULT_PORT}].", most=65535
     ),
 ]
 UnixOption = Annotated[
@@ -100,12 +102,7 @@ FollowOption = Annotated[
 ]
 MaxClientsOption = Annotated[
     int,
-    typer.Option(
-        "--max-clients",
-        parser=number_parser(U32_MAX, least=1),
-        metavar="N",
-        help="Refuse connections above this.",
-    ),
+    number_option("--max-clients", "N", "Refuse connections above this.", most=U32_MAX, least=1),
 ]
 SyncOption = Annotated[
     Sync,

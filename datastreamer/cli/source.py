@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import typer
@@ -37,12 +36,7 @@ class Source(Protocol):
     name: str
 
     def __enter__(self) -> Source: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def header(self) -> Header:
         """What is committed now."""
@@ -146,12 +140,7 @@ class FileSource:
     def __enter__(self) -> FileSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
 
     def header(self) -> Header:
@@ -207,12 +196,7 @@ class ServerSource:
     def __enter__(self) -> ServerSource:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def header(self) -> Header:

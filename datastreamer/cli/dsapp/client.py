@@ -11,7 +11,7 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.dsapp.sanity import Sanity
-from datastreamer.cli.options import LogLevel, number_parser, read_number
+from datastreamer.cli.options import LogLevel, number_option, read_number
 from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
 from datastreamer.cli.source import ServerSource, Source, check_start, read_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
@@ -31,28 +31,23 @@ FromOption = Annotated[
         "[latest; 0 with --sanitycheck].",
     ),
 ]
-
-
-def _number(name: str, text: str, metavar: str = "N") -> object:
-    return typer.Option(name, parser=number_parser(U64_MAX), metavar=metavar, help=text)
-
-
 FromBookmarkOption = Annotated[
-    int | None, _number("--frombookmark", "Stream from this bookmark; goes before --from.")
+    int | None,
+    number_option("--frombookmark", "N", "Stream from this bookmark; goes before --from."),
 ]
 HeaderOption = Annotated[bool, typer.Option("--header", help="Print the stream's header.")]
-EntryOption = Annotated[int | None, _number("--entry", "Print this entry.")]
+EntryOption = Annotated[int | None, number_option("--entry", "N", "Print this entry.")]
 BookmarkOption = Annotated[
-    int | None, _number("--bookmark", "Print the first event at or after this bookmark.")
+    int | None, number_option("--bookmark", "N", "Print the first event at or after this bookmark.")
 ]
 BookmarkTypeOption = Annotated[
     int,
-    typer.Option(
+    number_option(
         "--bookmarktype",
-        parser=number_parser(255),
-        metavar="T",
-        help="The type in the bookmark's key. Streams of version 1: 0 block, 1 batch; from "
+        "T",
+        "The type in the bookmark's key. Streams of version 1: 0 block, 1 batch; from "
         "version 2 on: 1 batch, 2 block.",
+        most=255,
     ),
 ]
 SanityCheckOption = Annotated[
@@ -63,7 +58,9 @@ SanityCheckOption = Annotated[
         "entry there is now, and end.",
     ),
 ]
-DumpBatchOption = Annotated[int | None, _number("--dumpbatch", "Print the entries of this batch.")]
+DumpBatchOption = Annotated[
+    int | None, number_option("--dumpbatch", "N", "Print the entries of this batch.")
+]
 
 
 def client(

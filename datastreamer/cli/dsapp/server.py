@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.dsapp.options import LogOption
-from datastreamer.cli.options import LogLevel, number_parser
+from datastreamer.cli.options import LogLevel, number_option
 from datastreamer.cli.outcome import asked_to_end
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
-from datastreamer.format import DEFAULT_PORT, U64_MAX
+from datastreamer.format import DEFAULT_PORT
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.listen import address_of
 
@@ -22,44 +22,30 @@ _log = logging.getLogger(__name__)
 # Who streams has this long to be sent everything after the last operation.
 _DRAIN_SECONDS = 30.0
 
-PortOption = Annotated[
-    int, typer.Option("--port", parser=number_parser(65535), metavar="PORT", help="Listen there.")
-]
+PortOption = Annotated[int, number_option("--port", "PORT", "Listen there.", most=65535)]
 FileOption = Annotated[str, typer.Option("--file", metavar="FILE", help="The stream file.")]
 SleepOption = Annotated[
     int,
-    typer.Option(
-        "--sleep",
-        parser=number_parser(U64_MAX),
-        metavar="MS",
-        help="Milliseconds before each operation.",
-    ),
+    number_option("--sleep", "MS", "Milliseconds before each operation."),
 ]
 OpersOption = Annotated[
     int,
-    typer.Option(
-        "--opers",
-        parser=number_parser(U64_MAX),
-        metavar="N",
-        help="Atomic operations; the server ends after them.",
-    ),
+    number_option("--opers", "N", "Atomic operations; the server ends after them."),
 ]
 WriteTimeoutOption = Annotated[
     int,
-    typer.Option(
+    number_option(
         "--writetimeout",
-        parser=number_parser(U64_MAX),
-        metavar="MS",
-        help="Taken and not acted on yet: a client that takes nothing is left alone.",
+        "MS",
+        "Taken and not acted on yet: a client that takes nothing is left alone.",
     ),
 ]
 InactivityTimeoutOption = Annotated[
     int,
-    typer.Option(
+    number_option(
         "--inactivitytimeout",
-        parser=number_parser(U64_MAX),
-        metavar="S",
-        help="Taken and not acted on yet: a client that asks nothing is left alone.",
+        "S",
+        "Taken and not acted on yet: a client that asks nothing is left alone.",
     ),
 ]
 

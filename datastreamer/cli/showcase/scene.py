@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Protocol
 
 from rich import box
@@ -31,12 +30,7 @@ class Scene(Protocol):
     """A context manager; `show` is called often."""
 
     def __enter__(self) -> Scene: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def show(self) -> None:
         """Show how it stands, if it is time to."""
@@ -92,12 +86,7 @@ class _Lines:
         print(f"the stream holds {state.stream.total_entries:,} entries; more are written now")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def show(self) -> None:
@@ -127,12 +116,7 @@ class _Picture:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.update(self._draw(), refresh=True)
         self._live.stop()
 
