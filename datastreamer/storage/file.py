@@ -37,7 +37,9 @@ class StreamFile:
         self.file = file
         self._header = judged.header
         self.stream_id = judged.stream_id
-        self.epoch = judged.epoch
+        # As it is told; and as the file has it, which a reader that saw entries go without a
+        # word of it (another program's doing, or a failed sync's) is ahead of.
+        self.epoch = self._written_epoch = judged.epoch
         self.reader = Reader(file, path, judged.head)
         self._page = bytearray(page)
         # What of it a reader beside a writer looked at last.
@@ -130,9 +132,11 @@ class StreamFile:
                 return False
             record = records.get_record(page)
             if record is not None:
-                return record.epoch != self.epoch
-        # Another program's header.
-        return read_header(page, self.path).total_entries < self.head.entries
+                return record.epoch != self._written_epoch
+        # Another program's header; or one of ours that is being written, before which is whole
+        # nothing that stood is written over.
+        taken = read_header(page, self.path).total_entries < self.head.entries
+        return taken and not self.file.locked_elsewhere()
 
     @property
     def changing(self) -> bool:
@@ -144,7 +148,7 @@ class StreamFile:
 
     def _see(self, page: bytes) -> bool:
         """Believe a header page; True if the stream moved."""
-        before = (self.head, self.epoch)
+        before = (self.head, self._written_epoch)
         for _ in range(_TORN_READS):
             header = read_header(page, self.path)
             seen = visible(page)
@@ -157,7 +161,7 @@ class StreamFile:
             if again == page and not self.file.locked_elsewhere():
                 # It holds still, and no writer of ours is at work: written by a program
                 # that keeps no records.
-                seen = Head(header.total_length, header.total_entries), self.epoch
+                seen = Head(header.total_length, header.total_entries), self._written_epoch
                 break
             page = again
         else:
@@ -166,11 +170,10 @@ class StreamFile:
         self._unsettled = changing(page)
         head, epoch = seen
         if seen != before:
-            back = head.entries < before[0].entries
-            changed = back or epoch != self.epoch
-            self.epoch = max(epoch, self.epoch + back)
+            self._written_epoch = epoch
             self._header = header
-            if changed:
+            if head.entries < before[0].entries or epoch != before[1]:
+                self.epoch = max(epoch, self.epoch + 1)
                 self.reader.forget(head)
             else:
                 self.reader.head = head

@@ -81,8 +81,7 @@ cuts = st.builds(Cut, st.sampled_from(MODES), st.integers(0, 2047))
 class Crash:
     """How a process ends: after so many operations, by a kill or (`cut`) with the machine.
 
-    `only` counts the operations of that name, syncs above all: when one is on its way there
-    is most to lose. `recovery` is what becomes of the next open.
+    `only` counts the operations of that name. `recovery` is what becomes of the next open.
     """
 
     after: int
@@ -90,7 +89,7 @@ class Crash:
     torn: float = 0.0
     only: str = ""
     early_reader: bool = False
-    recovery: Crash | None = None
+    recovery: Crash | Fault | None = None
 
     def interruption(self) -> Interruption:
         return Interruption(self.after, torn=self.torn, only=self.only)
@@ -102,27 +101,39 @@ class Crash:
 
 @dataclass(frozen=True)
 class Fault:
-    """What the disk refuses: its operation number `after`, and with `lasting` all behind it."""
+    """What the disk refuses: its operation number `after`, and with `lasting` all behind it.
+
+    `only` as in a `Crash`. With `evicts` the system forgets at once what a sync that failed
+    did not bring to disk.
+    """
 
     after: int
     error: int
     lasting: bool
     torn: float = 0.0
+    only: str = ""
+    evicts: Cut | None = None
 
     def interruption(self) -> Interruption:
-        return Interruption(self.after, self.error, self.lasting, self.torn)
+        return Interruption(self.after, self.error, self.lasting, self.torn, self.only, self.evicts)
 
 
-def _crashes(after: int, recovery: st.SearchStrategy[Crash | None]) -> st.SearchStrategy[Crash]:
-    points = st.one_of(
+# Syncs above all: when one is on its way there is most to lose.
+def _points(after: int) -> st.SearchStrategy[tuple[int, str]]:
+    return st.one_of(
         st.sampled_from([(0, "sync"), (0, "sync"), (1, "sync")]),
         st.integers(0, after).map(lambda n: (n, "")),
     )
+
+
+def _crashes(
+    after: int, recovery: st.SearchStrategy[Crash | Fault | None]
+) -> st.SearchStrategy[Crash]:
     return st.builds(
         lambda point, cut, torn, early, recovery: Crash(
             point[0], cut, torn, point[1], early, recovery
         ),
-        points,
+        _points(after),
         cut=st.one_of(cuts, cuts, cuts, st.none()),
         torn=st.sampled_from([0.0, 0.5, 1.0]),
         early=st.booleans(),
@@ -130,14 +141,18 @@ def _crashes(after: int, recovery: st.SearchStrategy[Crash | None]) -> st.Search
     )
 
 
-_again = _crashes(12, st.none())
-crashes = _crashes(5, st.one_of(st.none(), st.none(), _crashes(12, st.one_of(st.none(), _again))))
 faults = st.builds(
-    Fault,
-    after=st.integers(0, 6),
+    lambda point, error, lasting, torn, evicts: Fault(
+        point[0], error, lasting, torn, point[1], evicts
+    ),
+    _points(6),
     error=st.sampled_from([errno.ENOSPC, errno.EIO]),
     lasting=st.booleans(),
     torn=st.sampled_from([0.0, 0.5]),
+    evicts=st.one_of(st.none(), cuts),
 )
+_again = _crashes(12, st.one_of(st.none(), faults))
+_recoveries = st.one_of(st.none(), st.none(), _crashes(12, st.one_of(st.none(), _again)), faults)
+crashes = _crashes(5, _recoveries)
 Trouble = Crash | Fault | None
 troubles: st.SearchStrategy[Trouble] = st.one_of(st.none(), crashes, crashes, faults)

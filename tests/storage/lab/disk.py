@@ -4,7 +4,7 @@ Implements the `File` and `Disk` of ``datastreamer/storage/disk.py``. A file is 
 programs see of it, what is on disk, and all that changed since its last sync; names are
 kept the same way. `SimDisk.power_cut` makes a disk of what is on disk and any part of the
 rest: sector by sector of 512 bytes in any version since the last sync, sizes and names
-each on their own. Knows nothing of streams.
+each on their own (`image.py`). Knows nothing of streams.
 
 Each program is a `Process` of its own: it may be killed, or end after so many operations,
 or have one of them fail.
@@ -16,174 +16,17 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from datastreamer.storage.disk import Buffer, Disk
+from tests.storage.lab.image import BLOCK, SECTOR, Image, Inode, Wrote
 from tests.storage.steps import COMMIT_ORDER, SteppedCommit, Writes
-
-SECTOR = 512
-_BLOCK = 4096  # what an image keeps together; also what a killed write is whole in
-_ZEROS = bytes(_BLOCK)
 
 
 class Gone(BaseException):
     """The process has ended: killed, or the power is cut. Nobody may catch it and go on."""
-
-
-class Image:
-    """The bytes of a file, sparse and cheap to copy."""
-
-    __slots__ = ("blocks", "size")
-
-    def __init__(self, blocks: dict[int, bytes] | None = None, size: int = 0) -> None:
-        self.blocks = blocks or {}
-        self.size = size
-
-    def copy(self) -> Image:
-        return Image(dict(self.blocks), self.size)
-
-    def read(self, size: int, offset: int) -> bytes:
-        end = min(offset + size, self.size)
-        if offset >= end:
-            return b""
-        first, last = offset // _BLOCK, (end - 1) // _BLOCK
-        get = self.blocks.get
-        if first == last:
-            return get(first, _ZEROS)[offset - first * _BLOCK : end - first * _BLOCK]
-        joined = b"".join([get(at, _ZEROS) for at in range(first, last + 1)])
-        return joined[offset - first * _BLOCK : end - first * _BLOCK]
-
-    def write(self, data: Buffer, offset: int) -> None:
-        view = memoryview(data)
-        end = offset + len(view)
-        self.size = max(self.size, end)
-        at = offset
-        while at < end:
-            block, start = divmod(at, _BLOCK)
-            take = min(_BLOCK - start, end - at)
-            part = bytes(view[at - offset : at - offset + take])
-            if take < _BLOCK:
-                old = self.blocks.get(block, _ZEROS)
-                part = b"%b%b%b" % (old[:start], part, old[start + take :])
-            if part == _ZEROS:
-                self.blocks.pop(block, None)
-            else:
-                self.blocks[block] = part
-            at += take
-
-    def resize(self, size: int) -> None:
-        if size < self.size:
-            last, rest = divmod(size, _BLOCK)
-            for block in [at for at in self.blocks if at >= last + bool(rest)]:
-                del self.blocks[block]
-            if rest and last in self.blocks:
-                self.blocks[last] = self.blocks[last][:rest].ljust(_BLOCK, b"\0")
-        self.size = size
-
-    def content(self) -> bytes:
-        return self.read(self.size, 0)
-
-
-class _Wrote(NamedTuple):
-    """The sectors that a write touched, as they were right after it."""
-
-    sector: int
-    content: bytes
-
-    def parts(self) -> Iterator[tuple[int, bytes]]:
-        for at in range(0, len(self.content), SECTOR):
-            yield self.sector + at // SECTOR, self.content[at : at + SECTOR]
-
-
-class _Resized(NamedTuple):
-    size: int
-
-
-@dataclass
-class _Inode:
-    number: int
-    seen: Image = field(default_factory=Image)
-    durable: Image = field(default_factory=Image)
-    # In order, since the last sync.
-    pending: list[_Wrote | _Resized] = field(default_factory=list)
-    # After a sync that failed: what these sectors may be on disk, though no sync will write
-    # them again.
-    doubtful: dict[int, list[bytes]] = field(default_factory=dict)
-    locker: SimFile | None = None
-
-    def copy(self) -> _Inode:
-        doubtful = {sector: list(found) for sector, found in self.doubtful.items()}
-        return _Inode(
-            self.number, self.seen.copy(), self.durable.copy(), list(self.pending), doubtful
-        )
-
-    def write(self, data: Buffer, offset: int) -> None:
-        size = self.seen.size
-        self.seen.write(data, offset)
-        if self.seen.size > size:
-            self.pending.append(_Resized(self.seen.size))
-        first = offset // SECTOR
-        last = (offset + len(memoryview(data)) - 1) // SECTOR
-        content = self.seen.read((last + 1 - first) * SECTOR, first * SECTOR)
-        self.pending.append(_Wrote(first, content))
-
-    def resize(self, size: int) -> None:
-        if size < self.seen.size:
-            # What stood there reads as zeros when the file grows again.
-            first = -(-size // SECTOR)
-            zeros = bytes((self.seen.size // SECTOR - first) * SECTOR)
-            if zeros:
-                self.pending.append(_Wrote(first, zeros))
-        self.seen.resize(size)
-        self.pending.append(_Resized(size))
-
-    def settle(self, count: int) -> None:
-        """The first `count` of what is pending are on disk."""
-        for change in self.pending[:count]:
-            if isinstance(change, _Resized):
-                self.durable.resize(change.size)
-                continue
-            self.durable.write(change.content, change.sector * SECTOR)
-            if self.doubtful:
-                for sector, _ in change.parts():
-                    self.doubtful.pop(sector, None)
-        del self.pending[:count]
-
-    def give_up(self) -> None:
-        """A sync failed: the system takes for clean what may never have reached the disk."""
-        for change in self.pending:
-            if isinstance(change, _Wrote):
-                for sector, part in change.parts():
-                    self.doubtful.setdefault(sector, []).append(part)
-        self.pending = [change for change in self.pending if isinstance(change, _Resized)]
-
-    def versions(self) -> tuple[dict[int, list[bytes]], list[int]]:
-        """What each sector, and the size, may be after a power cut; the oldest first."""
-        sizes = [self.durable.size]
-        sectors: dict[int, list[bytes]] = {}
-
-        def put(sector: int, part: bytes) -> None:
-            found = sectors.get(sector)
-            if found is None:
-                old = self.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
-                found = sectors[sector] = [old]
-            found.append(part)
-
-        for sector, parts in self.doubtful.items():
-            for part in parts:
-                put(sector, part)
-        for change in self.pending:
-            if isinstance(change, _Resized):
-                if change.size > sizes[-1]:
-                    # Grown, and not all the way.
-                    sizes.append((sizes[-1] + change.size) // 2 // SECTOR * SECTOR)
-                sizes.append(change.size)
-            else:
-                for sector, part in change.parts():
-                    put(sector, part)
-        return sectors, sizes
 
 
 class Unsettled(NamedTuple):
@@ -212,6 +55,8 @@ class Interruption:
     lasting: bool = False
     torn: float = 0.0
     only: str = ""
+    # What of it is on disk, where the system drops at once what a sync that fails left clean.
+    evicts: Choose | None = None
 
 
 class SimDisk:
@@ -220,17 +65,17 @@ class SimDisk:
     def __init__(self) -> None:
         self.boot = (1).to_bytes(16, "big")
         self.order: Sequence[str] = COMMIT_ORDER  # a mutant has another
-        # Whether a sync that fails leaves the pages clean, as Linux does.
-        self.failed_sync_cleans = True
+        # How often pages went that a failed sync had left clean.
+        self.evictions = 0
         # Called between the operations that change something, and in the middle of a write
         # to the first block (up to byte `tear` of it), with what is about to be done.
         self.watch: Callable[[str], None] | None = None
         self.tear = 0
         self.mutex = threading.RLock()
         self._inodes = 0
-        self._names: dict[str, _Inode] = {}
-        self._durable_names: dict[str, _Inode] = {}
-        self._pending_names: list[tuple[str, _Inode | None]] = []
+        self._names: dict[str, Inode] = {}
+        self._durable_names: dict[str, Inode] = {}
+        self._pending_names: list[tuple[str, Inode | None]] = []
 
     def process(self) -> Process:
         return Process(self)
@@ -253,9 +98,9 @@ class SimDisk:
         """The same disk under the same boot, with no process and nobody watching."""
         with self.mutex:
             new = self._like(self.boot)
-            made: dict[int, _Inode] = {}
+            made: dict[int, Inode] = {}
 
-            def copied(inode: _Inode) -> _Inode:
+            def copied(inode: Inode) -> Inode:
                 return made.setdefault(inode.number, inode.copy())
 
             new._names = {name: copied(inode) for name, inode in self._names.items()}
@@ -267,10 +112,10 @@ class SimDisk:
         """What the next boot finds; `choose` says which version of each unsettled thing."""
         with self.mutex:
             new = self._like((int.from_bytes(self.boot, "big") + 1).to_bytes(16, "big"))
-            names: dict[str, list[_Inode | None]] = {}
+            names: dict[str, list[Inode | None]] = {}
             for name, inode in self._pending_names:
                 names.setdefault(name, [self._durable_names.get(name)]).append(inode)
-            inodes: dict[int, tuple[str, _Inode]] = {}
+            inodes: dict[int, tuple[str, Inode]] = {}
             for name, inode in [*self._durable_names.items(), *self._pending_names]:
                 if inode is not None:
                     inodes.setdefault(inode.number, (name, inode))
@@ -288,7 +133,7 @@ class SimDisk:
                     kept.pop(name, None)
                 else:
                     kept[name] = chosen
-            made: dict[int, _Inode] = {}
+            made: dict[int, Inode] = {}
             for _, inode, sectors, sizes in found:
                 image = inode.durable.copy()
                 size = sizes[next(picks) if len(sizes) > 1 else 0]
@@ -298,16 +143,18 @@ class SimDisk:
                     if pick:
                         image.write(versions[pick], sector * SECTOR)
                 image.resize(size)
-                made[inode.number] = _Inode(inode.number, image, image.copy())
+                made[inode.number] = Inode(inode.number, image, image.copy())
             new._names = {name: made[inode.number] for name, inode in kept.items()}
             new._durable_names = dict(new._names)
             return new
 
     def evict(self, path: str, choose: Choose) -> None:
         """The system drops clean pages: what a failed sync did not write is read from disk."""
+        self.evict_from(self._names[path], path, choose)
+
+    def evict_from(self, inode: Inode, path: str, choose: Choose) -> None:
         with self.mutex:
-            inode = self._names[path]
-            dirty = {s for c in inode.pending if isinstance(c, _Wrote) for s, _ in c.parts()}
+            dirty = {s for c in inode.pending if isinstance(c, Wrote) for s, _ in c.parts()}
             clean = [sector for sector in inode.doubtful if sector not in dirty]
             counts = [len(inode.doubtful[sector]) + 1 for sector in clean]
             things = [Unsettled("sector", path, s, n) for s, n in zip(clean, counts, strict=True)]
@@ -317,28 +164,28 @@ class SimDisk:
                     inode.durable.write(parts[pick - 1], sector * SECTOR)
                 stands = inode.durable.read(SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
                 inode.seen.write(stands, sector * SECTOR)
+            self.evictions += bool(clean)
 
     def _like(self, boot: bytes) -> SimDisk:
         new = SimDisk()
         new.boot, new.order, new._inodes = boot, self.order, self._inodes
-        new.failed_sync_cleans = self.failed_sync_cleans
         return new
 
     # What processes do.
 
-    def find(self, path: str) -> _Inode:
+    def find(self, path: str) -> Inode:
         with self.mutex:
             if path not in self._names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             return self._names[path]
 
-    def link(self, path: str, inode: _Inode | None = None) -> _Inode:
+    def link(self, path: str, inode: Inode | None = None) -> Inode:
         with self.mutex:
             if path in self._names:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if inode is None:
                 self._inodes += 1
-                inode = _Inode(self._inodes)
+                inode = Inode(self._inodes)
             self._name(path, inode)
             return inode
 
@@ -347,7 +194,7 @@ class SimDisk:
             self.find(path)
             self._name(path, None)
 
-    def _name(self, path: str, inode: _Inode | None) -> None:
+    def _name(self, path: str, inode: Inode | None) -> None:
         if inode is None:
             del self._names[path]
         else:
@@ -431,7 +278,7 @@ class Process(Disk):
         self.step("sync folder")
         self.disk.sync_folder()
 
-    def _opened(self, inode: _Inode, write: bool) -> SimFile:
+    def _opened(self, inode: Inode, write: bool) -> SimFile:
         file = SimFile(self, inode, write)
         self._files.append(file)
         return file
@@ -440,7 +287,7 @@ class Process(Disk):
 class SimFile(SteppedCommit):
     """One open file of a process."""
 
-    def __init__(self, process: Process, inode: _Inode, writes: bool) -> None:
+    def __init__(self, process: Process, inode: Inode, writes: bool) -> None:
         self._process = process
         self._inode = inode
         self._writes = writes
@@ -469,13 +316,13 @@ class SimFile(SteppedCommit):
 
         def in_part(much: float) -> None:
             # A write is cut short between two pages of the system's cache only.
-            end = (offset + int(len(view) * much)) // _BLOCK * _BLOCK
+            end = (offset + int(len(view) * much)) // BLOCK * BLOCK
             if end > offset:
                 with disk.mutex:
                     self._inode.write(view[: end - offset], offset)
 
         self._process.step(f"{what} {offset}+{len(view)}", in_part)
-        if offset < _BLOCK and disk.watch is not None and disk.tear:
+        if offset < BLOCK and disk.watch is not None and disk.tear:
             # Somebody may look while the bytes are copied; the disk's own write is whole.
             before = self._inode.seen.blocks.get(0)
             self._inode.seen.write(view[: disk.tear % len(view)], offset)
@@ -497,13 +344,16 @@ class SimFile(SteppedCommit):
     def sync(self) -> None:
         disk = self._process.disk
         with disk.mutex:
-            begun = len(self._inode.pending)
+            begun = self._inode.changes()
+        coming = self._process.interruption
         try:
             self._process.step("sync")
         except OSError:
-            if disk.failed_sync_cleans:
-                with disk.mutex:
-                    self._inode.give_up()
+            # As Linux does it: no page is dirty any more.
+            with disk.mutex:
+                self._inode.give_up(begun)
+                if coming is not None and coming.evicts is not None:
+                    disk.evict_from(self._inode, "", coming.evicts)
             raise
         # What was written meanwhile waits for the next sync.
         with disk.mutex:

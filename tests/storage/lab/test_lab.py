@@ -15,7 +15,9 @@ from datastreamer import DataStream
 from datastreamer.errors import FileMissing
 from tests.storage.lab.cuts import MODES, Cut
 from tests.storage.lab.disk import Gone, Interruption, SimDisk
-from tests.storage.lab.machine import PATH, Laboratory, booted, plain, put
+from tests.storage.lab.machine import Laboratory
+from tests.storage.lab.model import booted, plain, put
+from tests.storage.lab.recovering import PATH
 from tests.storage.made import items, scan_file
 
 TestLaboratory = Laboratory.TestCase

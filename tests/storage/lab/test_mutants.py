@@ -13,18 +13,26 @@ from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from datastreamer.storage import durable, recovery
 from datastreamer.storage import file as file_module
-from datastreamer.storage import recovery
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.record import Head, get_record
 from datastreamer.storage.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
-from tests.storage.lab.cuts import Crash, Trouble
+from tests.storage.lab.background import SimSyncer
+from tests.storage.lab.cuts import Crash, Fault, Trouble, crashes
 from tests.storage.lab.disk import SimDisk, SimFile
-from tests.storage.lab.machine import Laboratory
+from tests.storage.lab.machine import Laboratory, Operations, few
+from tests.storage.lab.recovering import OS_SECONDS
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -108,6 +116,46 @@ def nothing_kept(_: Any) -> Any:
     return lambda self, record: None
 
 
+def done_when_written(_: Any) -> Any:
+    return lambda self, number: number <= self.commits
+
+
+def no_sync_when_set(policy: Any) -> Any:
+    def mutant(self: StreamWriter, value: Any) -> None:
+        with mock.patch.object(StreamWriter, "sync"):
+            policy.fset(self, value)
+
+    return policy.setter(mutant)
+
+
+def seen_at_once(commit: Any) -> Any:
+    def mutant(self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool) -> Head:
+        head: Head = commit(self, packer, hasher, policy if sync else "os", sync)
+        return head
+
+    return mutant
+
+
+def all_that_is_written(settle: Any) -> Any:
+    return lambda self, head, commits: settle(self, self.written, self.commits)
+
+
+def times_are_forgotten(ask: Any) -> Any:
+    def mutant(self: Any, seconds: float = 0.0) -> None:
+        if not seconds:
+            ask(self)
+
+    return mutant
+
+
+def not_written_again(_: Any) -> Any:
+    return lambda file, start, stop: None
+
+
+def taken_for_whole(_: Any) -> Any:
+    return lambda file, start, stop, expected: True
+
+
 MUTANTS: dict[str, Mutant] = {
     "a commit without its sync": commit_order("data", "header", "mark"),
     "the mark before the sync": commit_order("data", "header", "mark", "sync"),
@@ -129,25 +177,119 @@ MUTANTS: dict[str, Mutant] = {
     "what a recovery cuts off is not kept": replaced(StreamWriter, "_keep_cut_bytes", nothing_kept),
 }
 
+# Of what goes on behind the commits.
+MUTANTS_BEHIND: dict[str, Mutant] = {
+    "a handle that is done before the sync": replaced(StreamWriter, "reached", done_when_written),
+    "a change to the policy commit without a sync": replaced(
+        StreamWriter, "policy", no_sync_when_set
+    ),
+    "what does not wait is seen at once": replaced(StreamWriter, "_commit", seen_at_once),
+    "a sync speaks for what was written during it": replaced(
+        StreamWriter, "_settle", all_that_is_written
+    ),
+    "a sync that is never due": replaced(SimSyncer, "ask", times_are_forgotten),
+    "what a failed sync left is not written again": replaced(
+        durable, "write_again", not_written_again
+    ),
+    "what a failed sync left is not looked at": replaced(durable, "is_whole", taken_for_whole),
+}
+
 
 class Narrow(Laboratory):
     """Commits, truncations, reopening and crashes alone: what the mutants stumble on, sooner."""
 
     add = commit = roll_back = update = sync = look_around = evict = None  # type: ignore[assignment]
+    sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
+    pass_time = change_policy = None  # type: ignore[assignment]
+
+    @initialize(policy=st.sampled_from(["commit", "commit", "os"]), tear=st.integers(0, 1600))
+    def create(self, policy: Any, tear: int) -> None:
+        super().create(policy, tear)
 
     def begin(self) -> None:
         super().begin()
 
-    def reopen(self, policy: Any, trouble: Trouble) -> None:
+    def commit_one(self, operation: list[tuple[str, Any]], wait: bool) -> None:
+        super().commit_one(operation, wait=True)
+
+    def reopen(self, policy: Any, trouble: Trouble, fault: Fault | None) -> None:
         """Crashes do it often enough."""
 
     def under(self, trouble: Trouble) -> contextlib.AbstractContextManager[None]:
         return super().under(trouble if isinstance(trouble, Crash) else None)
 
 
-def run(examples: int) -> None:
+class Behind(Laboratory):
+    """Commits, the syncs behind them and what changes when these come, with every trouble."""
+
+    add = commit = roll_back = update = truncate = look_around = None  # type: ignore[assignment]
+    sync = None  # type: ignore[assignment]
+
+    def begin(self) -> None:
+        super().begin()
+
+    def reopen(self, policy: Any, trouble: Trouble, fault: Fault | None) -> None:
+        """It would leave less to be lost."""
+
+
+class Timed(Behind):
+    """No sync is asked for, and none begins before it is due."""
+
+    sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
+
+    @precondition(lambda self: self.op is None)
+    @rule(
+        operations=few,
+        seconds=st.sampled_from([None, 0.02, 2.0, OS_SECONDS]),
+        crash=crashes,
+    )
+    def crash_in_time(self, operations: Operations, seconds: float | None, crash: Crash) -> None:
+        self.commit_several(operations, None)
+        if seconds is None:
+            self.look(self.observers[0])
+        else:
+            self.pass_time(seconds, None)
+        with self.under(crash):
+            """It ends behind them."""
+
+    @precondition(lambda self: self.op is None and not self.failed)
+    @rule(operations=few, crash=crashes)
+    def crash_behind_a_change(self, operations: Operations, crash: Crash) -> None:
+        self.change_policy("os", None)
+        self.commit_several(operations, None)
+        self.change_policy("commit", None)
+        with self.under(crash):
+            """It ends behind it."""
+
+
+class Refused(Behind):
+    """What syncs that fail leave, and what is made of it."""
+
+    def sync(self, trouble: Trouble) -> None:
+        super().sync(trouble)
+
+    def under(self, trouble: Trouble) -> contextlib.AbstractContextManager[None]:
+        return super().under(trouble if isinstance(trouble, Fault) else None)
+
+
+MACHINES: dict[str, type[Laboratory]] = {
+    **dict.fromkeys(MUTANTS, Narrow),
+    **dict.fromkeys(MUTANTS_BEHIND, Behind),
+    **dict.fromkeys(
+        (
+            "a sync that is never due",
+            "a change to the policy commit without a sync",
+            "what does not wait is seen at once",
+        ),
+        Timed,
+    ),
+    "what a failed sync left is not looked at": Refused,
+}
+
+
+def run(machine: type[Laboratory], examples: int) -> None:
     run_state_machine_as_test(
-        Narrow,
+        machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=20,
@@ -162,16 +304,18 @@ def run(examples: int) -> None:
     )
 
 
-def test_the_laboratory_lets_the_core_pass() -> None:
+@pytest.mark.parametrize("machine", [Narrow, Behind, Timed, Refused])
+def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
-    run(30)
+    run(machine, 20)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", MACHINES)
 def test_the_laboratory_finds(name: str) -> None:
     # What is said differs with the example; that the core passes the same ones stands above.
-    with MUTANTS[name](), pytest.raises(Exception) as caught:  # noqa: PT011
-        run(400)
+    mutant = {**MUTANTS, **MUTANTS_BEHIND}[name]
+    with mutant(), pytest.raises(Exception) as caught:  # noqa: PT011
+        run(MACHINES[name], 400)
     # A mutant that does not fit the core any more would be found for that.
     assert not any(isinstance(it, ROT) for it in within(caught.value))
 
