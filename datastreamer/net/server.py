@@ -1,7 +1,7 @@
-"""The server: listeners, the pass that serves live clients, and everybody's lifetimes.
+"""The server: listeners, sessions, and whom a change of the stream concerns.
 
-Owns the view: how far the pass has come, which is what sessions stream from. One task
-accepts per listener, one makes the passes, each client has a session.
+Owns who is connected. One task accepts per listener, one makes the passes (`live.py`),
+each client has a session.
 """
 
 from __future__ import annotations
@@ -11,36 +11,30 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, StreamFileError
-from datastreamer.net._fanout import fan_out
+from datastreamer.net.counts import Counts
 from datastreamer.net.listen import Hosts, name_of, open_listeners, peer_of
+from datastreamer.net.live import Live, wakeup
 from datastreamer.net.secure import transport_over
-from datastreamer.net.session import Session, State
+from datastreamer.net.session import Session
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
-from datastreamer.storage.reader import Cursor
 from datastreamer.storage.record import Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
 
 _log = logging.getLogger(__name__)
 
-# One pass sends so much to each client, and takes so long, before others have a turn.
-_PASS_BYTES = 128 * 1024
-_PASS_NS = 2_000_000
-# A commit wakes the pass; this often it looks for one that did not.
+# This often it is looked whether everybody has all.
 _POLL_SECONDS = 0.010
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What accept gives where the listener itself is no more.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
-# After a header that cannot be read.
-_DAMAGE_PAUSE = 1.0
 
 T = TypeVar("T")
 
@@ -57,17 +51,12 @@ class Server:
         tls: ServerTLS | None = None,
     ) -> None:
         self.stream = stream
-        self.view = stream.new_reader()
-        self.parked: set[Session] = set()
+        self.counts = Counts()
+        self.live = Live(stream, self.counts)
         self.sessions: set[Session] = set()
-        self._live: dict[Session, int] = {}
         self._max_clients = max_clients
-        self._epoch = stream.epoch
         self._waker = waker
         self._tls = tls
-        # How many changes of what was committed are under way in this process.
-        self._held = 0
-        self._settling = trio.lowlevel.ParkingLot()
 
     async def run(
         self,
@@ -81,10 +70,10 @@ class Server:
             for listener in listeners:
                 stack.callback(listener.close)
                 listener.setblocking(False)
-            wakeup = stack.enter_context(_wakeup(self.stream, self._waker))
+            woken = stack.enter_context(wakeup(self.stream, self._waker))
             stack.callback(self.stream.on_change(_in_loop(token, self.change)))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pass_forever, wakeup)
+                nursery.start_soon(self.live.run, woken, self._start_over)
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener, nursery)
                 task_status.started([name_of(listener) for listener in listeners])
@@ -125,7 +114,7 @@ class Server:
         await self._look_after(self._admit(transport))
 
     def _admit(self, transport: Transport) -> Session:
-        session = Session(self, transport)
+        session = Session(self.live, transport)
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
         return session
@@ -136,170 +125,39 @@ class Server:
             await session.run()
         finally:
             self.sessions.discard(session)
-            self.parked.discard(session)
-            # A descriptor leaves the pass before it is closed.
-            self.leave_live(session)
+            self.live.forget(session.sender)
             with trio.CancelScope(shield=True):
                 await transport.close()
             _log.debug("%s: disconnected", transport.peer)
 
-    # The pass.
-
-    def join_live(self, session: Session) -> None:
-        """Have the pass serve a session whose cursor is where the last pass ended."""
-        fd = session.transport.socket_fd
-        assert fd is not None and session.cursor.number == self.view.head.entries
-        session.state = State.LIVE
-        self._live[session] = fd
-
-    def leave_live(self, session: Session) -> None:
-        """The session writes to its connection by itself again."""
-        if self._live.pop(session, None) is not None:
-            session.state = State.CATCH_UP
-
-    async def _pass_forever(self, wakeup: int) -> None:
-        trouble = ""
-        while True:
-            await self._settle()
-            try:
-                self.stream.refresh()
-            except (StreamFileError, OSError) as error:
-                # The file may be repaired.
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.error("nothing new can be seen: %s", trouble)
-                await trio.sleep(_DAMAGE_PAUSE)
-                continue
-            trouble = ""
-            if self.stream.epoch != self._epoch:
-                self._start_over()
-            if self._settling and not self.changing:
-                self._begin_anew()
-            await self._catch_up_live()
-            with trio.move_on_after(_POLL_SECONDS):
-                await trio.lowlevel.wait_readable(wakeup)
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
-
-    async def _catch_up_live(self) -> None:
-        while not self.changing:
-            head = self.stream.reader.head
-            place = Cursor(*self.view.head)
-            if place.number >= head.entries:
-                return
-            if not self._live:
-                self._move_view(head)
-                return
-            try:
-                chunk = self.stream.reader.chunk(place, _PASS_BYTES)
-            except DamagedFile:
-                # Not the pass's to judge: each client comes there by itself, and ends there.
-                if not self.outdated():
-                    self._dismiss(list(self._live))
-                    self._move_view(head)
-                continue
-            if self.outdated():
-                return
-            while behind := [s for s in self._live if s.cursor.number == place.number]:
-                results = fan_out([self._live[s] for s in behind], chunk.data, _PASS_NS)
-                size = len(chunk.data)
-                for session, sent in zip(behind, results, strict=False):
-                    if sent == size:
-                        session.cursor, session.at = chunk.next, chunk.next.offset
-                    else:
-                        self._drop_out(session, place, chunk.start, sent)
-                if len(results) < len(behind):
-                    await trio.lowlevel.checkpoint()
-                    if self.changing:
-                        # Who has this run already waits for the next one by himself.
-                        self._dismiss([s for s in self._live if s.cursor.number > place.number])
-                        return
-            self._move_view(Head(*chunk.next))
-            await trio.lowlevel.checkpoint()
-
-    def _move_view(self, head: Head) -> None:
-        self.view.head = head
-        self._wake_parked()
-
-    def _dismiss(self, sessions: list[Session]) -> None:
-        for session in sessions:
-            self.leave_live(session)
-            session.wake()
-
-    def _drop_out(self, session: Session, place: Cursor, start: int, sent: int) -> None:
-        """A client took less than the whole run, or is gone: its own sender goes on."""
-        del self._live[session]
-        if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
-            _log.debug("%s: gone: %s", session.transport.peer, os.strerror(-sent))
-            sent = 0
-        session.fell_behind(place, start + sent if sent > 0 else place.offset)
-
-    def _wake_parked(self) -> None:
-        parked, self.parked = self.parked, set()
-        for session in parked:
-            session.wake()
-
     # Changes of what was sent already.
-
-    @property
-    def changing(self) -> bool:
-        """Whether committed entries are being taken back or changed, or were just now.
-
-        Nothing is read or sent then, but by whom it cannot concern.
-        """
-        stream = self.stream
-        return self._held > 0 or stream.epoch != self._epoch or stream.changing
-
-    def outdated(self) -> bool:
-        """Whether what was just read may be of another history, or half changed."""
-        self.stream.refresh()
-        return self.changing
-
-    async def settled(self) -> None:
-        """Return when no change is under way."""
-        while self.changing:
-            await self._settling.park()
-
-    async def _settle(self) -> None:
-        """Wait for the end of a change in this process."""
-        while self._held:
-            await self._settling.park()
 
     def change(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to go or to be changed: end whom that concerns, now. Or that is
         done: whoever waits goes on."""
         self.stream.refresh()
         if done:
-            self._held -= 1
-            self._begin_anew()
+            self.live.release()
             return
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
         concerned = [s for s in self.sessions if s.concerned(start, offset, stop, end)]
         # Nothing fails from here on: who is told of the begin is told of the end.
-        self._held += 1
+        self.live.hold(Head(offset, start) if stop is None else None)
         for session in concerned:
             self._end(session, "truncated" if stop is None else "changed", start)
         if stop is None:
             for session in self.sessions.difference(concerned):
-                session.cut_short(start, offset)
-            # Who waits at the end waits at the new one; nothing behind it is sent any more.
-            self.view.head = min(self.view.head, Head(offset, start))
+                session.sender.cut_short(start, offset)
 
     def _start_over(self) -> None:
         """Another process took entries back or changed them; what, is not known here."""
-        self.view.head = self.stream.reader.head
+        head = self.live.view.head = self.stream.reader.head
         for session in list(self.sessions):
             if session.streaming:
-                self._end(session, "changed by another process", self.view.head.entries)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.view.forget()
-        self._epoch = self.stream.epoch
-        self._settling.unpark_all()
-        self._wake_parked()
+                self._end(session, "changed by another process", head.entries)
+        self.live.begin_anew()
 
     def _end(self, session: Session, what: str, number: int) -> None:
         _log.info(
@@ -307,7 +165,7 @@ class Server:
             session.transport.peer,
             what,
             number,
-            session.cursor.number,
+            session.sender.cursor.number,
         )
         session.end()
 
@@ -320,7 +178,7 @@ class Server:
         target = self.stream.total_entries
         with trio.move_on_after(seconds):
             # Clients get on in many places, in the pass above all; none of them counts.
-            while any(session.owes(target) for session in self.sessions):  # noqa: ASYNC110
+            while any(session.sender.owes(target) for session in self.sessions):  # noqa: ASYNC110
                 await trio.sleep(_POLL_SECONDS)
             return True
         return False
@@ -354,27 +212,6 @@ async def serve(
     server = Server(stream, max_clients=max_clients, waker=waker, tls=tls)
     sockets = open_listeners(host, port, unix) if listeners is None else listeners
     await server.run(sockets, task_status=task_status)
-
-
-@contextlib.contextmanager
-def _wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
-    """A descriptor to read that becomes readable with each commit."""
-    if waker is not None:
-        yield waker
-        return
-    if hasattr(os, "eventfd"):
-        reading = writing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    else:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-    stream.add_waker(writing, inside=True)
-    try:
-        yield reading
-    finally:
-        stream.remove_waker(writing)
-        for fd in {reading, writing}:
-            os.close(fd)
 
 
 def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:

@@ -163,7 +163,7 @@ async def in_memory(stream: DataStream, *, patience: float = PATIENCE) -> AsyncI
             yield Rig(server, connect)
             nursery.cancel_scope.cancel()
     assert not server.sessions
-    assert not server.parked
+    assert not server.live.parked
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from datastreamer.net import session as session_module
+from datastreamer.net import answers as answers_module
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import append, over_loopback, seeds
@@ -41,7 +41,7 @@ def served(writer: DataStream, request: pytest.FixtureRequest) -> Iterator[DataS
 @pytest.fixture(params=["inline", "in a thread"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "in a thread":
-        monkeypatch.setattr(session_module, "_INLINE_SCAN", -1)
+        monkeypatch.setattr(answers_module, "_INLINE_SCAN", -1)
     return str(request.param)
 
 
@@ -162,7 +162,7 @@ def after(number: int | None, model: Model) -> bytes:
 async def test_a_start_from_a_bookmark_that_goes_while_it_is_looked_up(
     writer: DataStream, served: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_INLINE_SCAN", -1)
+    monkeypatch.setattr(answers_module, "_INLINE_SCAN", -1)
     append(writer, (1, b"zero"), (1, b"one"), (BOOKMARK, b"key"), (1, b"three"))
     looked_up = trio.Event()
     token = trio.lowlevel.current_trio_token()

@@ -16,7 +16,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.net.session import Session, State
+from datastreamer.net.sender import State
+from datastreamer.net.session import Session
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Open, Peer, Rig, append, over_loopback, over_unix, seeds
@@ -125,11 +126,12 @@ async def test_truncation_close_behind_a_stalled_client(
     stream = referred
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
         session = await stalled(rig, peer)
-        assert session._span is not None
+        assert session.sender.span is not None
         number = (
-            next(n for n in range(520) if stream.reader.cursor(n).offset >= session.at) + behind
+            next(n for n in range(520) if stream.reader.cursor(n).offset >= session.sender.at)
+            + behind
         )
-        assert stream.reader.cursor(number).offset < session._span.end
+        assert stream.reader.cursor(number).offset < session.sender.span.end
         await do(lambda: stream.truncate(number))
         append(stream, (2, b"new"))
         await peer.expect(modelled(stream).packed())
@@ -144,7 +146,10 @@ async def test_truncation_of_what_the_kernel_was_only_pointed_to(
     stream, old = referred, modelled(referred)
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
         session = await stalled(rig, peer)
-        number = max(n for n in range(520) if stream.reader.cursor(n).offset < session.at) - before
+        number = (
+            max(n for n in range(520) if stream.reader.cursor(n).offset < session.sender.at)
+            - before
+        )
         stream.truncate(number)
         append(stream, *[(2, b"\xaa" * 20_000)] * 60)
         got = await peer.was_reset()
@@ -158,9 +163,9 @@ async def test_update_in_the_middle_of_a_copied_entry(
     stream, old = copied, modelled(copied)
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
         session = await stalled(rig, peer)
-        assert session._span is None
-        number = max(n for n in range(52) if stream.reader.cursor(n).offset < session.at)
-        assert session.at < stream.reader.cursor(number + 1).offset, "not in mid-entry"
+        assert session.sender.span is None
+        number = max(n for n in range(52) if stream.reader.cursor(n).offset < session.sender.at)
+        assert session.sender.at < stream.reader.cursor(number + 1).offset, "not in mid-entry"
         await do(update(stream, number))
         got = await peer.was_reset()
         assert old.packed().startswith(got)
@@ -173,11 +178,13 @@ async def test_update_of_what_the_kernel_was_only_pointed_to(
     stream, old = referred, modelled(referred)
     async with over_loopback(stream, receive_buffer=SMALL_BUFFER) as rig, rig.client() as peer:
         session = await stalled(rig, peer)
-        number = max(n for n in range(518) if stream.reader.cursor(n + 2).offset < session.at)
+        number = max(
+            n for n in range(518) if stream.reader.cursor(n + 2).offset < session.sender.at
+        )
         got = b""
         if stopped:
             await peer.send(wire.stop())
-            while session._protocol.streaming:
+            while session.protocol.streaming:
                 got += await peer.read(2_000)
                 await wait_all_tasks_blocked()
         update(stream, number)()
@@ -209,9 +216,9 @@ async def test_a_change_and_a_pass_that_has_served_half_of_its_clients(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who had the run before the change, and who did not, both get all that follows."""
-    from datastreamer.net import server as server_module
+    from datastreamer.net import live as live_module
 
-    monkeypatch.setattr(server_module, "_PASS_NS", 0)  # eight clients a call
+    monkeypatch.setattr(live_module, "_PASS_NS", 0)  # eight clients a call
     append(stream, (1, b"old"))
     async with over_loopback(stream) as rig, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
@@ -222,9 +229,13 @@ async def test_a_change_and_a_pass_that_has_served_half_of_its_clients(
         halfway = 0
         for turn in range(20):
             append(stream, (1, b"first %d" % turn))
-            while not any(s.cursor.number == stream.total_entries for s in rig.server.sessions):
+            while not any(
+                s.sender.cursor.number == stream.total_entries for s in rig.server.sessions
+            ):
                 await trio.lowlevel.checkpoint()
-            halfway += any(s.cursor.number < stream.total_entries for s in rig.server.sessions)
+            halfway += any(
+                s.sender.cursor.number < stream.total_entries for s in rig.server.sessions
+            )
             with stream._change(0, 1):  # as while a thread updates entry 0
                 await wait_all_tasks_blocked()
             append(stream, (2, b"second %d" % turn))

@@ -18,7 +18,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.net import server as server_module
+from datastreamer.net import live as live_module
 from datastreamer.storage.disk import Buffer, OsDisk, OsFile
 from datastreamer.storage.record import get_record, put_record
 from datastreamer.storage.stream import DataStream
@@ -94,7 +94,7 @@ with DataStream.create(sys.argv[1], sync=sys.argv[2], index="memory") as stream:
 async def test_the_waker_alone_is_enough(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     writer.add_waker(waker)
     try:
@@ -307,7 +307,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_module, "_DAMAGE_PAUSE", 0.01)
+    monkeypatch.setattr(live_module, "_DAMAGE_PAUSE", 0.01)
     fd = os.open(path, os.O_RDWR)
     with contextlib.closing(os.fdopen(fd, "r+b", buffering=0)) as file:
         async with over_loopback(follower) as rig, rig.client() as live, rig.client() as asker:
@@ -319,7 +319,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
             # It cannot be told whether what it asks for still stands.
             await asker.send(wire.entry(1))
             assert await asker.was_reset() == b""
-            assert [r.name.rpartition(".")[2] for r in caplog.records] == ["server", "session"]
+            assert [r.name.rpartition(".")[2] for r in caplog.records] == ["live", "session"]
             os.pwrite(file.fileno(), good, 0)
             append(writer, (1, b"on"))
             await live.expect(modelled(path).packed(2))

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.net.session import State
+from datastreamer.net.sender import State
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Peer, Rig, append, over_loopback
@@ -72,7 +72,7 @@ async def test_a_result_to_a_client_that_stopped_reading(
         await peer.ask(wire.start(first), OK)
         await stalled(rig)
         [session] = rig.server.sessions
-        assert (session._span is not None) == (size == MODES["by sendfile"])
+        assert (session.sender.span is not None) == (size == MODES["by sendfile"])
         await peer.send(request_)
         await stalled(rig)
         entries, told = await read_to_result(peer)
@@ -109,7 +109,7 @@ async def test_a_result_to_a_client_that_fell_out_of_the_pass(
             number += len(news) + 1
             await stalled(rig)
         if entry_size > 100_000:
-            assert session._half_sent()
+            assert session.sender.half_sent
         append(stream, *[(2, b"later" * 50)] * 3)
         model = modelled(stream)
         await peer.send(request_)
@@ -164,12 +164,12 @@ async def test_a_file_that_is_cut_under_a_client(
         await stalled(rig)
         [session] = rig.server.sessions
         size = os.path.getsize(stream.path)
-        os.truncate(stream.path, session.at + 1)
+        os.truncate(stream.path, session.sender.at + 1)
         got = await peer.was_reset()
         assert model.packed().startswith(got)
         errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert len(errors) == 1
-        assert f"at byte {session.at}: the file ends there" in errors[0]
+        assert f"at byte {session.sender.at}: the file ends there" in errors[0]
         os.truncate(stream.path, size)
         async with rig.client() as other:
             await other.ask(wire.header(), OK + model.header())
@@ -198,7 +198,7 @@ async def test_who_reads_nothing_hurts_nobody_and_loses_nothing(stream: DataStre
                         nursery.start_soon(peer.expect, news)
         behind = [s for s in rig.server.sessions if s.state is not State.LIVE]
         assert len(behind) == 1
-        assert behind[0].cursor.number < 20
+        assert behind[0].sender.cursor.number < 20
         await lazy.expect(modelled(stream).packed())
         await until_live(rig)
         append(stream, (1, b"all together"))
@@ -272,9 +272,9 @@ async def test_a_command_to_a_client_already_served_while_the_pass_rests(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass has no time for all; who has its run already asks for something meanwhile."""
-    from datastreamer.net import server as server_module
+    from datastreamer.net import live as live_module
 
-    monkeypatch.setattr(server_module, "_PASS_NS", 0)  # eight clients a call
+    monkeypatch.setattr(live_module, "_PASS_NS", 0)  # eight clients a call
     async with over_loopback(stream) as rig, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
         for peer in peers:
@@ -301,7 +301,7 @@ async def test_a_huge_operation_reaches_live_clients_whole(stream: DataStream) -
         with stream.atomic_op() as op:
             op.add_entries(1, [bytes([n % 251]) * (n * 977 % 90_000) for n in range(400)])
             await wait_all_tasks_blocked()
-            assert all(session.at <= 4096 for session in rig.server.sessions)
+            assert all(session.sender.at <= 4096 for session in rig.server.sessions)
         whole = modelled(stream).packed()
         assert len(whole) > 12 * MIB
         async with trio.open_nursery() as nursery:

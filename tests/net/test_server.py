@@ -20,8 +20,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.errors import ListenFailed
 from datastreamer.net.listen import address_of, open_listeners
+from datastreamer.net.sender import State
 from datastreamer.net.server import Server, serve
-from datastreamer.net.session import State
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Peer, append, over_loopback
@@ -313,7 +313,7 @@ async def test_drain_waits_until_all_is_sent(stream: DataStream) -> None:
 async def test_a_commit_is_sent_without_waiting_for_the_poll(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastreamer.net.server._POLL_SECONDS", 1_000)
+    monkeypatch.setattr("datastreamer.net.live._POLL_SECONDS", 1_000)
     async with over_loopback(stream) as rig, rig.client() as peer:
         await peer.ask(wire.start(0), OK)
         for turn in range(50):

@@ -313,7 +313,7 @@ async def test_many_unknown_commands_to_a_client_that_reads_nothing(
         nursery.start_soon(ask)
         await wait_all_tasks_blocked()
         [session] = rig.server.sessions
-        assert len(session._results) < 100
+        assert len(session.sender.results) < 100
         whole = modelled(long_stream).packed()
         got = packets(await peer.read(len(OK) + len(whole) + asked * len(result(9))))
         assert got.count(result(9)) == asked

@@ -1,0 +1,158 @@
+"""Answers to one client's questions: read from the stream, kept together, sent together.
+
+Owns what waits to be sent while the client does not stream, and that an answer is of the
+stream as it is when it is sent. Knows nothing of streaming.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TypeAlias
+
+import trio
+
+from datastreamer.errors import DamagedFile, UnknownBookmark, UnknownEntry
+from datastreamer.format import PACKET_ANSWER, RESULT_BAD_FROM_BOOKMARK, RESULT_BAD_FROM_ENTRY
+from datastreamer.net.live import Live
+from datastreamer.net.transport import Transport
+from datastreamer.protocol import messages
+from datastreamer.protocol.messages import (
+    BookmarkQuery,
+    EntryQuery,
+    HeaderQuery,
+    Start,
+    StartBookmark,
+)
+from datastreamer.protocol.server import Refuse
+
+Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery
+
+# Answers to queries that came together are sent together, up to about so much.
+_ANSWERS_BYTES = 64 * 1024
+# A look-up that has to read more than this from the stream is done in a thread.
+_INLINE_SCAN = 1 << 20
+
+
+class Answers:
+    """What one client has asked and was not sent yet."""
+
+    def __init__(self, live: Live, transport: Transport) -> None:
+        self._live = live
+        self._stream = live.stream
+        self._transport = transport
+        # Answers, the epoch that they were read in, and what was asked, to be read again
+        # should that have changed.
+        self._answers: list[bytes] = []
+        self._questions: list[Question | None] = []
+        self._epoch = 0
+        self.size = 0
+        """Bytes that wait to be sent."""
+
+    def __bool__(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def full(self) -> bool:
+        """Whether these go out before anything else is asked."""
+        return self.size >= _ANSWERS_BYTES
+
+    def begin(self) -> None:
+        """What comes next is read now: before the first since the last `send`."""
+        if not self._answers:
+            self._epoch = self._stream.epoch
+
+    async def answer(self, question: Question) -> None:
+        """Read the answer to `question`. Raises what the stream raises."""
+        self.add(await self._answer_to(question), question)
+
+    def answer_entry(self, question: EntryQuery) -> None:
+        """As `answer`, which has more in it than the most frequent question needs."""
+        self.add(self._entry(question.number), question)
+
+    def add(self, answer: bytes, question: Question | None = None) -> None:
+        self._answers.append(answer)
+        self._questions.append(question)
+        self.size += len(answer)
+
+    async def send(self) -> None:
+        """Send what waits. Cancelled or failed, the connection is of no more use."""
+        stream = self._stream
+        if not stream.writable:
+            # Another process may have changed the file while they were read.
+            stream.refresh()
+            while stream.epoch != self._epoch:
+                await self._live.settled()
+                self._epoch = stream.epoch
+                for at, question in enumerate(self._questions):
+                    if question is not None:
+                        self._answers[at] = await self._answer_to(question)
+                stream.refresh()
+        answers, self._answers, self._questions = self._answers, [], []
+        self.size = 0
+        data = answers[0] if len(answers) == 1 else b"".join(answers)
+        sent = self._transport.send_now(data)
+        if sent < len(data):
+            await self._transport.send(memoryview(data)[sent:])
+        self._live.counts.bytes_sent += len(data)
+
+    async def place(self, command: Start | StartBookmark) -> int | Refuse:
+        """The entry that a client is to be sent first, or what it is told instead."""
+        if isinstance(command, Start):
+            if command.from_entry > self._stream.total_entries:
+                return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
+            return command.from_entry
+        number = await self._bookmark(command.key)
+        return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False) if number is None else number
+
+    async def _answer_to(self, question: Question) -> bytes:
+        if isinstance(question, EntryQuery):
+            return self._entry(question.number)
+        if isinstance(question, HeaderQuery):
+            return messages.OK + self._stream.header.pack()
+        try:
+            return await self._first_event(question.key)
+        except DamagedFile:
+            if not self._live.outdated():
+                raise
+            return b""  # changed just now: it is read again before it is sent
+
+    def _entry(self, number: int) -> bytes:
+        packed = self._stream.reader.packed
+        try:
+            return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
+        except UnknownEntry:
+            if self._stream.refresh():
+                with contextlib.suppress(UnknownEntry):
+                    return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
+            return messages.OK + messages.NOT_FOUND
+        except DamagedFile:
+            if not self._live.outdated():
+                raise
+            return b""  # changed just now: it is read again before it is sent
+
+    async def _bookmark(self, key: bytes) -> int | None:
+        """The newest entry with this key. A long way to it is gone in a thread, and again
+        where the stream was changed meanwhile."""
+        stream, live = self._stream, self._live
+        while True:
+            epoch = stream.epoch
+            number: int | None = None
+            try:
+                with contextlib.suppress(UnknownBookmark):
+                    if stream.bookmarks.unread() <= _INLINE_SCAN:
+                        return stream.bookmark(key)
+                    number = await trio.to_thread.run_sync(stream.bookmark, key)
+            except DamagedFile:
+                if not live.outdated() and stream.epoch == epoch:
+                    raise
+                epoch = -1
+            await live.settled()
+            if stream.epoch == epoch:
+                return number
+
+    async def _first_event(self, key: bytes) -> bytes:
+        number = await self._bookmark(key)
+        event = None if number is None else self._stream.reader.first_event(number)
+        if event is None:
+            return messages.OK + messages.NOT_FOUND
+        return messages.OK + messages.encode_answer(event.number, event.type, event.data)

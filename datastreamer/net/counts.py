@@ -1,0 +1,35 @@
+"""What a server has done, in plain numbers that only grow.
+
+Owns the names. Knows neither who counts nor who reads: an exporter takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the server started. Read them at any time; they are changed in the loop's thread."""
+
+    accepted: int = 0
+    """Connections let in."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+    """Connections closed at once, by the limit that they ran into."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    """Connections that are over, by why."""
+
+    commands: Counter[str] = field(default_factory=Counter)
+    """Commands taken, by kind; those that were refused are among the errors alone."""
+
+    errors: Counter[str] = field(default_factory=Counter)
+    """Refusals and failures, by kind."""
+
+    bytes_sent: int = 0
+    """Bytes of entries, answers and Results that the system took for clients."""
+
+    entries_sent: int = 0
+    """Entries streamed whole."""

@@ -1,0 +1,225 @@
+"""What every client streams from: the view, the pass over live clients, and changes of both.
+
+Owns the view (how far the pass has come), who is live, who waits for either, and whether
+committed entries are being taken back or changed just now. Knows senders, not sessions:
+whom a change concerns is `server.py`'s to find out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import trio
+
+from datastreamer.errors import DamagedFile, StreamFileError
+from datastreamer.net._fanout import fan_out
+from datastreamer.net.counts import Counts
+from datastreamer.storage.reader import Cursor
+from datastreamer.storage.record import Head
+from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from datastreamer.net.sender import Sender
+
+_log = logging.getLogger(__name__)
+
+# One pass sends so much to each client, and takes so long, before others have a turn.
+_PASS_BYTES = 128 * 1024
+_PASS_NS = 2_000_000
+# A commit wakes the pass; this often it looks for one that did not.
+_POLL_SECONDS = 0.010
+# After a header that cannot be read.
+_DAMAGE_PAUSE = 1.0
+
+
+class Live:
+    """The end of one stream, as clients see it. `run` keeps it going."""
+
+    def __init__(self, stream: DataStream, counts: Counts) -> None:
+        self.stream = stream
+        self.view = stream.new_reader()
+        self.counts = counts
+        self.parked: set[Sender] = set()
+        self._live: dict[Sender, int] = {}
+        self._epoch = stream.epoch
+        # How many changes of what was committed are under way in this process.
+        self._held = 0
+        self._settling = trio.lowlevel.ParkingLot()
+
+    async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
+        """Make a pass whenever `wakeup` can be read, for ever. `start_over` is called, and
+        calls `begin_anew`, when another process has changed what was committed."""
+        trouble = ""
+        while True:
+            await self._settle()
+            try:
+                self.stream.refresh()
+            except (StreamFileError, OSError) as error:
+                # The file may be repaired.
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.error("nothing new can be seen: %s", trouble)
+                await trio.sleep(_DAMAGE_PAUSE)
+                continue
+            trouble = ""
+            if self.stream.epoch != self._epoch:
+                start_over()
+            if self._settling and not self.changing:
+                self.begin_anew()
+            await self._catch_up_live()
+            with trio.move_on_after(_POLL_SECONDS):
+                await trio.lowlevel.wait_readable(wakeup)
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+
+    # Who is live.
+
+    def join(self, sender: Sender) -> None:
+        """Have the pass serve a client whose cursor is where the last pass ended."""
+        fd = sender.transport.socket_fd
+        assert fd is not None and sender.cursor.number == self.view.head.entries
+        self._live[sender] = fd
+
+    def leave(self, sender: Sender) -> bool:
+        """The client's sender writes by itself again; whether it was live."""
+        return self._live.pop(sender, None) is not None
+
+    def forget(self, sender: Sender) -> None:
+        """The connection is about to be closed: its descriptor leaves the pass before."""
+        self.parked.discard(sender)
+        self.leave(sender)
+
+    # The pass.
+
+    async def _catch_up_live(self) -> None:
+        while not self.changing:
+            head = self.stream.reader.head
+            place = Cursor(*self.view.head)
+            if place.number >= head.entries:
+                return
+            if not self._live:
+                self._move_view(head)
+                return
+            try:
+                chunk = self.stream.reader.chunk(place, _PASS_BYTES)
+            except DamagedFile:
+                # Not the pass's to judge: each client comes there by itself, and ends there.
+                if not self.outdated():
+                    self._dismiss(list(self._live))
+                    self._move_view(head)
+                continue
+            if self.outdated():
+                return
+            while behind := [s for s in self._live if s.cursor.number == place.number]:
+                results = fan_out([self._live[s] for s in behind], chunk.data, _PASS_NS)
+                size = len(chunk.data)
+                served = 0
+                for sender, sent in zip(behind, results, strict=False):
+                    if sent == size:
+                        sender.cursor, sender.at = chunk.next, chunk.next.offset
+                        served += 1
+                    else:
+                        self._drop_out(sender, place, chunk.start, sent)
+                self.counts.bytes_sent += served * size
+                self.counts.entries_sent += served * (chunk.next.number - place.number)
+                if len(results) < len(behind):
+                    await trio.lowlevel.checkpoint()
+                    if self.changing:
+                        # Who has this run already waits for the next one by himself.
+                        self._dismiss([s for s in self._live if s.cursor.number > place.number])
+                        return
+            self._move_view(Head(*chunk.next))
+            await trio.lowlevel.checkpoint()
+
+    def _move_view(self, head: Head) -> None:
+        self.view.head = head
+        self._wake_parked()
+
+    def _dismiss(self, senders: list[Sender]) -> None:
+        for sender in senders:
+            sender.nudge()
+
+    def _drop_out(self, sender: Sender, place: Cursor, start: int, sent: int) -> None:
+        """A client took less than the whole run, or is gone: its own sender goes on."""
+        del self._live[sender]
+        if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
+            _log.debug("%s: gone: %s", sender.transport.peer, os.strerror(-sent))
+        sent = max(sent, 0)
+        self.counts.bytes_sent += sent
+        sender.fell_behind(place, start + sent if sent else place.offset)
+
+    def _wake_parked(self) -> None:
+        parked, self.parked = self.parked, set()
+        for sender in parked:
+            sender.wake()
+
+    # Changes of what was sent already.
+
+    @property
+    def changing(self) -> bool:
+        """Whether committed entries are being taken back or changed, or were just now.
+
+        Nothing is read or sent then, but by whom it cannot concern.
+        """
+        stream = self.stream
+        return self._held > 0 or stream.epoch != self._epoch or stream.changing
+
+    def outdated(self) -> bool:
+        """Whether what was just read may be of another history, or half changed."""
+        self.stream.refresh()
+        return self.changing
+
+    async def settled(self) -> None:
+        """Return when no change is under way."""
+        while self.changing:
+            await self._settling.park()
+
+    async def _settle(self) -> None:
+        """Wait for the end of a change in this process."""
+        while self._held:
+            await self._settling.park()
+
+    def hold(self, head: Head | None) -> None:
+        """Entries are about to go or to change; `head` is where they will end, where they go."""
+        self._held += 1
+        if head is not None:
+            # Who waits at the end waits at the new one; nothing behind it is sent any more.
+            self.view.head = min(self.view.head, head)
+
+    def release(self) -> None:
+        """That is done: whoever waits goes on."""
+        self._held -= 1
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """What was known of the entries is of a history that is over."""
+        self.view.forget()
+        self._epoch = self.stream.epoch
+        self._settling.unpark_all()
+        self._wake_parked()
+
+
+@contextlib.contextmanager
+def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
+    """A descriptor to read that becomes readable with each commit."""
+    if waker is not None:
+        yield waker
+        return
+    if hasattr(os, "eventfd"):
+        reading = writing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    else:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+    stream.add_waker(writing, inside=True)
+    try:
+        yield reading
+    finally:
+        stream.remove_waker(writing)
+        for fd in {reading, writing}:
+            os.close(fd)

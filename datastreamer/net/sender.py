@@ -1,0 +1,302 @@
+"""What one client is sent while it streams: its place in the stream, and the way on.
+
+Owns the client's cursor and the rule that exactly one writes to the connection at a
+time: the session while the client is idle, this sender while it streams and is behind,
+the pass (`live.py`) while it is live. Keeps no entry in memory for a slow client: what
+was not taken yet is read again from the file. Knows no commands.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import struct
+import termios
+
+import trio
+
+from datastreamer.errors import DamagedEntry, DamagedFile
+from datastreamer.net.live import Live
+from datastreamer.net.transport import Transport
+from datastreamer.storage.reader import Cursor, Span
+
+# Entries this near to the end are copied into the socket; older ones go by sendfile,
+# which queues references to the file's pages and would show a later change of them.
+_COPIED_TAIL = 4 << 20
+_COPY_BYTES = 128 * 1024
+# One turn of a sender that is far behind; then the other clients have theirs.
+_SENDFILE_BYTES = 512 * 1024
+# A client that asks on while it streams and reads nothing is not asked what else it wants.
+_WAITING_RESULTS = 64
+
+
+class State(enum.Enum):
+    IDLE = "idle"
+    CATCH_UP = "catch-up"
+    LIVE = "live"
+    DRAINING = "draining"
+
+
+class Sender:
+    """Sends entries to one client, from a Start to its Stop or to the client's end."""
+
+    def __init__(self, live: Live, transport: Transport) -> None:
+        self.state = State.IDLE
+        self.streaming = False
+        self.transport = transport
+        # Where the next entry to send stands, and the file offset of the next byte to
+        # send: ahead of the cursor while an entry, or a span of them, is half sent.
+        self.cursor = Cursor(0, 0)
+        self.at = 0
+        self.span: Span | None = None
+        # Results to put between two entries, and what to do after them.
+        self.results: list[bytes] = []
+        self._live = live
+        self._stream = live.stream
+        # What the kernel was only pointed to, in this streaming or in an earlier one that it
+        # may still be busy with: nothing before this entry, nothing behind this offset.
+        self._sent_from = 0
+        self._sent_by_file = 0
+        self._results_sent = trio.Event()
+        self._ending = False
+        self._wake: trio.Event | None = None
+        self._done = trio.Event()
+
+    # What the session asks for.
+
+    def begin(self, start: int) -> None:
+        """The client will be sent the entries from `start` on, by `run`."""
+        # From here on a change of the stream may concern it.
+        self.streaming = True
+        self.state = State.CATCH_UP
+        self.cursor, self.at = Cursor(0, start), 0
+        if not self._unacknowledged():
+            self._sent_from, self._sent_by_file = start, 0
+        self._sent_from = min(self._sent_from, start)
+        self.span = None
+        self._ending = False
+        self.results = []
+        self._done = trio.Event()
+
+    async def run(self) -> None:
+        """The sending task: whatever has to wait for this client waits here."""
+        while not await self._next_turn():
+            pass
+        self.state = State.IDLE
+        self._done.set()
+
+    async def end_with(self, result: bytes) -> None:
+        """End the entry that is being sent, send `result` and stop; return when that is done."""
+        self.results.append(result)
+        self._ending = True
+        self.nudge()
+        await self._done.wait()
+        self.streaming = False
+
+    async def put_in(self, result: bytes) -> None:
+        """Send `result` between two entries. Waits where many are waiting already."""
+        self.results.append(result)
+        self.nudge()
+        if len(self.results) >= _WAITING_RESULTS:
+            await self._results_sent.wait()
+
+    # What the pass asks for.
+
+    def nudge(self) -> None:
+        """There is something to do other than to be live."""
+        if self._live.leave(self):
+            self.state = State.CATCH_UP
+        self.wake()
+
+    def fell_behind(self, cursor: Cursor, at: int) -> None:
+        """The pass got only to file offset `at`, in the run that began at `cursor`."""
+        self.cursor, self.at = cursor, at
+        self.state = State.CATCH_UP
+        self.wake()
+
+    def wake(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    # Sending.
+
+    async def _next_turn(self) -> bool:
+        """Send something, or wait until there is something; True after a Stop's Result."""
+        live, placed = self._live, self.cursor.offset > 0
+        behind = live.view.head.entries - self.cursor.number
+        if live.changing:
+            await self._park()
+        elif placed and self.results and self._between_entries():
+            results, self.results = b"".join(self.results), []
+            await self.transport.send(results)
+            live.counts.bytes_sent += len(results)
+            self._results_sent.set()
+            self._results_sent = trio.Event()
+            return self._ending
+        elif behind > 0:
+            if not placed:
+                self._take_place()
+                # A Stop that came with the Start does not overtake the first entries.
+                await self._send_some(_COPY_BYTES)
+            else:
+                # Where a Result waits, only to the end of the entry.
+                await self._send_some(1 if self.results else _COPY_BYTES)
+        elif behind < 0 or self.half_sent:
+            # Committed, but the pass is not through with it.
+            await self._park()
+        elif not placed:
+            self._take_place()
+        else:
+            await self._go_live()
+        return False
+
+    def _take_place(self) -> None:
+        self.cursor = self._live.view.cursor(self.cursor.number)
+        self.at = self.cursor.offset
+
+    def _move(self, cursor: Cursor) -> None:
+        self._live.counts.entries_sent += cursor.number - self.cursor.number
+        self.cursor = cursor
+
+    async def _park(self) -> None:
+        """Wait for the pass to move, or for a nudge."""
+        self._wake = trio.Event()
+        self._live.parked.add(self)
+        await self._wake.wait()
+        self._wake = None
+
+    @property
+    def half_sent(self) -> bool:
+        """Whether the client has a part of an entry, or of a span of them, already."""
+        return self.at > self.cursor.offset
+
+    def _between_entries(self) -> bool:
+        """Whether nothing is half sent; tries to make the cursor say so."""
+        span = self.span
+        if span is not None:
+            if self.at < span.end:
+                place = self._live.view.boundary(span, self.cursor.number, self.at)
+                if place.offset == self.at:
+                    self._move(place)
+                    self.span = None
+                else:
+                    # Go on to the end of this entry, and no farther.
+                    self.span = Span(span.start, min(place.offset, span.end), place)
+            else:
+                self._move(span.next)
+                self.span = None
+        return not self.half_sent
+
+    async def _send_some(self, copy: int) -> None:
+        """One turn of catching up; `copy` bytes of whole entries where they are copied."""
+        live, view = self._live, self._live.view
+        far = self.cursor.offset < view.head.length - _COPIED_TAIL
+        by_file = far and self.transport.socket_fd is not None
+        try:
+            if by_file and self.span is None and not self.half_sent:
+                self.span = view.span(self.cursor)
+                self.at = self.span.start
+            if self.span is not None:
+                if not live.outdated():
+                    await self._send_span(self.span)
+                return
+            # After the end of this entry sendfile goes on.
+            chunk = view.chunk(self.cursor, 1 if by_file else copy)
+        except DamagedFile:
+            if live.outdated():
+                return
+            raise
+        if live.outdated():
+            return
+        at = max(self.at, chunk.start)
+        rest = chunk.data[at - chunk.start :]
+        if self.transport.socket_fd is None:
+            sent = len(rest)
+            place = chunk.boundary(at + sent)
+            del chunk  # one that stops reading holds the rest in memory, once
+            self.at = at + sent  # on its way: what changes there now concerns this client
+            await self.transport.send(rest)
+        else:
+            sent = self.transport.send_now(rest)
+            place = chunk.boundary(at + sent)
+            del chunk
+        live.counts.bytes_sent += sent
+        self._move(place)
+        self.at = max(at + sent, place.offset)
+        if sent < len(rest):
+            del rest  # a client that stops reading holds no entry in memory
+            await self.transport.wait_writable()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def _send_span(self, span: Span) -> None:
+        count = min(span.end - self.at, _SENDFILE_BYTES)
+        try:
+            sent = self.transport.send_file(self._stream.fileno(), self.at, count)
+        except EOFError:
+            raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
+        self._live.counts.bytes_sent += sent
+        self.at += sent
+        self._sent_by_file = max(self._sent_by_file, self.at)
+        if self.at == span.end:
+            self._move(span.next)
+            self.span = None
+            self.at = self.cursor.offset
+        if sent < count:
+            await self.transport.wait_writable()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def _go_live(self) -> None:
+        """Nothing left to send: leave it to the pass until there is a reason not to."""
+        if self.transport.socket_fd is None:
+            await self._park()
+            return
+        self._wake = trio.Event()
+        self._live.join(self)
+        self.state = State.LIVE
+        await self._wake.wait()
+        self._wake = None
+
+    def owes(self, entries: int) -> bool:
+        """Whether it streams and has not been given all of the first `entries` entries."""
+        return self.streaming and (self.cursor.number < entries or self.half_sent)
+
+    # Changes of what was sent.
+
+    def concerned(self, start: int, offset: int, stop: int | None, end: int) -> bool:
+        """Whether a change of the entries from `start` to `stop` may reach this client.
+
+        They stand from file offset `offset` to `end`. A truncation (`stop` None) concerns
+        who has been sent any of them; an update who may not have received yet what the
+        kernel only refers to.
+        """
+        if self.streaming:
+            half_sent = self.half_sent
+            if stop is None and (self.cursor.number > start or (half_sent and self.at > offset)):
+                return True
+            if half_sent and offset < self.at < end:
+                return True  # it would get the end of another entry than the beginning
+        if self._sent_by_file <= offset:
+            return False
+        unsent = self._unacknowledged()
+        if not unsent or stop is None:
+            return unsent > 0
+        return self._sent_from < stop and min(self.at, self._sent_by_file) - unsent < end
+
+    def cut_short(self, start: int, offset: int) -> None:
+        """The entries from `start` on, at file offset `offset`, are about to go."""
+        span = self.span
+        if span is not None and span.end > offset:
+            self.span = Span(span.start, offset, Cursor(offset, start))
+
+    def _unacknowledged(self) -> int:
+        """An upper bound for the bytes that the kernel was pointed to and the peer has not
+        confirmed."""
+        fd = self.transport.socket_fd
+        if fd is None or not self.transport.by_reference:
+            return 0
+        packed = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
+        queued = int(struct.unpack("i", packed)[0])
+        # File offsets count the padding between pages, the socket does not.
+        return queued and queued + (1 << 20) * (1 + queued // (1 << 20))
