@@ -23,6 +23,7 @@ from datastreamer.cli.options import (
     number_option,
 )
 from datastreamer.format import DEFAULT_PORT, U32_MAX
+from datastreamer.net.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
@@ -104,6 +105,54 @@ MaxClientsOption = Annotated[
     int,
     number_option("--max-clients", "N", "Refuse connections above this.", most=U32_MAX, least=1),
 ]
+MaxClientsPerAddressOption = Annotated[
+    int,
+    number_option(
+        "--max-clients-per-address",
+        "N",
+        "And above this from one address. 0: any number.",
+        most=U32_MAX,
+    ),
+]
+AcceptRateOption = Annotated[
+    int,
+    number_option(
+        "--accept-rate", "N", "Connections let in a second; the others wait. 0: all.", most=U32_MAX
+    ),
+]
+RequestRateOption = Annotated[
+    int,
+    number_option(
+        "--request-rate",
+        "N",
+        "Commands taken from one client a second; more wait. 0: all.",
+        most=U32_MAX,
+    ),
+]
+InactivityTimeoutOption = Annotated[
+    int,
+    number_option(
+        "--inactivity-timeout",
+        "S",
+        "End a client that neither streams nor asks for so long. 0: never.",
+        most=U32_MAX,
+    ),
+]
+WriteTimeoutOption = Annotated[
+    int,
+    number_option(
+        "--write-timeout",
+        "S",
+        "End a client that takes not one byte for so long. 0: never.",
+        most=U32_MAX,
+    ),
+]
+GraceOption = Annotated[
+    int,
+    number_option(
+        "--grace", "S", "At the end, clients have so long to take what is committed.", most=U32_MAX
+    ),
+]
 SyncOption = Annotated[
     Sync,
     typer.Option(
@@ -128,13 +177,33 @@ def serve(
     stream_version: StreamVersionOption = None,
     stream_type: NewStreamTypeOption = None,
     follow: FollowOption = False,
-    max_clients: MaxClientsOption = 10_000,
+    max_clients: MaxClientsOption = MAX_CLIENTS,
+    max_clients_per_address: MaxClientsPerAddressOption = 0,
+    accept_rate: AcceptRateOption = 0,
+    request_rate: RequestRateOption = 0,
+    inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
+    write_timeout: WriteTimeoutOption = 0,
+    grace: GraceOption = int(GRACE_SECONDS),
     sync: SyncOption = Sync.commit,
     index: IndexOption = Index.lmdb,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM."""
+    """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
+
+    The signal lets nobody in any more and gives clients --grace seconds to take what is
+    committed; a second one ends that at once. Sockets that systemd hands down are used in
+    place of --host, --port and --unix.
+    """
+    limits = Limits(
+        max_clients=max_clients,
+        max_clients_per_address=max_clients_per_address or None,
+        accept_rate=accept_rate,
+        request_rate=request_rate,
+        inactivity_timeout=inactivity_timeout,
+        write_timeout=write_timeout,
+        grace=grace,
+    )
     creation = Creation(create, system_id, stream_version, stream_type)
     if create and follow:
         raise typer.BadParameter(
@@ -166,7 +235,7 @@ def serve(
         port=port,
         unix=unix,
         tls=tls,
-        max_clients=max_clients,
+        limits=limits,
         listening=listening,
     )
     _log.info("ended by %s", name)

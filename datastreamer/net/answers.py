@@ -47,6 +47,10 @@ class Answers:
         self._epoch = 0
         self.size = 0
         """Bytes that wait to be sent."""
+        self.sent = 0
+        """Bytes of all that was sent."""
+        self.blocked = False
+        """Whether the client has not taken what was there for it."""
 
     def __bool__(self) -> bool:
         return bool(self._answers)
@@ -91,8 +95,12 @@ class Answers:
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
         sent = self._transport.send_now(data)
+        self.sent += sent
         if sent < len(data):
+            self.blocked = True
             await self._transport.send(memoryview(data)[sent:])
+            self.blocked = False
+            self.sent += len(data) - sent
         self._live.counts.bytes_sent += len(data)
 
     async def place(self, command: Start | StartBookmark) -> int | Refuse:

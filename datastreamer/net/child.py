@@ -19,6 +19,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.net import control
+from datastreamer.net.limits import Limits
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
@@ -48,7 +49,8 @@ async def _obey(
             waiting = waiting[size:]
             if what in (control.DRAIN, control.QUIT):
                 (milliseconds,) = control.MILLISECONDS.unpack(words)
-                done = await server.drain(milliseconds / 1000)
+                wait = server.drain if what == control.DRAIN else server.finish
+                done = await wait(milliseconds / 1000)
             elif what == control.RELOAD:
                 done = tls is not None and reload_and_log(tls)
             else:
@@ -76,7 +78,8 @@ async def _serve(order: dict[str, Any]) -> None:
     with DataStream.open(
         order["file"], follow=True, name=order["name"], index=order["index"]
     ) as stream:
-        server = Server(stream, max_clients=order["max_clients"], waker=order["waker"], tls=tls)
+        limits = Limits(**order["limits"])
+        server = Server(stream, limits=limits, waker=order["waker"], tls=tls)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             if tls is not None:

@@ -19,7 +19,7 @@ DRAIN: Final = b"d"
 """Wait until every client has been sent all, at most so many ms (u32)."""
 
 QUIT: Final = b"q"
-"""The same, and end."""
+"""End in good order, within so many ms (u32)."""
 
 CHANGE: Final = b"c"
 """Entries from a number (u64) to another (u64, excluded; the highest: all) are about to

@@ -13,8 +13,10 @@ import os
 import socket
 import threading
 import weakref
+from collections.abc import Awaitable, Callable
 
 from datastreamer.errors import ServerFailed, StreamClosed
+from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, name_of, open_listeners
 from datastreamer.net.process import ServingProcess
 from datastreamer.net.tls import ServerTLS
@@ -35,7 +37,7 @@ class StreamServer:
 
     `create` says what to do where there is no file: make one with `version`,
     `system_id` and `stream_type` (the default), or raise `FileMissing`. `host`, `port`,
-    `unix`, `tls` and `max_clients` are those of `serve`; `sync` and `index` those of
+    `unix`, `tls` and `limits` are those of `serve`; `sync` and `index` those of
     `DataStream`.
 
     `in_process` serves from a thread of this process: for tests, and for writers that
@@ -60,8 +62,7 @@ class StreamServer:
         stream_type: int = 1,
         sync: SyncPolicy = "commit",
         index: IndexName = "lmdb",
-        max_clients: int = 10_000,
-        grace: float = 5.0,
+        limits: Limits | None = None,
         in_process: bool = False,
     ) -> None:
         self._closed = False
@@ -83,7 +84,7 @@ class StreamServer:
             try:
                 kind = _Thread if in_process else ServingProcess
                 self._serving: _Thread | ServingProcess = kind(
-                    self.stream, listeners, max_clients, grace, tls
+                    self.stream, listeners, limits or Limits(), tls
                 )
             except BaseException:
                 self.stream.close()
@@ -109,7 +110,7 @@ class StreamServer:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client has been sent all that is committed.
 
-        True when that is so, False after `timeout` seconds (None: the `grace`).
+        True when that is so, False after `timeout` seconds (None: the limits' `grace`).
         """
         if self._closed:
             raise StreamClosed("the server is closed")
@@ -128,7 +129,8 @@ class StreamServer:
             self._serving.reload_tls()
 
     def close(self) -> None:
-        """Let the last commit go out (for `grace` seconds at most), then end everything."""
+        """Let nobody in, let the last commit go out, then end everything. Clients have the
+        limits' `grace` for it."""
         if self._closed:
             return
         self._closed = True
@@ -161,16 +163,15 @@ class _Thread:
         self,
         stream: DataStream,
         listeners: list[socket.socket],
-        max_clients: int,
-        grace: float,
+        limits: Limits,
         tls: ServerTLS | None,
     ) -> None:
         import trio
 
         from datastreamer.net.server import Server
 
-        self._grace = grace
-        self._server = Server(stream, max_clients=max_clients, tls=tls)
+        self._grace = limits.grace
+        self._server = Server(stream, limits=limits, tls=tls)
         self._failure: BaseException | None = None
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -207,14 +208,15 @@ class _Thread:
             raise ServerFailed(f"the server ended: {_reason(self._failure)}") from self._failure
 
     def drain(self, timeout: float | None) -> bool:
+        return self._ask(self._server.drain, self._grace if timeout is None else timeout)
+
+    def _ask(self, what: Callable[[float], Awaitable[bool]], seconds: float) -> bool:
         import trio
 
         from datastreamer.net.server import outside_of_loops
 
-        seconds = self._grace if timeout is None else timeout
-
         def ask() -> bool:
-            return trio.from_thread.run(self._server.drain, seconds, trio_token=self._token)
+            return trio.from_thread.run(what, seconds, trio_token=self._token)
 
         try:
             return outside_of_loops(ask)
@@ -228,7 +230,7 @@ class _Thread:
         import trio
 
         if self._failure is None and self._token is not None:
-            self.drain(None)
+            self._ask(self._server.finish, self._grace)
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._scope.cancel)
         self._thread.join()

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datastreamer.errors import ServerFailed
 from datastreamer.format import U64_MAX
 from datastreamer.net import control
+from datastreamer.net.limits import Limits
 from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream
 
@@ -47,16 +48,15 @@ class ServingProcess:
         self,
         stream: DataStream,
         listeners: list[socket.socket],
-        max_clients: int,
-        grace: float,
+        limits: Limits,
         tls: ServerTLS | None,
     ) -> None:
         self._stream = stream
         # As it is now: a child that is started later finds the index by it, too.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
-        self._max_clients = max_clients
-        self._grace = grace
+        self._limits = limits
+        self._grace = limits.grace
         self._tls = tls
         self._waking, self._waker = _waker()
         self._guard = threading.Lock()
@@ -95,7 +95,7 @@ class ServingProcess:
                 "parent": self._hand_down_parent(hand_down),
                 "name": self._name,
                 "index": self._stream.index_name,
-                "max_clients": self._max_clients,
+                "limits": self._limits.as_json(),
                 "tls": None if self._tls is None else self._tls.to_json(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }

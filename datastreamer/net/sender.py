@@ -51,6 +51,8 @@ class Sender:
         self.span: Span | None = None
         # Results to put between two entries, and what to do after them.
         self.results: list[bytes] = []
+        self.blocked = False
+        """Whether the client has not taken what was there for it."""
         self._live = live
         self._stream = live.stream
         # What the kernel was only pointed to, in this streaming or in an earlier one that it
@@ -59,6 +61,8 @@ class Sender:
         self._sent_by_file = 0
         self._results_sent = trio.Event()
         self._ending = False
+        # At the server's end: how far to go. 0: to the end of the entry that is being sent.
+        self._last: int | None = None
         self._wake: trio.Event | None = None
         self._done = trio.Event()
 
@@ -78,12 +82,22 @@ class Sender:
         self.results = []
         self._done = trio.Event()
 
-    async def run(self) -> None:
-        """The sending task: whatever has to wait for this client waits here."""
-        while not await self._next_turn():
+    async def run(self) -> bool:
+        """The sending task: whatever has to wait for this client waits here.
+
+        True when it ended as `end_with` asked, False when it came to where `finish` said.
+        """
+        while not (self._at_last() or await self._next_turn()):
             pass
         self.state = State.IDLE
         self._done.set()
+        return self._ending
+
+    def finish(self, entries: int) -> None:
+        """Stop, between two entries, once the first `entries` of the stream have been sent."""
+        self._last = entries
+        if self.streaming:
+            self.nudge()
 
     async def end_with(self, result: bytes) -> None:
         """End the entry that is being sent, send `result` and stop; return when that is done."""
@@ -120,6 +134,12 @@ class Sender:
 
     # Sending.
 
+    def _at_last(self) -> bool:
+        last = self._last
+        if last is None or self.results or self.cursor.number < last:
+            return False
+        return not self.half_sent if last else self._between_entries()
+
     async def _next_turn(self) -> bool:
         """Send something, or wait until there is something; True after a Stop's Result."""
         live, placed = self._live, self.cursor.offset > 0
@@ -128,7 +148,9 @@ class Sender:
             await self._park()
         elif placed and self.results and self._between_entries():
             results, self.results = b"".join(self.results), []
+            self.blocked = True
             await self.transport.send(results)
+            self.blocked = False
             live.counts.bytes_sent += len(results)
             self._results_sent.set()
             self._results_sent = trio.Event()
@@ -139,8 +161,8 @@ class Sender:
                 # A Stop that came with the Start does not overtake the first entries.
                 await self._send_some(_COPY_BYTES)
             else:
-                # Where a Result waits, only to the end of the entry.
-                await self._send_some(1 if self.results else _COPY_BYTES)
+                # Where a Result waits, or the end, only to the end of the entry.
+                await self._send_some(1 if self.results or self._last == 0 else _COPY_BYTES)
         elif behind < 0 or self.half_sent:
             # Committed, but the pass is not through with it.
             await self._park()
@@ -215,7 +237,9 @@ class Sender:
             place = chunk.boundary(at + sent)
             del chunk  # one that stops reading holds the rest in memory, once
             self.at = at + sent  # on its way: what changes there now concerns this client
+            self.blocked = True
             await self.transport.send(rest)
+            self.blocked = False
         else:
             sent = self.transport.send_now(rest)
             place = chunk.boundary(at + sent)
@@ -225,7 +249,7 @@ class Sender:
         self.at = max(at + sent, place.offset)
         if sent < len(rest):
             del rest  # a client that stops reading holds no entry in memory
-            await self.transport.wait_writable()
+            await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
 
@@ -243,9 +267,14 @@ class Sender:
             self.span = None
             self.at = self.cursor.offset
         if sent < count:
-            await self.transport.wait_writable()
+            await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    async def _wait_writable(self) -> None:
+        self.blocked = True
+        await self.transport.wait_writable()
+        self.blocked = False
 
     async def _go_live(self) -> None:
         """Nothing left to send: leave it to the pass until there is a reason not to."""

@@ -7,6 +7,7 @@ each client has a session.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -18,10 +19,14 @@ from typing import TypeVar
 import trio
 
 from datastreamer.net.counts import Counts
+from datastreamer.net.gate import Gate, Pace
+from datastreamer.net.guard import guard
+from datastreamer.net.limits import Limits, room_for_clients
 from datastreamer.net.listen import Hosts, name_of, open_listeners, peer_of
 from datastreamer.net.live import Live, wakeup
 from datastreamer.net.secure import transport_over
-from datastreamer.net.session import Session
+from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
+from datastreamer.net.tcp import keep_alive
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
 from datastreamer.storage.record import Head
@@ -35,50 +40,88 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What accept gives where the listener itself is no more.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
+# At the end clients have so much of the grace to take all; then only to an entry's end.
+_UNHURRIED = 0.8
 
 T = TypeVar("T")
 
 
 class Server:
-    """Serves one stream to any number of clients. Made and run by `serve`."""
+    """Serves one stream to any number of clients. Made and run by `serve`, or by oneself
+    where a good end is wanted: ``await nursery.start(server.run, listeners)`` and, later,
+    ``await server.finish()``."""
 
     def __init__(
         self,
         stream: DataStream,
         *,
-        max_clients: int = 10_000,
+        limits: Limits | None = None,
         waker: int | None = None,
         tls: ServerTLS | None = None,
     ) -> None:
         self.stream = stream
+        self.limits = limits or Limits()
         self.counts = Counts()
         self.live = Live(stream, self.counts)
         self.sessions: set[Session] = set()
-        self._max_clients = max_clients
+        self._gate = Gate(self.limits, self.counts)
         self._waker = waker
         self._tls = tls
+        self._accepting = trio.CancelScope()
+        self._scope = trio.CancelScope()
+        self._finishing = False
+        self._changed = trio.Event()
 
     async def run(
         self,
         listeners: Iterable[socket.socket],
         task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve on listening sockets until cancelled; closes them and all clients."""
+        """Serve on listening sockets until cancelled or until `finish` is through; closes
+        them and all clients."""
         listeners = list(listeners)
         token = trio.lowlevel.current_trio_token()
+        self._fit_into_descriptors()
         with contextlib.ExitStack() as stack:
             for listener in listeners:
                 stack.callback(listener.close)
                 listener.setblocking(False)
             woken = stack.enter_context(wakeup(self.stream, self._waker))
             stack.callback(self.stream.on_change(_in_loop(token, self.change)))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.live.run, woken, self._start_over)
-                for listener in listeners:
-                    nursery.start_soon(self._accept, listener, nursery)
-                task_status.started([name_of(listener) for listener in listeners])
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.live.run, woken, self._start_over)
+                    nursery.start_soon(guard, self.sessions, self.limits, self._gate)
+                    nursery.start_soon(self._accept_all, listeners, nursery)
+                    task_status.started([name_of(listener) for listener in listeners])
 
-    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+    def _fit_into_descriptors(self) -> None:
+        wanted = self.limits.max_clients
+        room, descriptors = room_for_clients(wanted)
+        if room < wanted:
+            self.limits = dataclasses.replace(self.limits, max_clients=room)
+            self._gate = Gate(self.limits, self.counts)
+            _log.warning(
+                "at most %d clients, not %d: this process may have %d descriptors open; raise "
+                "that (ulimit -n, LimitNOFILE=), or ask for fewer",
+                room,
+                wanted,
+                descriptors,
+            )
+
+    async def _accept_all(self, listeners: list[socket.socket], clients: trio.Nursery) -> None:
+        rate = self.limits.accept_rate
+        pace = None if rate is None else Pace(rate, trio.current_time())
+        with self._accepting:
+            async with trio.open_nursery() as nursery:
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener, clients, pace)
+        for listener in listeners:
+            listener.close()
+
+    async def _accept(
+        self, listener: socket.socket, clients: trio.Nursery, pace: Pace | None
+    ) -> None:
         short_of_descriptors = False
         while True:
             try:
@@ -97,38 +140,81 @@ class Server:
                 await trio.lowlevel.checkpoint()
                 continue
             short_of_descriptors = False
-            if len(self.sessions) >= self._max_clients:
-                _log.warning(
-                    "%s refused: %d clients are connected, which is the limit",
-                    peer_of(connection, address),
-                    len(self.sessions),
-                )
-                connection.close()
+            now = trio.current_time()
+            host = _host_of(address)
+            if self._gate.admit(host, peer_of(connection, address), now):
+                clients.start_soon(self._let_in, connection, address, host)
             else:
-                session = self._admit(transport_over(connection, address, self._tls))
-                nursery.start_soon(self._look_after, session)
+                connection.close()
+            if pace is not None:
+                await trio.sleep(pace.step(now))
             await trio.lowlevel.checkpoint()
 
-    async def handle(self, transport: Transport) -> None:
-        """Serve one client until it is done. Its failures are its own."""
-        await self._look_after(self._admit(transport))
+    async def _let_in(self, connection: socket.socket, address: object, host: str) -> None:
+        try:
+            keep_alive(connection)
+            await self.handle(transport_over(connection, address, self._tls), connection)
+        finally:
+            self._gate.leave(host)
 
-    def _admit(self, transport: Transport) -> Session:
-        session = Session(self.live, transport)
+    async def handle(self, transport: Transport, connection: socket.socket | None = None) -> None:
+        """Serve one client until it is done. Its failures are its own. `connection` is the
+        socket under the transport, where there is one."""
+        session = Session(
+            self.live,
+            transport,
+            connection=connection,
+            request_rate=self.limits.request_rate,
+        )
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
-        return session
-
-    async def _look_after(self, session: Session) -> None:
-        transport = session.transport
+        if self._finishing:
+            session.finish(0)
         try:
             await session.run()
         finally:
             self.sessions.discard(session)
             self.live.forget(session.sender)
+            self.counts.ended[session.reason or SERVER_ENDED] += 1
             with trio.CancelScope(shield=True):
                 await transport.close()
-            _log.debug("%s: disconnected", transport.peer)
+            _log.debug("%s: disconnected (%s)", transport.peer, session.reason or SERVER_ENDED)
+            self._changed.set()
+
+    # The end.
+
+    async def finish(self, grace: float | None = None) -> bool:
+        """End in good order: let nobody in, answer what was asked, send streaming clients what
+        is committed now, close; at the latest after `grace` seconds (None: the limits').
+        Clients that cannot take all by then are cut off at an entry's end, or in the middle of
+        one if they do not take even that.
+
+        True when everybody had all. `run` returns then. Cancelled, it leaves `run` going,
+        without listeners.
+        """
+        grace = self.limits.grace if grace is None else grace
+        self._accepting.cancel()
+        self._finishing = True
+        self.stream.refresh()
+        entries = self.stream.total_entries
+        late = not await self._leave_within(grace * _UNHURRIED, entries)
+        if late:
+            behind = sum(session.sender.owes(entries) for session in self.sessions)
+            await self._leave_within(grace * (1 - _UNHURRIED), 0)
+            if behind:
+                _log.warning("%d clients did not take all within %g s", behind, grace)
+        self._scope.cancel()
+        return not late
+
+    async def _leave_within(self, seconds: float, entries: int) -> bool:
+        """Whether all clients have left `seconds` after they were told how far to go."""
+        for session in list(self.sessions):
+            session.finish(entries)
+        with trio.move_on_after(seconds):
+            while self.sessions:
+                self._changed = trio.Event()
+                await self._changed.wait()
+        return not self.sessions
 
     # Changes of what was sent already.
 
@@ -160,14 +246,9 @@ class Server:
         self.live.begin_anew()
 
     def _end(self, session: Session, what: str, number: int) -> None:
-        _log.info(
-            "%s: connection ended: the stream was %s at entry %d, this client is at entry %d",
-            session.transport.peer,
-            what,
-            number,
-            session.sender.cursor.number,
-        )
-        session.end()
+        at = session.sender.cursor.number
+        words = f"the stream was {what} at entry {number}, this client is at entry {at}"
+        session.end(CHANGED, words)
 
     async def drain(self, seconds: float) -> bool:
         """Wait until every streaming client has been sent all that is committed now.
@@ -192,7 +273,7 @@ async def serve(
     unix: str | os.PathLike[str] | None = None,
     listeners: Iterable[socket.socket] | None = None,
     tls: ServerTLS | None = None,
-    max_clients: int = 10_000,
+    limits: Limits | None = None,
     waker: int | None = None,
     task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -204,12 +285,14 @@ async def serve(
     already. With `tls` TCP is spoken with TLS alone; `tls.reload()` has its files read
     again. The stream
     may be open for writing (commits of this process, from any thread, are served at
-    once) or with `follow=True`; it stays the caller's to close. `waker` is a non-blocking
-    descriptor that becomes readable when another process has committed.
+    once) or with `follow=True`; it stays the caller's to close. `limits` are the defaults of
+    `Limits` where none are given. `waker` is a non-blocking descriptor that becomes readable
+    when another process has committed.
 
-    Raises `ListenFailed`. Cancelling it closes the listeners and every connection.
+    Raises `ListenFailed`. Cancelling it closes the listeners and every connection at once;
+    `Server.finish` is the way to end in good order.
     """
-    server = Server(stream, max_clients=max_clients, waker=waker, tls=tls)
+    server = Server(stream, limits=limits, waker=waker, tls=tls)
     sockets = open_listeners(host, port, unix) if listeners is None else listeners
     await server.run(sockets, task_status=task_status)
 
@@ -244,3 +327,7 @@ def _loop_here() -> trio.lowlevel.TrioToken | None:
         return trio.lowlevel.current_trio_token()
     except RuntimeError:
         return None
+
+
+def _host_of(address: object) -> str:
+    return str(address[0]) if isinstance(address, tuple) else "local"

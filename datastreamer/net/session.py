@@ -8,11 +8,16 @@ nothing about the protocol (`protocol.server` does), reads nothing from the stre
 from __future__ import annotations
 
 import logging
+import socket
+from typing import Final
 
 import trio
 
 from datastreamer.errors import DatastreamerError
+from datastreamer.format import RESULT_TEXTS
 from datastreamer.net.answers import Answers
+from datastreamer.net.gate import Pace
+from datastreamer.net.guard import Watch
 from datastreamer.net.live import Live
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
@@ -34,23 +39,128 @@ _DRAIN_SECONDS = 1.0
 _QUESTIONS_A_TURN = 64
 
 
-class Session:
-    """One connection of a server."""
+# Why a connection is over, beside the reasons of `guard.py`.
+LEFT: Final = "left"
+GONE: Final = "gone"
+REFUSED: Final = "refused"
+CHANGED: Final = "changed"
+FAILED: Final = "failed"
+SERVER_ENDED: Final = "server_ended"
 
-    def __init__(self, live: Live, transport: Transport) -> None:
+_KINDS: Final = {
+    EntryQuery: "entry",
+    BookmarkQuery: "bookmark",
+    HeaderQuery: "header",
+    Start: "start",
+    StartBookmark: "start_bookmark",
+    Stop: "stop",
+}
+
+
+class Session:
+    """One connection of a server.
+
+    `connection` is the socket under the transport, where there is one: for what the system
+    knows of it. `request_rate` is as in `Limits`.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        transport: Transport,
+        *,
+        connection: socket.socket | None = None,
+        request_rate: float | None = None,
+    ) -> None:
         self.transport = transport
+        self.socket = connection
         self.sender = Sender(live, transport)
         self.answers = Answers(live, transport)
         self.protocol = ServerConnection(live.stream.header.stream_type)
+        now = trio.current_time()
+        self.watch = Watch(now)
+        self.heard = False
+        """Whether the client has sent anything."""
+        self.waiting = False
+        """Whether it is the client's turn to say something."""
+        self.taken = 0
+        """Commands taken, refused ones too."""
+        self.reason = ""
+        """Why it was ended; empty until then."""
         self._live = live
         self._counts = live.counts
         self._stream = live.stream
+        self._pace = None if request_rate is None else Pace(request_rate, now)
+        self._finishing = False
         self._draining = False
         self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
 
     @property
     def state(self) -> State:
         return State.DRAINING if self._draining else self.sender.state
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it is to be sent entries, and has not been ended."""
+        return self.sender.streaming and not self._scope.cancel_called
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is expected of the client any more."""
+        return self._draining or self._scope.cancel_called
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits for the client to take it."""
+        return self.sender.blocked or self.answers.blocked
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Changes whenever the system took a byte for the client."""
+        return self.sender.at, self.answers.sent
+
+    def concerned(self, start: int, offset: int, stop: int | None, end: int) -> bool:
+        """As `Sender.concerned`; nothing concerns who has been ended."""
+        return not self._scope.cancel_called and self.sender.concerned(start, offset, stop, end)
+
+    # The end.
+
+    def end(self, reason: str, words: str, *, reset: bool = True) -> None:
+        """End the connection, now. With `reset`, what is under way to the client is dropped."""
+        if not self.reason:
+            self.reason = reason
+            _log.info("%s: connection ended: %s", self.transport.peer, words)
+        self._live.leave(self.sender)
+        if reset:
+            self.transport.reset()
+        self._scope.cancel()
+
+    def finish(self, entries: int) -> None:
+        """Come to a good end: answer what was asked, stream on to entry number `entries` or
+        to the end of the entry that is being sent, then say goodbye."""
+        self._finishing = True
+        self.sender.finish(entries)
+        if self.waiting and not self.sender.streaming and not self.over:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._say_goodbye)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
+            self.reason = self.reason or GONE
+            _log.debug("%s: gone: %s", self.transport.peer, error)
+            self._scope.cancel()
+            return
+        known = isinstance(error, DatastreamerError)
+        self._counts.errors[type(error).__name__ if known else "fault"] += 1
+        self.reason = self.reason or FAILED
+        if known:
+            _log.error("%s: connection ended: %s", self.transport.peer, error)
+        else:
+            _log.error(
+                "%s: connection ended by a fault of the server", self.transport.peer, exc_info=error
+            )
+        self.end(FAILED, "")
 
     # The reading task.
 
@@ -58,78 +168,71 @@ class Session:
         """Serve the client until it is done. Its failures are its own: they are logged."""
         with self._scope:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 try:
                     await self._read_commands(nursery)
                 except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
                     self._failed(error)
                 self._scope.cancel()
-
-    def end(self) -> None:
-        """Tear the connection down: what is still under way to the client is dropped."""
-        self._live.leave(self.sender)
-        self.transport.reset()
-        self._scope.cancel()
-
-    @property
-    def streaming(self) -> bool:
-        """Whether it is to be sent entries, and has not been ended."""
-        return self.sender.streaming and not self._scope.cancel_called
-
-    def concerned(self, start: int, offset: int, stop: int | None, end: int) -> bool:
-        """As `Sender.concerned`; nothing concerns who has been ended."""
-        return not self._scope.cancel_called and self.sender.concerned(start, offset, stop, end)
-
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
-            _log.debug("%s: gone: %s", self.transport.peer, error)
-            self._scope.cancel()
-            return
-        if isinstance(error, DatastreamerError):
-            _log.error("%s: connection ended: %s", self.transport.peer, error)
-        else:
-            _log.error(
-                "%s: connection ended by a fault of the server", self.transport.peer, exc_info=error
-            )
-        self.end()
+        self._nursery = None
 
     async def _read_commands(self, nursery: trio.Nursery) -> None:
         protocol, answers, live = self.protocol, self.answers, self._live
         asked = 0
-        while True:
+        while not self._draining:
             event = protocol.next_event()
             if event is None:
                 if answers:
                     await answers.send()
                     await trio.lowlevel.checkpoint()
-                protocol.receive(await self.transport.receive())
+                if self._finishing and not self.sender.streaming:
+                    await self._hang_up()
+                    return
+                await self._receive()
                 continue
+            self.taken += 1
+            if self._pace is not None:
+                await self._keep_pace(self._pace)
             if not isinstance(event, EntryQuery):
                 self._stream.refresh()
             if live.changing:
                 await live.settled()
             answers.begin()
-            if isinstance(event, EntryQuery):
-                answers.answer_entry(event)
-            elif isinstance(event, (BookmarkQuery, HeaderQuery)):
-                await answers.answer(event)
-            elif isinstance(event, (Start, StartBookmark)):
-                await self._start(nursery, event)
-            elif isinstance(event, Stop):
-                await self.sender.end_with(messages.OK)
-                protocol.stopped()
-            elif isinstance(event, Refuse):
-                _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
-                if await self._refuse(event):
+            if isinstance(event, (Refuse, Drop, End)):
+                if await self._refuse_or_leave(event):
                     return
             else:
-                await self._leave(event)
-                return
+                self._counts.commands[_KINDS[type(event)]] += 1
+                if isinstance(event, EntryQuery):
+                    answers.answer_entry(event)
+                elif isinstance(event, (BookmarkQuery, HeaderQuery)):
+                    await answers.answer(event)
+                elif isinstance(event, Stop):
+                    await self.sender.end_with(messages.OK)
+                    protocol.stopped()
+                else:
+                    await self._start(nursery, event)
             asked += 1
             if answers.full or asked >= _QUESTIONS_A_TURN:
                 asked = 0
                 if answers:
                     await answers.send()
                 await trio.lowlevel.checkpoint()
+        await self._run_dry()
+
+    async def _receive(self) -> None:
+        self.waiting = True
+        data = await self.transport.receive()
+        self.waiting = False
+        self.heard = True
+        self.protocol.receive(data)
+
+    async def _keep_pace(self, pace: Pace) -> None:
+        seconds = pace.step(trio.current_time())
+        if seconds:
+            if self.answers:
+                await self.answers.send()
+            await trio.sleep(seconds)
 
     async def _start(self, nursery: trio.Nursery, command: Start | StartBookmark) -> None:
         place = await self.answers.place(command)
@@ -144,12 +247,27 @@ class Session:
 
     async def _send(self) -> None:
         try:
-            await self.sender.run()
+            if not await self.sender.run():
+                await self._say_goodbye()
         except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
             self._failed(error)
 
+    async def _refuse_or_leave(self, event: Refuse | Drop | End) -> bool:
+        """True when the connection is over with it."""
+        if isinstance(event, Refuse):
+            _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
+            return await self._refuse(event)
+        if isinstance(event, Drop):
+            _log.debug("%s: closed: %s", self.transport.peer, event.reason)
+            self._counts.errors["dropped"] += 1
+        self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
+        if not self.protocol.streaming:
+            await self._hang_up()
+        return True
+
     async def _refuse(self, refusal: Refuse) -> bool:
         """Send a Result other than OK; True when the connection is over with it."""
+        self._counts.errors[_kind(refusal.number)] += 1
         result = messages.encode_result(refusal.number)
         if not self.protocol.streaming:
             self.answers.add(result)
@@ -158,14 +276,9 @@ class Session:
         else:
             await self.sender.put_in(result)
         if refusal.close:
+            self.reason = self.reason or REFUSED
             await self._hang_up()
         return refusal.close
-
-    async def _leave(self, event: Drop | End) -> None:
-        if isinstance(event, Drop):
-            _log.debug("%s: closed: %s", self.transport.peer, event.reason)
-        if not self.protocol.streaming:
-            await self._hang_up()
 
     async def _hang_up(self) -> None:
         """End our side, and let what still comes run dry: else a reset eats the Result."""
@@ -173,6 +286,20 @@ class Session:
         if self.answers:
             await self.answers.send()
         await self.transport.end_sending()
+        await self._run_dry()
+
+    async def _run_dry(self) -> None:
         with trio.move_on_after(_DRAIN_SECONDS):
             while await self.transport.receive():
                 pass
+
+    async def _say_goodbye(self) -> None:
+        """As `_hang_up`, from beside the reading task, which throws away what still comes."""
+        self._draining = True
+        await self.transport.end_sending()
+        await trio.sleep(_DRAIN_SECONDS)
+        self._scope.cancel()
+
+
+def _kind(number: int) -> str:
+    return RESULT_TEXTS[number].lower().replace(" ", "_")

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import trio
 
 from datastreamer.cli.serve import serve as serve_verb
 from datastreamer.net.blocking import BlockingClient
+from datastreamer.net.limits import Limits
 from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
@@ -152,18 +152,10 @@ def test_at_most_so_many_clients(copy: Path) -> None:
             assert serving.err.until("refused: 1 clients are connected")
 
 
-class _AlreadyOver:
-    """A loop's token, once the loop has ended."""
-
-    def run_sync_soon(self, *_: object, **__: object) -> None:
-        raise trio.RunFinishedError("run() has exited")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_not_disturb_the_close(
+def test_signals_do_not_disturb_the_close(
     copy: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr(trio.lowlevel, "current_trio_token", _AlreadyOver)
     stream = DataStream.open(copy)
     close = stream.close
 
@@ -173,18 +165,15 @@ def test_a_second_signal_does_not_disturb_the_close(
         close()
 
     monkeypatch.setattr(stream, "close", close_under_signals)
-    monkeypatch.setattr("datastreamer.net.run.serve", start_and_end)
     name = serve_until_signal(
-        lambda: stream, host="127.0.0.1", port=0, max_clients=1, listening=lambda *_: None
+        lambda: stream,
+        host="127.0.0.1",
+        port=0,
+        limits=Limits(),
+        listening=lambda *_: os.kill(os.getpid(), number),
     )
     assert name == number.name
     DataStream.open(copy).close()  # nobody holds it
-
-
-async def start_and_end(
-    *_: object, task_status: trio.TaskStatus[list[tuple[str, int]]], **__: object
-) -> None:
-    task_status.started([])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,11 +8,13 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from datastreamer.net.limits import Limits
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
@@ -148,9 +150,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def in_memory(stream: DataStream, *, patience: float = PATIENCE) -> AsyncIterator[Rig]:
+async def in_memory(
+    stream: DataStream, *, patience: float = PATIENCE, **limits: Any
+) -> AsyncIterator[Rig]:
     """A server without listeners, whose clients come by memory streams."""
-    server = Server(stream)
+    server = Server(stream, limits=Limits(**limits))
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])
@@ -172,10 +176,11 @@ async def over_loopback(
     *,
     patience: float = PATIENCE,
     receive_buffer: int | None = None,
-    **options: int,
+    waker: int | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A server on a free port. `receive_buffer` bounds what a client's kernel takes in."""
-    server = Server(stream, **options)
+    server = Server(stream, limits=Limits(**limits), waker=waker)
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             [address] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))

@@ -29,6 +29,7 @@ from datastreamer.errors import (
 )
 from datastreamer.net import child, control, embed, process
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.limits import Limits
 from datastreamer.net.server import Server
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
@@ -168,7 +169,7 @@ def test_closing_lets_the_last_commit_go_out(path: Path, in_process: bool) -> No
     def read(client: Plain) -> None:
         got.append(client.rest())
 
-    with serving(path, in_process=in_process, grace=PATIENCE) as server:
+    with serving(path, in_process=in_process, limits=Limits(grace=PATIENCE)) as server:
         append(server.stream, (1, b"first"))
         clients = [Plain(server.port) for _ in range(5)]
         for client in clients:
@@ -188,7 +189,7 @@ def test_closing_lets_the_last_commit_go_out(path: Path, in_process: bool) -> No
 
 @both
 def test_closing_does_not_wait_for_who_reads_nothing(path: Path, in_process: bool) -> None:
-    with serving(path, in_process=in_process, grace=0.2) as server:
+    with serving(path, in_process=in_process, limits=Limits(grace=0.2)) as server:
         append(server.stream, *[(1, bytes(1_000_000))] * 12)
         lazy = Plain(server.port)
         lazy.socket.sendall(wire.start(0))
@@ -345,6 +346,7 @@ SERVE_UNTIL_TOLD = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent does
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.limits import Limits
 with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:
     with server.stream.atomic_op() as op:
         op.add_entry(1, b"from the parent")
@@ -419,6 +421,7 @@ def test_without_eventfd_and_pidfd(path: Path, how: signal.Signals | None) -> No
 FORK = """
 import os, signal, sys
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.limits import Limits
 
 class Raised(Exception): pass
 
@@ -517,7 +520,7 @@ async def test_inside_of_another_event_loop(path: Path, in_process: bool) -> Non
 @both
 def test_many_clients_and_a_limit(path: Path, in_process: bool) -> None:
     with (
-        serving(path, in_process=in_process, max_clients=2) as server,
+        serving(path, in_process=in_process, limits=Limits(max_clients=2)) as server,
         Plain(server.port) as one,
         Plain(server.port) as two,
     ):

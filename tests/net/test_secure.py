@@ -528,7 +528,7 @@ async def test_a_client_makes_another_connection(
         for _ in range(2):
             assert (await client.entry(7)).data == b"7"
             [session] = rig.server.sessions
-            session.end()
+            session.end("changed", "a test ends it")
             with contextlib.suppress(ConnectionLost):
                 await client.header()
         assert (await client.entry(8)).data == b"8"

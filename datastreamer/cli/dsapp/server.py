@@ -15,6 +15,7 @@ from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.limits import Limits
 from datastreamer.net.listen import address_of
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ WriteTimeoutOption = Annotated[
     number_option(
         "--writetimeout",
         "MS",
-        "Taken and not acted on yet: a client that takes nothing is left alone.",
+        "End a client that takes not one byte for so long. 0: never.",
     ),
 ]
 InactivityTimeoutOption = Annotated[
@@ -45,7 +46,7 @@ InactivityTimeoutOption = Annotated[
     number_option(
         "--inactivitytimeout",
         "S",
-        "Taken and not acted on yet: a client that asks nothing is left alone.",
+        "End a client that neither streams nor asks for so long. 0: never.",
     ),
 ]
 
@@ -65,9 +66,16 @@ def server(
     in the fixed layouts of version 1; numbers go on from what the file holds. At the end
     every streaming client is sent all there is, for 30 s at most.
     """
+    limits = Limits(
+        write_timeout=writetimeout / 1000,
+        inactivity_timeout=inactivitytimeout,
+        handshake_timeout=inactivitytimeout,
+    )
     with (
         asked_to_end() as ending,
-        StreamServer(file, port=port, version=VERSION, system_id=SYSTEM_ID) as serving,
+        StreamServer(
+            file, port=port, version=VERSION, system_id=SYSTEM_ID, limits=limits
+        ) as serving,
     ):
         stream = serving.stream
         _log.info(

@@ -1,0 +1,112 @@
+"""What a server puts up with: how many clients, how fast, and how long it waits for them.
+
+Owns the numbers and their defaults, and how many clients the process has descriptors for.
+Knows no connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import resource
+from dataclasses import dataclass
+from typing import Any, Final
+
+from datastreamer.errors import UsageError
+
+MAX_CLIENTS: Final = 10_000
+INACTIVITY_SECONDS: Final = 120.0
+GRACE_SECONDS: Final = 5.0
+
+# Descriptors beside those of clients: index, log, threads, a file that is opened meanwhile.
+_SPARE_DESCRIPTORS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of a server. Times are in seconds. None means no limit, and so does 0, but for
+    `grace`.
+
+    Raises `UsageError` for numbers that make no sense.
+    """
+
+    max_clients: int = MAX_CLIENTS
+    """Connections at a time; fewer where the process may not have so many descriptors."""
+
+    max_clients_per_address: int | None = None
+    """Of these, from one address; a Unix socket is one address."""
+
+    accept_rate: float | None = None
+    """Connections let in a second; whoever comes faster waits in the system's queue."""
+
+    request_rate: float | None = None
+    """Commands taken from one client a second; one that asks faster waits for its answers."""
+
+    inactivity_timeout: float | None = INACTIVITY_SECONDS
+    """A client that neither streams nor asks, nor takes answers, is ended after it."""
+
+    write_timeout: float | None = None
+    """A client that takes not one byte of what is there for it is ended after it. None:
+    never. One that is slow is not ended."""
+
+    handshake_timeout: float | None = 60.0
+    """A client that has sent nothing since it came is ended after it."""
+
+    command_timeout: float | None = 30.0
+    """A client that has sent half a command is ended after it, counted from its beginning."""
+
+    dead_peer_timeout: float | None = 60.0
+    """A host that confirms nothing of what was sent to it, again and again, is taken for dead
+    after it. A living host whose program reads nothing confirms that it is there."""
+
+    grace: float = GRACE_SECONDS
+    """At the end of the server, how long clients have to take what is committed."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            optional = field.name not in ("max_clients", "grace")
+            if value is None and optional:
+                continue
+            whole = field.name.startswith("max_clients")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not math.isfinite(value)
+                or value < 0
+                or (value < 1 and not optional and whole)
+            ):
+                what = f"a whole number from {int(not optional)}" if whole else "a number from 0"
+                raise UsageError(f"{field.name} is {what}{' or None' * optional}, not {value!r}")
+            if optional and value == 0:
+                object.__setattr__(self, field.name, None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: ``Limits(**limits.as_json()) == limits``."""
+        return dataclasses.asdict(self)
+
+
+def room_for_clients(wanted: int) -> tuple[int, int]:
+    """How many of `wanted` clients there are descriptors for, and the limit of descriptors.
+
+    Raises the process's soft limit as far as is needed and allowed.
+    """
+    needed = wanted + _open_descriptors() + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        more = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            soft = more
+    if soft == resource.RLIM_INFINITY:
+        return wanted, needed
+    return max(1, min(wanted, wanted - (needed - soft))), soft
+
+
+def _open_descriptors() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return _SPARE_DESCRIPTORS
