@@ -168,6 +168,8 @@ class Sender:
             await self._park()
         elif not placed:
             self._take_place()
+        elif self._last is not None:
+            await self._park()
         else:
             await self._go_live()
         return False

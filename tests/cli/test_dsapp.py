@@ -182,6 +182,16 @@ def test_a_server_ends_after_its_operations(tmp_path: Path) -> None:
     assert header(tmp_path / "ds.bin")["system_id"] == 137
 
 
+def test_a_client_that_does_nothing_is_ended(tmp_path: Path) -> None:
+    words = ("server", "--port", free_port(), "--sleep", "1000000", "--inactivitytimeout", "1")
+    with (
+        running(*words, "--writetimeout", "60000", cwd=tmp_path, module=MODULE) as serving,
+        socket.create_connection(("127.0.0.1", serving.port()), timeout=30) as client,
+    ):
+        assert client.recv(1) == b""
+        serving.err.until("connection ended: it has sent nothing for 1 s since it came")
+
+
 def test_numbers_go_on(tmp_path: Path) -> None:
     for _ in range(2):
         words = ("server", "--port", free_port(), "--opers", "2")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,73 @@ def test_at_most_so_many_clients(copy: Path) -> None:
             with socket.create_connection(("127.0.0.1", port)) as second:
                 assert second.recv(1) == b""
             assert serving.err.until("refused: 1 clients are connected")
+
+
+@contextmanager
+def stalled(port: int) -> Iterator[socket.socket]:
+    """A client that streams, and reads nothing but the Result."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(30)
+        client.connect(("127.0.0.1", port))
+        client.sendall(struct.pack(">QQQ", 1, 1, 0))
+        assert client.recv(11)[0] == 0xFF
+        yield client
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "large.bin"
+    with DataStream.create(path, sync="os", index="memory") as stream, stream.atomic_op() as op:
+        op.add_entries(1, [bytes(500_000)] * 20)
+    return path
+
+
+def test_clients_have_the_grace_to_take_all(large: Path) -> None:
+    words = ("serve", large, "--host", "127.0.0.1", "--port", "0", "--grace", "30")
+    with running(*words, cwd=large.parent) as serving, stalled(serving.port()) as client:
+        serving.signal(signal.SIGTERM)
+        got = 0
+        while more := client.recv(1 << 20):
+            got += len(more)
+        assert got == 20 * 500_017
+        client.close()
+        assert serving.wait() == 0
+        assert [line.partition("ended by ")[2] for line in serving.err.rest()] == ["SIGTERM"]
+
+
+def test_a_second_signal_ends_the_grace(large: Path) -> None:
+    words = ("serve", large, "--host", "127.0.0.1", "--port", "0", "--grace", "1000")
+    with running(*words, cwd=large.parent) as serving:
+        port = serving.port()
+        with stalled(port):
+            serving.signal(signal.SIGTERM)
+            with suppress(OSError):
+                while True:  # until it does not listen any more
+                    socket.create_connection(("127.0.0.1", port)).close()
+            assert serving.process.poll() is None
+            serving.signal(signal.SIGINT)
+            assert serving.wait() == 0
+
+
+def test_without_grace_nobody_is_waited_for(large: Path) -> None:
+    words = ("serve", large, "--host", "127.0.0.1", "--port", "0", "--grace", "0")
+    with running(*words, cwd=large.parent) as serving, stalled(serving.port()):
+        serving.signal(signal.SIGTERM)
+        assert serving.wait() == 0
+        assert "1 clients did not take all within 0 s" in serving.err.rest()[0]
+
+
+def test_times_and_rates(large: Path) -> None:
+    limits = ("--inactivity-timeout", "1", "--write-timeout", "2", "--request-rate", "100")
+    more = ("--max-clients-per-address", "3", "--accept-rate", "50", "--log-level", "info")
+    words = ("serve", large, "--host", "127.0.0.1", "--port", "0", *limits, *more)
+    with running(*words, cwd=large.parent) as serving:
+        port = serving.port()
+        with stalled(port), BlockingClient("127.0.0.1", port) as client:
+            client.header()
+            assert serving.err.until("connection ended: it has neither streamed nor asked for 1 s")
+            assert serving.err.until("connection ended: it has taken nothing for 2 s")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -519,3 +519,27 @@ async def test_cancelling_the_server_ends_everybody(
     for peer in clients:
         await peer.rest()
         await peer.close()
+
+
+async def test_a_client_that_asks_faster_than_the_rate(
+    stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets all its answers, later; who streams gets his entries at once."""
+    monkeypatch.setattr("datastreamer.net.live._POLL_SECONDS", 1_000_000)
+    append(stream, (1, b"one"))
+    answer = OK + stream.header.pack()
+    async with (
+        in_memory(stream, patience=1e4, request_rate=5) as rig,
+        rig.client() as asks,
+        rig.client() as streams,
+    ):
+        await streams.ask(wire.start(0), OK + modelled(stream).packed())
+        began = trio.current_time()
+        await asks.send(wire.header() * 105)
+        await asks.expect(answer * 5)
+        append(stream, *[(2, b"%d" % n) for n in range(1_000)])
+        await streams.expect(modelled(stream).packed(1))
+        assert trio.current_time() == began
+        for _ in range(100):
+            await asks.read(len(answer))
+        assert trio.current_time() - began == pytest.approx(100 / 5, abs=0.3)
