@@ -33,3 +33,6 @@ class Counts:
 
     entries_sent: int = 0
     """Entries streamed whole."""
+
+    cold_reads: int = 0
+    """Spans that were not in memory and were read in a thread before they were sent."""

@@ -18,6 +18,7 @@ import trio
 
 from datastreamer.errors import DamagedFile, StreamFileError
 from datastreamer.net._fanout import fan_out
+from datastreamer.net.cold import ColdReads
 from datastreamer.net.counts import Counts
 from datastreamer.storage.reader import Cursor
 from datastreamer.storage.record import Head
@@ -44,6 +45,7 @@ class Live:
         self.stream = stream
         self.view = stream.new_reader()
         self.counts = counts
+        self.cold = ColdReads(stream.fileno())
         self.parked: set[Sender] = set()
         self._live: dict[Sender, int] = {}
         self._epoch = stream.epoch

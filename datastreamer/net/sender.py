@@ -15,7 +15,8 @@ import termios
 
 import trio
 
-from datastreamer.errors import DamagedEntry, DamagedFile
+from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
+from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
 from datastreamer.storage.reader import Cursor, Span
@@ -26,6 +27,8 @@ _COPIED_TAIL = 4 << 20
 _COPY_BYTES = 128 * 1024
 # One turn of a sender that is far behind; then the other clients have theirs.
 _SENDFILE_BYTES = 512 * 1024
+# Where a stream is no longer than this, its pages are in memory, or soon.
+_INLINE_PLACE = 64 << 20
 # A client that asks on while it streams and reads nothing is not asked what else it wants.
 _WAITING_RESULTS = 64
 
@@ -59,6 +62,8 @@ class Sender:
         # may still be busy with: nothing before this entry, nothing behind this offset.
         self._sent_from = 0
         self._sent_by_file = 0
+        # The last file offset from which on something was read ahead of sending it.
+        self._warm = -1
         self._results_sent = trio.Event()
         self._ending = False
         # At the server's end: how far to go. 0: to the end of the entry that is being sent.
@@ -157,9 +162,9 @@ class Sender:
             return self._ending
         elif behind > 0:
             if not placed:
-                self._take_place()
                 # A Stop that came with the Start does not overtake the first entries.
-                await self._send_some(_COPY_BYTES)
+                if await self._take_place():
+                    await self._send_some(_COPY_BYTES)
             else:
                 # Where a Result waits, or the end, only to the end of the entry.
                 await self._send_some(1 if self.results or self._last == 0 else _COPY_BYTES)
@@ -167,16 +172,32 @@ class Sender:
             # Committed, but the pass is not through with it.
             await self._park()
         elif not placed:
-            self._take_place()
+            await self._take_place()
         elif self._last is not None:
             await self._park()
         else:
             await self._go_live()
         return False
 
-    def _take_place(self) -> None:
-        self.cursor = self._live.view.cursor(self.cursor.number)
+    async def _take_place(self) -> bool:
+        """Find where the first entry stands; False where the stream was changed meanwhile."""
+        live, view = self._live, self._live.view
+        if view.head.length <= _INLINE_PLACE:
+            self.cursor = view.cursor(self.cursor.number)
+        else:
+            # That is some reads at old places, one after the other.
+            epoch = self._stream.epoch
+            try:
+                place = await live.cold.run(view.cursor, self.cursor.number)
+            except (DamagedFile, UnknownEntry):
+                if not live.outdated() and self._stream.epoch == epoch:
+                    raise
+                return False
+            if live.outdated() or self._stream.epoch != epoch:
+                return False
+            self.cursor = place
         self.at = self.cursor.offset
+        return True
 
     def _move(self, cursor: Cursor) -> None:
         self._live.counts.entries_sent += cursor.number - self.cursor.number
@@ -216,6 +237,8 @@ class Sender:
         live, view = self._live, self._live.view
         far = self.cursor.offset < view.head.length - _COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
+        if far and await self._warmed():
+            return
         try:
             if by_file and self.span is None and not self.half_sent:
                 self.span = view.span(self.cursor)
@@ -254,6 +277,23 @@ class Sender:
             await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    async def _warmed(self) -> bool:
+        """Whether what comes next had to be read from the disk first, which takes this turn."""
+        span = self.span
+        if span is not None:
+            start, count = self.at, min(span.end - self.at, _SENDFILE_BYTES)
+        else:
+            # To the end of the page, which is looked at as a whole, and the next one's head.
+            start = self.cursor.offset
+            count = page_start(page_of(start) + 1) - start + ENTRY_HEAD_SIZE
+        # Where memory is so short that it is gone again already, it is sent all the same.
+        if start == self._warm or self._live.cold.resident(start, count):
+            return False
+        self._warm = start
+        self._live.counts.cold_reads += 1
+        await self._live.cold.read(start, count)
+        return True
 
     async def _send_span(self, span: Span) -> None:
         count = min(span.end - self.at, _SENDFILE_BYTES)

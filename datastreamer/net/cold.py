@@ -1,0 +1,71 @@
+"""Bytes of the file that are not in memory: found out, and read where nobody waits for it.
+
+Owns the threads that wait for the disk, so that the loop does not: a client that reads what
+nobody has read for long costs the others nothing. Knows offsets, not entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+# One byte of so many is looked at: less than what the system reads at once by itself.
+_PROBE_STEP = 64 * 1024
+# Told to the disk beyond what is waited for, so that the next span is there in time.
+_AHEAD = 2 << 20
+_PIECE = 256 * 1024
+# So many wait for the disk at a time, for all clients of a server.
+_THREADS = 8
+# Not everywhere (macOS), and not by every file system.
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class ColdReads:
+    """Reading of one file by descriptor `fd`, which stays its owner's."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        self._byte = [bytearray(1)]
+
+    def resident(self, start: int, count: int) -> bool:
+        """Whether `count` bytes from `start` can be read without waiting for the disk, as far
+        as a look at some of them tells; True where nothing is known."""
+        if _NOWAIT is None or count <= 0:
+            return True
+        last = start + count - 1
+        try:
+            for offset in range(start, last, _PROBE_STEP):
+                os.preadv(self._fd, self._byte, offset, _NOWAIT)
+            os.preadv(self._fd, self._byte, last, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    async def read(self, start: int, count: int) -> None:
+        """Have `count` bytes from `start` read, in a thread; those after them on their way.
+
+        Cancelled, it returns when the thread is done: the descriptor may be closed then.
+        """
+        await trio.to_thread.run_sync(self._read, start, count, limiter=self._limiter)
+
+    async def run(self, call: Callable[[A], T], what: A) -> T:
+        """`call(what)` in one of these threads: it reads from the file."""
+        return await trio.to_thread.run_sync(call, what, limiter=self._limiter)
+
+    def _read(self, start: int, count: int) -> None:
+        # Errors of the disk are met, and told, by who sends these bytes.
+        with contextlib.suppress(OSError):
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._fd, start, count + _AHEAD, os.POSIX_FADV_WILLNEED)
+            for offset in range(start, start + count, _PIECE):
+                os.pread(self._fd, min(_PIECE, start + count - offset), offset)

@@ -1,0 +1,200 @@
+"""Clients far behind, whose bytes are on the disk only: the loop does not wait for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from datastreamer.net import cold as cold_module
+from datastreamer.net import sender as sender_module
+from datastreamer.net.cold import ColdReads
+from datastreamer.storage.stream import DataStream
+from tests.net import model as wire
+from tests.net.conftest import Rig, append, in_memory, over_loopback
+from tests.net.model import OK, Model
+
+MIB = 1 << 20
+
+
+def modelled(stream: DataStream) -> Model:
+    return Model(Path(stream.path).read_bytes())
+
+
+@pytest.fixture
+def old(stream: DataStream) -> DataStream:
+    """12 MiB."""
+    append(stream, *[(1, bytes([n % 251]) * 20_000) for n in range(600)])
+    return stream
+
+
+class SlowDisk(ColdReads):
+    """Nothing is in memory; what was read once is. Reads wait for `turning`."""
+
+    def __init__(self, real: ColdReads) -> None:
+        super().__init__(real._fd)
+        self.turning = threading.Event()
+        self.read_from: list[tuple[int, int]] = []
+
+    def resident(self, start: int, count: int) -> bool:
+        assert threading.current_thread() is threading.main_thread()
+        return any(a <= start and start + count <= a + n for a, n in self.read_from)
+
+    def _read(self, start: int, count: int) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.turning.wait(20)
+        super()._read(start, count)
+        self.read_from.append((start, count))
+
+
+def on_slow_disk(rig: Rig) -> SlowDisk:
+    disk = SlowDisk(rig.server.live.cold)
+    rig.server.live.cold = disk
+    return disk
+
+
+@pytest.mark.parametrize("open_server", [over_loopback, in_memory])
+async def test_one_cold_reader_keeps_nobody(
+    old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
+) -> None:
+    async with (
+        open_server(old) as rig,  # type: ignore[attr-defined]
+        rig.client() as cold,
+        rig.client() as live,
+        rig.client() as asks,
+    ):
+        disk = on_slow_disk(rig)
+        await live.ask(wire.start(600), OK)
+        await cold.ask(wire.start(0), OK)
+        await wait_all_tasks_blocked(0.002)
+        assert rig.server.counts.cold_reads == 1
+        for n in range(20):  # the disk stands still all the while
+            append(old, (2, b"%d" % n))
+            await live.expect(modelled(old).packed(600 + n))
+            await asks.ask(wire.entry(3), OK + wire.pack(3, 1, bytes([3]) * 20_000, packet=0xFE))
+        disk.turning.set()
+        await cold.expect(modelled(old).packed())
+        # All but the tail was read ahead, each page once.
+        starts = [start for start, _ in disk.read_from]
+        assert len(starts) == len(set(starts)) >= 7
+        assert disk.read_from[0][0] == 4096
+
+
+async def test_what_is_gone_from_memory_again_is_sent_all_the_same(old: DataStream) -> None:
+    async with over_loopback(old) as rig, rig.client() as cold:
+        disk = on_slow_disk(rig)
+        disk.turning.set()
+        disk.resident = lambda start, count: False  # type: ignore[method-assign]
+        await cold.ask(wire.start(0), OK + modelled(old).packed())
+
+
+async def test_an_end_while_the_disk_is_read(old: DataStream) -> None:
+    """A truncation, a Stop, the client's end, the server's: none waits on the loop."""
+    async with over_loopback(old) as rig, rig.client() as cut, rig.client() as stops:
+        disk = on_slow_disk(rig)
+        await cut.ask(wire.start(550), OK)
+        await cut.expect(modelled(old).packed(550))
+        async with rig.client() as gone:
+            await gone.ask(wire.start(0), OK)
+            await wait_all_tasks_blocked(0.002)
+        await stops.ask(wire.start(0), OK)
+        await stops.send(wire.stop())
+        await wait_all_tasks_blocked(0.002)
+        old.truncate(500)
+        await cut.was_reset()
+        disk.turning.set()
+        got = b""
+        while (packet := await stops.packet()) != OK:
+            got += packet
+        assert modelled(old).packed(0, 500).startswith(got)
+        await stops.ask(wire.header(), OK + modelled(old).header())
+
+
+@pytest.mark.parametrize("number", [0, 300, 600])
+async def test_the_place_is_found_in_a_thread(
+    old: DataStream, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(sender_module, "_INLINE_PLACE", 0)
+    async with over_loopback(old) as rig, rig.client() as peer:
+        await peer.ask(wire.start(number), OK)
+        await peer.expect(modelled(old).packed(number))
+        append(old, (2, b"live"))
+        await peer.expect(modelled(old).packed(600))
+
+
+async def test_a_change_while_the_place_is_found(
+    old: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found again, in the stream as it is."""
+    monkeypatch.setattr(sender_module, "_INLINE_PLACE", 0)
+    async with over_loopback(old) as rig, rig.client() as peer, rig.client() as beyond:
+        cold = rig.server.live.cold
+        calls = 0
+        run = cold.run
+
+        async def run_after_a_change(call: Callable[[int], object], number: int) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                old.truncate(400)
+                append(old, *[(3, b"another")] * 5)
+            return await run(call, number)
+
+        cold.run = run_after_a_change  # type: ignore[method-assign, assignment]
+        await peer.ask(wire.start(390), OK)
+        await peer.expect(modelled(old).packed(390))
+        assert calls == 2
+        await beyond.ask(wire.start(406), wire.result(3))
+
+
+@pytest.mark.skipif(cold_module._NOWAIT is None, reason="the system cannot say")
+def test_what_is_in_memory_and_what_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.write(os.urandom(8 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+    with path.open("rb", buffering=0) as file:
+        cold = ColdReads(file.fileno())
+        file.read(8 * MIB)
+        assert cold.resident(0, 8 * MIB)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cold.resident(0, 8 * MIB):
+            pytest.skip("this file system keeps all in memory")
+        assert not cold.resident(3 * MIB, 10)
+        trio.run(cold.read, 3 * MIB, 512 * 1024)
+        assert cold.resident(3 * MIB, 512 * 1024)
+        assert not cold.resident(0, 8 * MIB)
+        assert cold.resident(9 * MIB, 10), "past the end nobody waits"
+        assert cold.resident(0, 0)
+
+
+@pytest.mark.skipif(cold_module._NOWAIT is None, reason="the system cannot say")
+async def test_a_real_cold_file(old: DataStream) -> None:
+    whole = modelled(old).packed()
+    fd = old.fileno()
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if ColdReads(fd).resident(0, 4 * MIB):
+        pytest.skip("this file system keeps all in memory")
+    async with over_loopback(old) as rig, rig.client() as peer:
+        await peer.ask(wire.start(0), OK + whole)
+        assert rig.server.counts.cold_reads >= 1
+
+
+def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"some")
+    with (tmp_path / "file").open("rb") as file:
+        cold = ColdReads(file.fileno())
+        monkeypatch.setattr(cold_module, "_NOWAIT", None)
+        assert cold.resident(0, 4)
+        monkeypatch.setattr(cold_module, "_NOWAIT", 0x4000_0000)  # not a flag: EOPNOTSUPP
+        assert cold.resident(0, 4)
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+        trio.run(cold.read, 0, 100)
+    trio.run(ColdReads(-1).read, 0, 100)  # met, and told, by who sends
