@@ -94,6 +94,7 @@ class Answers:
         answers, self._answers, self._questions = self._answers, [], []
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
+        del answers  # who does not read holds them once
         sent = self._transport.send_now(data)
         self.sent += sent
         if sent < len(data):

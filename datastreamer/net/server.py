@@ -40,6 +40,8 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What accept gives where the listener itself is no more.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
+# Of a crowd that knocks at once, so many are let in before the others have their turn.
+_ACCEPTED_TOGETHER = 16
 # At the end clients have so much of the grace to take all; then only to an entry's end.
 _UNHURRIED = 0.8
 
@@ -123,10 +125,12 @@ class Server:
         self, listener: socket.socket, clients: trio.Nursery, pace: Pace | None
     ) -> None:
         short_of_descriptors = False
+        together = 0
         while True:
             try:
                 connection, address = listener.accept()
             except BlockingIOError:
+                together = 0
                 await trio.lowlevel.wait_readable(listener)
                 continue
             except OSError as error:
@@ -146,9 +150,11 @@ class Server:
                 clients.start_soon(self._let_in, connection, address, host)
             else:
                 connection.close()
+            together += 1
             if pace is not None:
                 await trio.sleep(pace.step(now))
-            await trio.lowlevel.checkpoint()
+            elif together % _ACCEPTED_TOGETHER == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _let_in(self, connection: socket.socket, address: object, host: str) -> None:
         try:

@@ -22,8 +22,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import append, in_memory, over_loopback
+from tests.net.conftest import Rig, append, in_memory, over_loopback
 from tests.net.model import BOOKMARK, OK, Conversation, Model, result
+from tests.protocol.mutilated import mutilated
 
 KEYS = [b"k", b"key", b"0123456789abcdef"]
 
@@ -107,6 +108,47 @@ def cut(data: bytes, places: list[int]) -> Iterator[bytes]:
     bounds = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     for first, last in pairwise(bounds):
         yield data[first:last]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(many=st.lists(st.tuples(mutilated(), st.booleans(), cuts), min_size=1, max_size=12))
+def test_mutilated_commands_over_loopback(
+    stream: DataStream, many: list[tuple[bytes, bool, list[int]]]
+) -> None:
+    """Recorded commands, mutilated, of several clients at once; some are torn away. The
+    server lives, another is served meanwhile, and nobody stays behind."""
+    if not stream.total_entries:
+        filled(stream)
+    model = modelled(stream)
+
+    async def attack(rig: Rig, data: bytes, reset: bool, places: list[int]) -> None:
+        async with rig.client() as peer:
+            with suppress(trio.BrokenResourceError):
+                for part in cut(data, places):
+                    await peer.send(part)
+                if not reset:
+                    await peer.stream.send_eof()
+                    await peer.rest()
+
+    async def play() -> None:
+        async with over_loopback(stream) as rig, rig.client() as asker:
+            async with trio.open_nursery() as nursery:
+                for data, reset, places in many:
+                    nursery.start_soon(attack, rig, data, reset, places)
+                await asker.ask(wire.entry(2), OK + b"\xfe" + model.packed(2, 3)[1:])
+            while len(rig.server.sessions) > 1:
+                await wait_all_tasks_blocked()
+            await asker.ask(wire.header(), OK + model.header())
+            counts = rig.server.counts
+            assert sum(counts.ended.values()) == counts.accepted - 1 == len(many)
+            assert not counts.ended["failed"]
+            assert counts.errors["fault"] == 0
+
+    trio.run(play)
 
 
 async def test_garbage_over_loopback_beside_others(stream: DataStream) -> None:
@@ -254,7 +296,8 @@ async def test_hundreds_of_half_commands(stream: DataStream) -> None:
         assert len(rig.server.sessions) >= 300
 
 
-async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
+@pytest.mark.parametrize("connects", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_quick_connects_and_resets(stream: DataStream, connects: int) -> None:
     filled(stream)
     model = modelled(stream)
     abort = struct.pack("ii", 1, 0)
@@ -262,7 +305,7 @@ async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
         await stays.ask(wire.start(0), OK + model.packed())
         await wait_all_tasks_blocked()
         before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-        for turn in range(1_000):
+        for turn in range(connects):
             connection = socket.create_connection(rig.address)
             if turn % 4 == 1:
                 connection.sendall(wire.header())
@@ -273,6 +316,8 @@ async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
             connection.close()
             if turn % 50 == 0:
                 await trio.lowlevel.checkpoint()
+            if turn % 500 == 499:
+                await wait_all_tasks_blocked()  # no more than the system's queue takes
         append(stream, (1, b"still there"))
         await stays.expect(modelled(stream).packed(len(model.entries)))
         while len(rig.server.sessions) > 1:
@@ -280,6 +325,68 @@ async def test_a_thousand_quick_connects_and_resets(stream: DataStream) -> None:
         gc.collect()
         if before:
             assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert sum(rig.server.counts.ended.values()) == connects
+        assert len(rig.server.counts.ended) < 6
+
+
+async def test_slowloris(
+    stream: DataStream, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hundred clients, a byte now and then: gone after the time for half a command."""
+    monkeypatch.setattr("datastreamer.net.live._POLL_SECONDS", 1_000_000)
+    filled(stream)
+    model = modelled(stream)
+    gone = 0
+
+    async def dribble(rig: Rig, request: bytes) -> None:
+        nonlocal gone
+        async with rig.client() as peer:
+            with suppress(trio.BrokenResourceError):
+                for at in range(len(request)):
+                    await peer.send(request[at : at + 1])
+                    await trio.sleep(5)
+        gone += 1
+
+    async with in_memory(stream, patience=1e4) as rig, rig.client() as asker:
+        async with trio.open_nursery() as nursery:
+            for turn in range(300):
+                request = (wire.entry(1), wire.bookmark(b"k" * 16), wire.start(0))[turn % 3]
+                nursery.start_soon(dribble, rig, request)
+            while gone < 300:
+                await asker.ask(wire.entry(2), OK + b"\xfe" + model.packed(2, 3)[1:])
+                await trio.sleep(1)
+        assert trio.current_time() < 40
+        assert rig.server.counts.ended == {"command_timeout": 300}
+
+
+async def test_many_that_ask_and_never_read(stream: DataStream) -> None:
+    """What the server holds for each is bounded; who asks and reads is served."""
+    append(stream, *[(1, bytes([n]) * 5_000) for n in range(50)])
+    model = modelled(stream)
+    async with over_loopback(stream, receive_buffer=4096) as rig, AsyncExitStack() as stack:
+        asker = await stack.enter_async_context(rig.client())
+        greedy = [await stack.enter_async_context(rig.client()) for _ in range(40)]
+        await asker.ask(wire.header(), OK + model.header())
+        flood = wire.entry(3) * 20_000
+        gc.collect()
+        tracemalloc.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                for peer in greedy:
+                    nursery.start_soon(peer.send, flood)
+                for _ in range(50):
+                    await wait_all_tasks_blocked(0.002)
+                    await asker.ask(wire.entry(2), OK + b"\xfe" + model.packed(2, 3)[1:])
+                gc.collect()
+                held, _ = tracemalloc.get_traced_memory()
+                nursery.cancel_scope.cancel()
+        finally:
+            tracemalloc.stop()
+        sessions = [session for session in rig.server.sessions if session.blocked]
+        assert len(sessions) == 40
+        # 64 KiB of answers and one more, 64 KiB of questions.
+        assert held / 40 < 150_000
+        assert all(session.protocol.pending <= 64 * 1024 for session in sessions)
 
 
 async def test_memory_does_not_grow_with_the_lag_of_clients(stream: DataStream) -> None:
