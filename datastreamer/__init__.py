@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
+    from datastreamer.net.limits import Limits as Limits
     from datastreamer.net.server import serve as serve
     from datastreamer.net.tls import ServerTLS as ServerTLS
     from datastreamer.net.tls import client_tls as client_tls
@@ -32,6 +33,7 @@ _HOME = {
     "EntryBatch": "datastreamer._codec",
     "Header": "datastreamer.format",
     "ServerTLS": "datastreamer.net.tls",
+    "Limits": "datastreamer.net.limits",
     "StreamServer": "datastreamer.net.embed",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
