@@ -147,6 +147,8 @@ async def test_a_change_while_the_place_is_found(
 
         cold.run = run_after_a_change  # type: ignore[method-assign, assignment]
         await peer.ask(wire.start(390), OK)
+        while calls < 2:
+            await trio.lowlevel.checkpoint()
         await peer.expect(modelled(old).packed(390))
         assert calls == 2
         await beyond.ask(wire.start(406), wire.result(3))
