@@ -186,6 +186,7 @@ class Session:
                     await answers.send()
                     await trio.lowlevel.checkpoint()
                 if self._finishing and not self.sender.streaming:
+                    self.reason = self.reason or SERVER_ENDED
                     await self._hang_up()
                     return
                 await self._receive()
@@ -295,6 +296,7 @@ class Session:
 
     async def _say_goodbye(self) -> None:
         """As `_hang_up`, from beside the reading task, which throws away what still comes."""
+        self.reason = self.reason or SERVER_ENDED
         self._draining = True
         await self.transport.end_sending()
         await trio.sleep(_DRAIN_SECONDS)

@@ -307,7 +307,7 @@ async def test_a_file_goes_by_copies(stream: DataStream) -> None:
         [session] = rig.server.sessions
         assert session.transport.socket_fd is not None
         assert not session.transport.by_reference
-        assert session.owes(300)
+        assert session.sender.owes(300)
         stream.truncate(1)
         append(stream, *[(2, b"\xaa" * 20_000)] * 519)
         got = await peer.rest()
