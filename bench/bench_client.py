@@ -1,4 +1,4 @@
-"""The clients: catch-up decoded in batches and entries, point reads.
+"""The clients: catch-up decoded in batches, entries and lines; point reads.
 
 The server is ours, in a process of its own. Limits: a loop that receives the same
 bytes and looks at none, and a Trio client of a bare Trio echo.
@@ -6,6 +6,7 @@ bytes and looks at none, and a Trio client of a bare Trio echo.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -22,6 +23,8 @@ from bench.bench_serving import (
 from bench.measure import Done, Latencies
 from bench.readers import catch_up
 from datastreamer import BlockingClient, connect
+from datastreamer._lines import json_lines
+from datastreamer.format import TYPE_BOOKMARK
 
 __all__ = ["stored"]  # the fixture
 
@@ -68,6 +71,46 @@ def test_blocking_batches(versus: Any, stored: Any) -> None:
 
     versus(
         "catch-up, blocking client, batches, 200 B",
+        ours,
+        {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)},
+        unit="entries/s",
+        at_least=0.7,
+    )
+
+
+def test_json_lines(versus: Any, stored: Any) -> None:
+    _, entries, address = stored
+
+    def ours() -> Done:
+        with BlockingClient(*address) as client, open(os.devnull, "wb", buffering=0) as nowhere:
+            begin = time.perf_counter()
+            nowhere.writelines(
+                json_lines(batch) for batch in client.batches(from_entry=0, stop=entries)
+            )
+            return Done(entries, time.perf_counter() - begin)
+
+    versus(
+        "catch-up as JSON lines, as cat writes them, 200 B",
+        ours,
+        {"1 M a second": 1e6},
+        unit="entries/s",
+        at_least=1.0,
+    )
+
+
+def test_types(versus: Any, stored: Any) -> None:
+    _, entries, address = stored
+
+    def ours() -> Done:
+        with BlockingClient(*address) as client:
+            begin = time.perf_counter()
+            batches = client.batches(from_entry=0, stop=entries, types={TYPE_BOOKMARK})
+            got = sum(len(batch) for batch in batches)
+            assert got < entries
+            return Done(entries, time.perf_counter() - begin)
+
+    versus(
+        "catch-up, blocking client, bookmarks alone, entries passed over",
         ours,
         {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)},
         unit="entries/s",

@@ -15,6 +15,8 @@ cdef struct BatchColumns:
     const int64_t* offsets
     const uint32_t* lengths
     const uint32_t* types
+    const uint64_t* numbers  # NULL: one after the other, from
+    uint64_t first_number
     Py_ssize_t count
 
 

@@ -159,6 +159,14 @@ cdef class _View:
         buffer.internal = NULL
 
 
+cdef void* column(Py_ssize_t count, size_t size) except NULL:
+    """Memory for `count` items, to be freed by the caller."""
+    cdef void* memory = malloc(count * size + 1)
+    if memory == NULL:
+        raise MemoryError
+    return memory
+
+
 cdef object view_of(object owner, const void* memory, Py_ssize_t count, Py_ssize_t itemsize,
                     const char* format):
     cdef _View view = _View.__new__(_View)
@@ -237,8 +245,10 @@ cdef class _Columns:
     cdef int64_t* offsets
     cdef uint32_t* lengths
     cdef uint32_t* types
+    cdef uint64_t* numbers
 
     def __dealloc__(self):
+        free(self.numbers)
         free(self.offsets)
         free(self.lengths)
         free(self.types)
@@ -253,8 +263,11 @@ cdef class EntryBatch:
     on the same buffer and columns. Made by `scan` alone. The buffer stays exported
     while the batch, a slice of it or a view from it lives.
 
+    What `select` leaves of a batch has gaps: `first_number` and `next_number` are then
+    still those of the run that was looked at, and `numbers` says each entry's own.
+
     `first_number` is the number of the first entry, or the one that is due where there
-    is none (0 where not even that is known). `start` and `end` are the span in the
+    is none (0 where not even that is known); `next_number` comes after the last. `start` and `end` are the span in the
     buffer, `end` just past the last whole entry. What stopped the scan there (a slice
     does not say): `more` is True where the beginning of another entry follows, and
     `needed` is how many bytes after `end` it needs at least: up to the end of a head of
@@ -268,9 +281,11 @@ cdef class EntryBatch:
     cdef const int64_t* _offsets
     cdef const uint32_t* _lengths
     cdef const uint32_t* _types
+    cdef const uint64_t* _numbers  # NULL: one after the other
     cdef Py_ssize_t _count
-    cdef Py_ssize_t _nbytes      # -1: not added up yet
+    cdef Py_ssize_t _nbytes        # -1: not added up yet
     cdef readonly uint64_t first_number
+    cdef readonly uint64_t next_number
     cdef readonly Py_ssize_t start
     cdef readonly Py_ssize_t end
     cdef readonly Py_ssize_t needed
@@ -286,11 +301,6 @@ cdef class EntryBatch:
         return None if self._source is None else self._source.base
 
     @property
-    def next_number(self):
-        """The number after the last entry's."""
-        return self.first_number + <uint64_t>self._count
-
-    @property
     def offsets(self):
         """For each entry where its 17-byte head begins in `base` (int64, read-only)."""
         return view_of(self._columns, self._offsets, self._count, sizeof(int64_t), b"q")
@@ -304,6 +314,19 @@ cdef class EntryBatch:
     def types(self):
         """For each entry its type (uint32, read-only)."""
         return view_of(self._columns, self._types, self._count, sizeof(uint32_t), b"I")
+
+    @property
+    def numbers(self):
+        """For each entry its number (uint64, read-only)."""
+        cdef _Columns columns = self._columns
+        cdef Py_ssize_t i
+        if self._numbers != NULL or not self._count:
+            return view_of(columns, self._numbers, self._count, sizeof(uint64_t), b"Q")
+        columns = _Columns.__new__(_Columns)
+        columns.numbers = <uint64_t*>column(self._count, sizeof(uint64_t))
+        for i in range(self._count):
+            columns.numbers[i] = self.first_number + <uint64_t>i
+        return view_of(columns, columns.numbers, self._count, sizeof(uint64_t), b"Q")
 
     @property
     def nbytes(self):
@@ -329,6 +352,27 @@ cdef class EntryBatch:
             found += self._types[i] == kind
         return found
 
+    def select(self, types):
+        """The entries that are of one of these types, under the numbers that they have."""
+        cdef list wanted = [as_type(type) for type in types]
+        cdef Py_ssize_t many = len(wanted), found = 0, i, j
+        cdef uint32_t* kinds = <uint32_t*>column(many, sizeof(uint32_t))
+        cdef Py_ssize_t* places = NULL
+        try:
+            for j in range(many):
+                kinds[j] = wanted[j]
+            places = <Py_ssize_t*>column(self._count, sizeof(Py_ssize_t))
+            for i in range(self._count):
+                for j in range(many):
+                    if self._types[i] == kinds[j]:
+                        places[found] = i
+                        found += 1
+                        break
+            return self if found == self._count else self._pick(places, found)
+        finally:
+            free(kinds)
+            free(places)
+
     def bookmarks(self):
         """The bookmarks that can be asked for, with keys of 1 to 16 bytes: [(key, number)]."""
         cdef list found = []
@@ -338,7 +382,7 @@ cdef class EntryBatch:
                 found.append((
                     PyBytes_FromStringAndSize(
                         <const char*>self._bytes + self._offsets[i] + HEAD_SIZE, self._lengths[i]),
-                    self.first_number + <uint64_t>i,
+                    self._number(i),
                 ))
         return found
 
@@ -392,8 +436,41 @@ cdef class EntryBatch:
             raise IndexError(f"no entry at {index} in a batch of {self._count}")
         return i
 
+    cdef inline uint64_t _number(self, Py_ssize_t i) noexcept:
+        return self.first_number + <uint64_t>i if self._numbers == NULL else self._numbers[i]
+
+    cdef EntryBatch _pick(self, const Py_ssize_t* places, Py_ssize_t count):
+        """The entries at these places, in columns of their own."""
+        cdef EntryBatch part = EntryBatch.__new__(EntryBatch)
+        cdef _Columns columns = _Columns.__new__(_Columns)
+        cdef Py_ssize_t i
+        columns.offsets = <int64_t*>column(count, sizeof(int64_t))
+        columns.lengths = <uint32_t*>column(count, sizeof(uint32_t))
+        columns.types = <uint32_t*>column(count, sizeof(uint32_t))
+        columns.numbers = <uint64_t*>column(count, sizeof(uint64_t))
+        for i in range(count):
+            columns.offsets[i] = self._offsets[places[i]]
+            columns.lengths[i] = self._lengths[places[i]]
+            columns.types[i] = self._types[places[i]]
+            columns.numbers[i] = self._number(places[i])
+        part._source = self._source
+        part._columns = columns
+        part._bytes = self._bytes
+        part._offsets = columns.offsets
+        part._lengths = columns.lengths
+        part._types = columns.types
+        part._numbers = columns.numbers
+        part._count = count
+        part._nbytes = -1
+        part.first_number = self.first_number
+        part.next_number = self.next_number
+        part.start = self.start
+        part.end = self.end
+        part.stopped_at = -1
+        return part
+
     cdef inline Entry _entry(self, Py_ssize_t i):
-        return new_entry(self.first_number + <uint64_t>i, self._types[i],
+        return new_entry(self._number(i), self._types[i],
                          self._bytes + self._offsets[i] + HEAD_SIZE, self._lengths[i])
 
     cdef EntryBatch _slice(self, Py_ssize_t start, Py_ssize_t stop):
@@ -403,7 +480,17 @@ cdef class EntryBatch:
         part._bytes = self._bytes
         part._count = stop - start
         part._nbytes = -1
-        part.first_number = self.first_number + <uint64_t>start
+        part.first_number = self.first_number
+        part.next_number = self.next_number
+        if self._numbers == NULL:
+            part.first_number += <uint64_t>start
+            part.next_number = self.first_number + <uint64_t>stop
+        else:
+            if start:
+                part.first_number = (
+                    self._numbers[start] if start < self._count else self.next_number)
+            if stop < self._count:
+                part.next_number = self._numbers[stop] if stop else self.first_number
         part.stopped_at = -1
         part.start = self._offsets[start] if start < self._count else self.end
         part.end = part.start
@@ -411,6 +498,8 @@ cdef class EntryBatch:
             part._offsets = self._offsets + start
             part._lengths = self._lengths + start
             part._types = self._types + start
+            if self._numbers != NULL:
+                part._numbers = self._numbers + start
             part.end = self._offsets[stop - 1] + HEAD_SIZE + <Py_ssize_t>self._lengths[stop - 1]
         return part
 
@@ -422,6 +511,8 @@ cdef int columns_of(object batch, BatchColumns* columns) except -1:
     columns.offsets = (<EntryBatch>batch)._offsets
     columns.lengths = (<EntryBatch>batch)._lengths
     columns.types = (<EntryBatch>batch)._types
+    columns.numbers = (<EntryBatch>batch)._numbers
+    columns.first_number = (<EntryBatch>batch).first_number
     columns.count = (<EntryBatch>batch)._count
     return 0
 
@@ -519,6 +610,7 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
     batch._count = run.count
     batch._nbytes = run.nbytes
     batch.first_number = run.number - <uint64_t>run.count
+    batch.next_number = run.number
     batch.start = start
     batch.end = run.last_end
     batch.more = verdict == PART

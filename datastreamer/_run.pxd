@@ -13,6 +13,13 @@ from datastreamer._entry cimport (
     get_u32, get_u64, judge,
 )
 
+cdef extern from *:
+    void prefetch "__builtin_prefetch" (const void* address) noexcept nogil
+
+cdef enum:
+    # So many entries ahead the next heads are fetched, if entries go on as long as this one.
+    AHEAD = 8
+
 cdef struct Run:
     # A scan under way. Bytes, from base:
     const uint8_t* base
@@ -89,6 +96,8 @@ cdef inline Verdict scan_run(Run* run) noexcept nogil:
             if run.count == run.capacity and not grow_columns(run, begin):
                 return NO_MEMORY
             run.offsets[run.count] = run.at
+            if AHEAD * <Py_ssize_t>length < run.end - run.at:
+                prefetch(p + AHEAD * <Py_ssize_t>length)
             run.lengths[run.count] = length - HEAD_SIZE
             run.types[run.count] = get_u32(p + 5)
             run.count += 1

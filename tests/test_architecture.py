@@ -22,11 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent / "datastreamer"
 
 LAYERS = [
     {"errors", "format", "metrics"},
+    {"position"},
     # What the compiled modules share: inlined, never imported at run time.
     {"_entry"},
     {"_run"},
     {"_codec"},
-    {"_packer"},
+    {"_lines", "_packer"},
     {"storage", "protocol", "reassembly", "zkevm"},
     {"net", "arrow"},
     {"spark"},
@@ -47,7 +48,10 @@ ONLY_FOR = {
     "pyspark": {"spark"},
 }
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.
-SANS_IO = {"errors", "format", "_entry", "_run", "_codec", "_packer", "protocol"}
+SANS_IO = {
+    *("errors", "format", "position", "_entry", "_run", "_codec", "_lines", "_packer"),
+    "protocol",
+}
 INPUT_OUTPUT = {
     *("asyncio", "datetime", "fcntl", "io", "logging", "mmap", "multiprocessing", "pathlib"),
     *("random", "select", "selectors", "signal", "socket", "ssl", "subprocess", "tempfile"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from datastreamer._codec import Entry, EntryBatch
+from datastreamer._lines import json_lines
 from datastreamer.cli.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.zkevm.keys import mark_of
@@ -39,6 +40,8 @@ class JsonLines:
         return b""
 
     def render(self, entries: Entries) -> bytes:
+        if isinstance(entries, EntryBatch):
+            return json_lines(entries)
         return "".join(
             [
                 f'{{"number": {entry.number}, "type": {entry.type}, "length": {len(data)}, '

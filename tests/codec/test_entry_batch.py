@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from tests.codec.made_up import pages, usual
+from datastreamer.errors import BadEntryType
+from tests.codec.made_up import kinds, pages, usual
 from tests.oracle import PAGE, pack
 
 DATA = [b"", b"a", b"bb", b"ccc", b"dddd"]
@@ -237,3 +238,63 @@ def test_packed_leaves_padding_out() -> None:
     batch = scan(content, 0, file_offset=4096 + PAGE - 21)
     assert batch.packed() == pack(0, 1, b"x") + pack(1, 1, b"y") + pack(2, 1, b"z")
     assert (batch.nbytes, batch.end) == (54, 57)
+
+
+@given(pages(), st.lists(kinds, max_size=3), st.data())
+@usual
+def test_a_selection(made: tuple[bytes, int, int], types: list[int], data: st.DataObject) -> None:
+    content, first, file_offset = made
+    batch = scan(content, first, file_offset=file_offset)
+    if batch:
+        types += data.draw(st.lists(st.sampled_from(list(batch.types)), max_size=2))
+    selected = batch.select(types)
+    expected = [entry for entry in batch if entry.type in types]
+    assert list(selected) == expected
+    assert [selected[i] for i in range(len(selected))] == expected
+    assert list(selected.numbers) == [entry.number for entry in expected]
+    assert list(batch.numbers) == [entry.number for entry in batch]
+    assert list(selected.types) == [entry.type for entry in expected]
+    assert list(selected.lengths) == [len(entry.data) for entry in expected]
+    assert [bytes(selected.data(i)) for i in range(len(selected))] == [e.data for e in expected]
+    assert selected.packed() == b"".join(entry.pack() for entry in expected)
+    assert selected.nbytes == len(selected.packed())
+    assert (selected.first_number, selected.next_number) == (batch.first_number, batch.next_number)
+    keys = [(e.data, e.number) for e in expected if e.is_bookmark and 1 <= len(e.data) <= 16]
+    assert selected.bookmarks() == keys
+    assert list(selected.select([3, 0xB0])) == [e for e in expected if e.type in (3, 0xB0)]
+    if not expected:
+        return
+    # A slice of it, and what is before and behind the slice, cover the same numbers.
+    low, high = sorted(data.draw(st.tuples(st.integers(0, 12), st.integers(0, 12))))
+    parts = [selected[:low], selected[low:high], selected[high:]]
+    assert [entry for part in parts for entry in part] == expected
+    assert parts[0].first_number == batch.first_number
+    assert parts[2].next_number == batch.next_number
+    assert parts[0].next_number == parts[1].first_number
+    assert parts[1].next_number == parts[2].first_number
+    for part in parts:
+        assert list(part.numbers) == [entry.number for entry in part]
+        assert all(part.first_number <= number < part.next_number for number in part.numbers)
+
+
+def test_a_selection_keeps_the_buffer() -> None:
+    buffer = bytearray(WIRE)
+    selected = scan(buffer).select([3])
+    with pytest.raises(BufferError):
+        buffer.clear()
+    assert selected[0] == ENTRIES[3]
+    del selected
+    gc.collect()
+    buffer.clear()
+
+
+def test_a_selection_of_all_is_the_batch() -> None:
+    batch = scan(WIRE)
+    assert batch.select(range(5)) is batch
+    assert list(batch.select([])) == []
+
+
+@pytest.mark.parametrize("types", [[-1], [2**32]])
+def test_no_such_type_to_select(types: list[int]) -> None:
+    with pytest.raises(BadEntryType):
+        scan(WIRE).select(types)
