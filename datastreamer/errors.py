@@ -12,6 +12,7 @@
     |   +-- BadEntryType             not a u32, or 0xb0 where an event is due
     |   +-- BadBookmark              a key that is not 1 to 16 bytes
     |   +-- BadRange                 a range that runs backwards
+    |   +-- BadPosition              text or numbers that are no place in a stream
     |   +-- UpdateRefused            an update that would change more than data
     |   +-- BadCertificate           a certificate or key for TLS that is of no use
     +-- NotFound                     what was asked for is not in the stream
@@ -27,6 +28,7 @@
     |   |   +-- CommitInDoubt        it may or may not be on disk
     |   |       +-- EntriesLost      it is not, and others before it are not either
     |   +-- IndexFailed              the bookmark index cannot be used
+    |   +-- CursorFailed             a reader's position cannot be read or kept
     |   +-- DamagedFile              carries ``offset``
     |       +-- DamagedHeader        header, commit record or totals
     |       +-- BadFileSize          not 4096 + k x 1 MiB
@@ -39,7 +41,9 @@
         +-- ConnectFailed            nobody there, or not in time
         +-- TLSFailed                the two sides do not come to terms on TLS
         +-- ConnectionLost           ended in the middle
+        |   +-- NoAnswer             gave no answer in time
         +-- ProtocolViolation        it does not speak the protocol
+        +-- HistoryChanged           it tells other entries than before, or has lost some
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
             +-- AlreadyStarted       1
             +-- AlreadyStopped       2
@@ -65,12 +69,14 @@ __all__ = [
     "BadFileSize",
     "BadFromBookmark",
     "BadFromEntry",
+    "BadPosition",
     "BadRange",
     "BadToBookmark",
     "CommitInDoubt",
     "ConnectFailed",
     "ConnectionLost",
     "CorruptEntries",
+    "CursorFailed",
     "DamagedEntry",
     "DamagedFile",
     "DamagedHeader",
@@ -79,9 +85,11 @@ __all__ = [
     "EntryTooLarge",
     "FileExists",
     "FileMissing",
+    "HistoryChanged",
     "IndexFailed",
     "InvalidCommand",
     "ListenFailed",
+    "NoAnswer",
     "NoOperation",
     "NotAStream",
     "NotFound",
@@ -143,6 +151,10 @@ class BadBookmark(UsageError, ValueError):
 
 class BadRange(UsageError, ValueError):
     """The end of the range stands before its start."""
+
+
+class BadPosition(UsageError, ValueError):
+    """What should say where to go on in a stream does not."""
 
 
 class UpdateRefused(UsageError, ValueError):
@@ -237,6 +249,10 @@ class IndexFailed(StreamFileError):
     """The bookmark index cannot be opened or written."""
 
 
+class CursorFailed(StreamFileError):
+    """A reader's position cannot be read or kept."""
+
+
 class DamagedFile(StreamFileError):
     """The file breaks the format at byte ``offset``."""
 
@@ -297,8 +313,29 @@ class ConnectionLost(PeerError, ConnectionError):
     """The connection ended in the middle of something."""
 
 
+class NoAnswer(ConnectionLost):
+    """An answer did not come in time."""
+
+
 class ProtocolViolation(PeerError):
     """The peer sent what the protocol does not allow."""
+
+
+class HistoryChanged(PeerError):
+    """The server does not hold the entries any more that were received before.
+
+    `next_entry` is where the reader stood, `total_entries` what the server holds now,
+    `first_differing` the first entry that is gone or another: None where it lies before
+    all that is remembered, or the stream is another one altogether.
+    """
+
+    def __init__(
+        self, what: str, *, next_entry: int, total_entries: int, first_differing: int | None
+    ) -> None:
+        super().__init__(what)
+        self.next_entry = next_entry
+        self.total_entries = total_entries
+        self.first_differing = first_differing
 
 
 class ServerRefused(PeerError):

@@ -1,0 +1,131 @@
+"""Where a reader's position is kept between two runs: a file, or an LMDB environment.
+
+Owns that a crash leaves the old position or the new one, whole. Must not know where the
+position comes from. One reader writes a cursor; two that share one overwrite each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+from typing import Any
+
+import lmdb
+
+from datastreamer.errors import BadPosition, CursorFailed
+from datastreamer.position import Position
+from datastreamer.storage.mounts import ensure_local
+
+# Room for some thousand cursors; only what is used is on disk.
+_MAP_SIZE = 16 << 20
+
+
+class FileCursor:
+    """A position in a small file of its own, as a line of JSON.
+
+    A save writes `path`.new, syncs it and renames it. Raises `CursorFailed`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+
+    def load(self) -> Position | None:
+        """What was saved last; None where there is no file yet."""
+        try:
+            with open(self._path, "rb") as file:
+                return Position.from_json(file.read())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CursorFailed(self._path, f"cannot be read: {error.strerror}") from error
+        except BadPosition as error:
+            raise CursorFailed(self._path, f"{error}; remove the file to begin anew") from error
+
+    def save(self, position: Position) -> None:
+        """Keep this instead; on disk when it returns."""
+        new = f"{self._path}.new"
+        try:
+            with open(new, "wb") as file:
+                file.write(position.to_json().encode("ascii") + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self._path)
+            folder = os.open(os.path.dirname(self._path) or ".", os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise CursorFailed(self._path, f"cannot be written: {error.strerror}") from error
+
+
+class LmdbCursor:
+    """A position under a name in an LMDB environment: the caller's own, or one at a path.
+
+    With the caller's own, `save` can be a part of a transaction in which the caller keeps
+    what was made of the entries: both are there, or neither. `database` is a named
+    database in it (a handle that the caller opened). At a path, a folder is made that
+    belongs to this cursor; close it, or use it in a ``with``. Raises `CursorFailed`.
+    """
+
+    def __init__(
+        self,
+        where: lmdb.Environment | str | os.PathLike[str],
+        name: str = "cursor",
+        *,
+        database: Any = None,
+    ) -> None:
+        self._key = name.encode()
+        self._database = database
+        self._own = not isinstance(where, lmdb.Environment)
+        if isinstance(where, lmdb.Environment):
+            self._environment = where
+            self._path = where.path()
+            return
+        self._path = os.fspath(where)
+        try:
+            os.makedirs(self._path, exist_ok=True)
+            ensure_local(self._path, "a cursor in LMDB")
+            self._environment = lmdb.open(self._path, map_size=_MAP_SIZE, max_spare_txns=0)
+        except (OSError, lmdb.Error) as error:
+            raise CursorFailed(self._path, f"cannot be opened: {error}") from error
+
+    def __enter__(self) -> LmdbCursor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environment, if it is this cursor's own."""
+        if self._own:
+            self._environment.close()
+
+    def load(self) -> Position | None:
+        """What was saved last; None where nothing was yet."""
+        try:
+            with self._environment.begin(db=self._database) as transaction:
+                found = transaction.get(self._key)
+            return None if found is None else Position.from_json(bytes(found))
+        except (lmdb.Error, BadPosition) as error:
+            raise CursorFailed(self._path, f"the cursor cannot be read: {error}") from error
+
+    def save(self, position: Position, transaction: lmdb.Transaction | None = None) -> None:
+        """Keep this instead; on disk when it returns, or with the caller's `transaction`."""
+        value = position.to_json().encode("ascii")
+        try:
+            if transaction is not None:
+                transaction.put(self._key, value, db=self._database)
+                return
+            with self._environment.begin(write=True, db=self._database) as own:
+                own.put(self._key, value)
+        except lmdb.Error as error:
+            raise CursorFailed(self._path, f"the cursor cannot be written: {error}") from error
