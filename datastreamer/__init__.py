@@ -22,17 +22,29 @@ if TYPE_CHECKING:
     from datastreamer.net.server import serve as serve
     from datastreamer.net.tls import ServerTLS as ServerTLS
     from datastreamer.net.tls import client_tls as client_tls
+    from datastreamer.position import CursorStore as CursorStore
+    from datastreamer.position import Position as Position
+    from datastreamer.protocol.resume import Backoff as Backoff
+    from datastreamer.protocol.resume import Rollback as Rollback
+    from datastreamer.storage.cursors import FileCursor as FileCursor
+    from datastreamer.storage.cursors import LmdbCursor as LmdbCursor
     from datastreamer.storage.stream import DataStream as DataStream
 
 _HOME = {
+    "Backoff": "datastreamer.protocol.resume",
     "BlockingClient": "datastreamer.net.blocking",
     "Client": "datastreamer.net.client",
+    "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
     "DatastreamerError": "datastreamer.errors",
     "Entry": "datastreamer._codec",
     "EntryBatch": "datastreamer._codec",
+    "FileCursor": "datastreamer.storage.cursors",
     "Header": "datastreamer.format",
     "Limits": "datastreamer.net.limits",
+    "LmdbCursor": "datastreamer.storage.cursors",
+    "Position": "datastreamer.position",
+    "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.net.tls",
     "StreamServer": "datastreamer.net.embed",
     "client_tls": "datastreamer.net.tls",

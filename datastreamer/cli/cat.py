@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.options import (
     FormatOption,
     JsonOption,
@@ -64,6 +62,16 @@ TypeOption = Annotated[
 FollowOption = Annotated[
     bool, typer.Option("--follow", help="Go on with what is committed later, until Ctrl-C.")
 ]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.001,
+        help="A server that is silent for so long is asked whether it is there; if not, it is "
+        "lost.",
+    ),
+]
 
 
 def cat(
@@ -74,6 +82,7 @@ def cat(
     count: CountOption = None,
     types: TypeOption = None,
     follow: FollowOption = False,
+    timeout: TimeoutOption = None,
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
@@ -84,7 +93,10 @@ def cat(
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Print entries: all that are committed now, or a part, or what is to come."""
+    """Print entries: all that are committed now, or a part, or what is to come.
+
+    A server that is lost while it is followed is waited for, and followed on.
+    """
     if start is not None and from_bookmark is not None:
         raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
     key = None if from_bookmark is None else Key(from_bookmark)
@@ -99,7 +111,7 @@ def cat(
     if follow:
         end_well_on_signal()
     with (
-        open_source(source, stream_type, follow=follow, tls=tls) as stream,
+        open_source(source, stream_type, follow=follow, heartbeat=timeout, tls=tls) as stream,
         asked_for(source, from_bookmark or ""),
     ):
         header = stream.header()
@@ -122,7 +134,9 @@ def cat(
             end_with_reader()
         with _progress(source, follow, header.total_entries) as progress:
             for batch in stream.batches(begin, stop):
-                chosen = _choose(batch, wanted, count)
+                chosen = batch.select(wanted) if wanted else batch
+                if count is not None:
+                    chosen = chosen[:count]
                 if chosen:
                     write_out(form.render(chosen))
                     if count is not None:
@@ -130,16 +144,6 @@ def cat(
                         if not count:
                             return
                 progress.advance(len(batch))
-
-
-def _choose(
-    batch: EntryBatch, wanted: frozenset[int], count: int | None
-) -> EntryBatch | Sequence[Entry]:
-    """Those of the batch that are of a wanted type (none: all), `count` at most."""
-    if not wanted:
-        return batch if count is None else batch[:count]
-    places = [at for at, kind in enumerate(batch.types) if kind in wanted]
-    return [batch[at] for at in places[:count]]
 
 
 def _progress(source: str, follow: bool, total: int) -> Progress:

@@ -63,20 +63,24 @@ def open_source(
     *,
     follow: bool = False,
     tls: TLSOptions = _NO_TLS,
+    heartbeat: float | None = None,
 ) -> Source:
     """The stream that `text` names. A path that exists wins over HOST:PORT.
 
-    `follow` says that entries are wanted which another process has yet to commit.
+    `follow` says that entries are wanted which another process has yet to commit; a
+    server that is lost is then waited for. `heartbeat` is how long a server may be silent.
     """
     if not os.path.lexists(text):
         address = read_address(text)
         if address is not None:
-            return ServerSource(address, stream_type, tls)
+            return ServerSource(address, stream_type, tls, follow=follow, heartbeat=heartbeat)
         if "/" not in text and ":" in text:
             raise Failure(
                 f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
                 "[::1]:6900"
             )
+    if heartbeat is not None:
+        raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
     tls.check_unused(text)
     return FileSource(text, stream_type, follow)
 
@@ -176,10 +180,16 @@ class FileSource:
 
 
 class ServerSource:
-    """A server."""
+    """A server. Whoever follows it waits for it when it is lost; others are told."""
 
     def __init__(
-        self, address: Address, stream_type: int | None, tls: TLSOptions = _NO_TLS
+        self,
+        address: Address,
+        stream_type: int | None,
+        tls: TLSOptions = _NO_TLS,
+        *,
+        follow: bool = False,
+        heartbeat: float | None = None,
     ) -> None:
         wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
         if not address.tls:
@@ -190,6 +200,8 @@ class ServerSource:
             stream_type=wanted,
             tls=tls.context() if address.tls else False,
             tls_server_name=tls.server_name,
+            resume=follow,
+            heartbeat=heartbeat,
         )
         self.name = self._client.peer
 

@@ -6,27 +6,56 @@ a notebook loads.
 
 from __future__ import annotations
 
+import logging
+import random
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from datastreamer._codec import Entry, EntryBatch
-from datastreamer.errors import ConnectionLost, PeerError, ServerRefused, StreamClosed, UsageError
+from datastreamer._codec import Entry
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    PeerError,
+    ServerRefused,
+    StreamClosed,
+    UsageError,
+)
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
-from datastreamer.net.peers import answer_timeout, connection_lost
+from datastreamer.net.blocking_iteration import LOST, Batches, Entries, Iteration, Lost
+from datastreamer.net.peers import (
+    answer_timeout,
+    connection_lost,
+    say_back,
+    say_lost,
+    silent_server,
+    watch_over,
+)
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
+from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow, Work
+from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.resume import (
+    BACKOFF,
+    Backoff,
+    Endurance,
+    Recovery,
+    Resumable,
+    Rollback,
+    streaming,
+)
 
 if TYPE_CHECKING:
     import ssl
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Item = TypeVar("Item")
+
+_log = logging.getLogger(__name__)
 
 
 class BlockingClient:
@@ -38,10 +67,18 @@ class BlockingClient:
     the wait for streamed entries has no bound. Raises `ConnectFailed` and
     `TLSFailed`.
 
+    With `resume` a streaming goes on by itself when its server is lost and comes back:
+    `backoff` says when it is tried, `retry_for` for how many seconds (None: for ever).
+    `heartbeat` tells a silent server from a quiet stream: when nothing came for so many
+    seconds, the server is asked on a second connection; without an answer, or where
+    entries are due, the connection is taken for lost.
+
     What is raised, and what it leaves: `ServerRefused` - the client is usable; a refusal
     may cost the connection, and the next call makes another. `ConnectionLost`,
-    `ProtocolViolation` - the next call makes another. A call ends an iteration that was
-    left open.
+    `ProtocolViolation` - the next call makes another. With `resume` a query over a
+    connection that turns out to be lost is asked once more over another, and a streaming
+    goes on from the next entry whenever the server comes back with the same history. A
+    call ends an iteration that was left open.
     """
 
     def __init__(
@@ -53,11 +90,18 @@ class BlockingClient:
         timeout: float = exchanges.TIMEOUT,
         tls: bool | ssl.SSLContext = False,
         tls_server_name: str | None = None,
+        resume: bool = True,
+        retry_for: float | None = None,
+        backoff: Backoff = BACKOFF,
+        heartbeat: float | None = None,
     ) -> None:
         self.stream_type = stream_type
         self._place = place_of(host, port, tls, tls_server_name)
         self.peer = self._place.peer
         self._timeout = timeout
+        self._endurance = Endurance(resume, retry_for, backoff, heartbeat)
+        # Whether this server has ever said anything, on an earlier connection.
+        self._answered = False
         self._active: Iteration[Any] | None = None
         self._suspect = False
         self._closed = False
@@ -112,28 +156,70 @@ class BlockingClient:
         *,
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
         stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
     ) -> Entries:
-        """Entries one by one, from a number (0 if nothing is said) or a bookmark's entry on.
+        """Entries one by one, from a number (0 if nothing is said), a bookmark's entry or a
+        position on.
 
         Goes on with what is committed later, without end, or up to and not including
         number `stop`. The iteration begins when it is entered (``with``) or asked for
-        its first item, and raises `BadFromEntry` or `BadFromBookmark` then.
+        its first item, and raises `BadFromEntry` or `BadFromBookmark` then. `types`
+        leaves out entries of all other types before any object is made of them.
+
+        With `cursor` it begins at the position saved there, if there is one. Saved is the
+        place behind an item when the next is asked for, and when the block is left without
+        an error: each item is handed out at least once. Who keeps the iteration's `position`
+        together with what was made of the entries, and gives it as `from_position` the next
+        time, gets each exactly once.
+
+        A server that comes back with other entries than those that were handed out, or
+        with fewer, raises `HistoryChanged`. With `on_rollback`, that is called instead
+        wherever the last entry in common can be told, among the last 256; the iteration
+        then goes on behind it.
         """
-        return Entries(self, exchanges.streaming(from_entry, from_bookmark, stop), None)
+        work = self._streaming(from_entry, from_bookmark, from_position, stop, types, on_rollback)
+        return Entries(self, work, None, cursor, on_rollback)
 
     def batches(
         self,
         *,
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
         stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
     ) -> Batches:
         """As `entries`, in runs as they arrive: for many entries the quick way.
 
         A batch keeps its bytes, within a receive buffer of up to 1 MiB.
         """
-        return Batches(self, exchanges.streaming(from_entry, from_bookmark, stop), None)
+        work = self._streaming(from_entry, from_bookmark, from_position, stop, types, on_rollback)
+        return Batches(self, work, None, cursor, on_rollback)
+
+    def _streaming(
+        self,
+        from_entry: int | None,
+        from_bookmark: bytes | None,
+        from_position: Position | None,
+        stop: int | None,
+        types: Collection[int] | None,
+        on_rollback: object,
+    ) -> Resumable:
+        return streaming(
+            from_entry,
+            from_bookmark,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._endurance.resume,
+        )
 
     def run(
         self,
@@ -147,14 +233,15 @@ class BlockingClient:
 
         Without a callback each entry is printed as a line: number, type, length of data.
         """
-        work = exchanges.streaming(from_entry, from_bookmark, stop)
         if callback is None:
-            with Batches(self, work, None) as batches:
+            with self.batches(
+                from_entry=from_entry, from_bookmark=from_bookmark, stop=stop
+            ) as batches:
                 for batch in batches:
                     sys.stdout.write(exchanges.lines(batch))
                     sys.stdout.flush()
             return
-        with Entries(self, work, None) as entries:
+        with self.entries(from_entry=from_entry, from_bookmark=from_bookmark, stop=stop) as entries:
             for entry in entries:
                 callback(entry)
 
@@ -176,6 +263,15 @@ class BlockingClient:
         try:
             if self._socket is None or self._suspect or self._active is not None:
                 self._prepare()
+            before = self._connection.received_bytes
+            try:
+                return self._drive(exchange(self._connection, *what, **named), self._timeout)
+            except ConnectionLost:
+                # A connection that was good once and is stale: asked again over another.
+                if not self._resumes or not before or self._connection.received_bytes > before:
+                    raise
+            self._drop()
+            self._prepare()
             return self._drive(exchange(self._connection, *what, **named), self._timeout)
         except BaseException as error:
             self._judge(error, in_step=not self._connection.outstanding)
@@ -183,21 +279,110 @@ class BlockingClient:
         finally:
             self._busy = False
 
-    def _begin(self, iteration: Iteration[Any]) -> None:
-        self.call(iteration.work.begin)
+    def begin(self, iteration: Iteration[Any]) -> None:
+        """The first part of an exchange of many parts."""
+        try:
+            self.call(iteration.work.begin)
+        except (ConnectFailed, ConnectionLost) as error:
+            if not self._survives(iteration, error):
+                raise
         self._active = iteration
 
-    def _advance(self, work: Work[T], timeout: float | None) -> T | None:
+    def join(self, iteration: Iteration[Any]) -> None:
+        """Join the stream again where its connection was lost."""
+        if self._socket is not None or not isinstance(iteration.work, Resumable):
+            return
         self._claim()
         try:
-            return self._drive(work.advance(), timeout)
-        except BaseException as error:
-            self._judge(error, in_step=isinstance(error, Exception))
+            while not self._rejoin(iteration, iteration.work):
+                pass
+        except PeerError:
+            self._drop()
             raise
         finally:
             self._busy = False
 
-    def _settle(self, iteration: Iteration[Any]) -> None:
+    def advance(self, iteration: Iteration[T], timeout: float | None) -> T | Lost | None:
+        """The next part."""
+        self._claim()
+        work = iteration.work
+        try:
+            watched = work if isinstance(work, Resumable) else None
+            item = self._drive(work.advance(), timeout, watched)
+        except BaseException as error:
+            if isinstance(error, PeerError) and self._resumes:
+                try:
+                    lost = self._survives(iteration, error)
+                except PeerError:
+                    self._drop()
+                    raise
+                if lost:
+                    self._hang_up()
+                    return LOST
+            self._judge(error, in_step=isinstance(error, Exception))
+            raise
+        else:
+            iteration.recovery = None
+            return item
+        finally:
+            self._busy = False
+
+    @property
+    def _resumes(self) -> bool:
+        return self._endurance.resume and not self._closed
+
+    def _survives(self, iteration: Iteration[Any], error: PeerError) -> bool:
+        """Whether to join again after `error`; when, says the iteration's recovery.
+
+        Raises what is no loss of a connection, or one time too many.
+        """
+        answered = self._connection.received_bytes > 0
+        self._answered = self._answered or answered
+        if not (self._resumes and self._answered and isinstance(iteration.work, Resumable)):
+            return False
+        now, luck = time.monotonic(), random.random()  # noqa: S311
+        if iteration.recovery is None:
+            iteration.recovery = Recovery(self._endurance, now)
+        if iteration.recovery.lost(error, answered=answered, now=now, luck=luck):
+            say_lost(_log, self.peer, error)
+        return True
+
+    def _rejoin(self, iteration: Iteration[Any], work: Resumable) -> bool:
+        """One attempt; false where it failed and there is to be another."""
+        if iteration.recovery is not None:
+            time.sleep(max(0.0, iteration.recovery.due - time.monotonic()))
+        try:
+            self._connect()
+            self._drive(work.begin(self._connection), self._timeout)
+        except PeerError as error:
+            self._hang_up()
+            if not self._survives(iteration, error):
+                raise
+            return False
+        except BaseException:
+            self._hang_up()
+            raise
+        if iteration.recovery is not None:
+            iteration.recovery.down = False
+        say_back(_log, self.peer, work.next_number)
+        return True
+
+    def _look_after(self, work: Resumable, seconds: float) -> None:
+        """Nothing came for so long: ask on another connection whether the server is there."""
+        connection = ClientConnection(self.stream_type, peer=self.peer)
+        try:
+            channel = connect_blocking(self._place, self._timeout)
+            try:
+                channel.settimeout(self._timeout)
+                header = self._exchange(exchanges.header(connection), channel, connection)
+            finally:
+                close_blocking(channel)
+        except PeerError as error:
+            raise silent_server(self.peer, seconds, error) from error
+        work.silent(header, self.peer, seconds)
+
+    def settle(self, iteration: Iteration[Any]) -> None:
+        """The end of it, at the cost of the connection if it must be."""
         if self._active is iteration:
             self._restore()
 
@@ -206,15 +391,18 @@ class BlockingClient:
             raise UsageError("this client is in use; give each thread its own")
         self._busy = True
 
-    def _drive(self, flow: Flow[T], timeout: float | None) -> T:
+    def _drive(self, flow: Flow[T], timeout: float | None, watched: Resumable | None = None) -> T:
         channel, connection = self._socket, self._connection
         if channel is None:
             raise ConnectionLost(f"the connection to {self.peer} is lost")
-        channel.settimeout(timeout)
+        seconds = None if watched is None else self._endurance.heartbeat
+        channel.settimeout(timeout if seconds is None else seconds)
         try:
             while True:
                 data = next(flow)
-                if data is None:
+                if data is None and watched is not None and seconds is not None:
+                    self._receive_watched(channel, connection, watched, seconds)
+                elif data is None:
                     self._receive(channel, connection)
                 elif data:
                     self._send(channel, data)
@@ -230,6 +418,36 @@ class BlockingClient:
         except OSError as error:
             raise connection_lost(self.peer, error) from None
 
+    def _exchange(self, flow: Flow[T], channel: socket.socket, connection: ClientConnection) -> T:
+        """One exchange on a connection of its own."""
+        try:
+            while True:
+                data = next(flow)
+                if data is None:
+                    self._receive(channel, connection)
+                elif data:
+                    self._send(channel, data)
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
+
+    def _receive_watched(
+        self,
+        channel: socket.socket,
+        connection: ClientConnection,
+        work: Resumable,
+        seconds: float,
+    ) -> None:
+        while True:
+            try:
+                connection.received(channel.recv_into(connection.receive_buffer()))
+            except TimeoutError:
+                self._look_after(work, seconds)
+            except OSError as error:
+                raise connection_lost(self.peer, error) from None
+            else:
+                return
+
     def _send(self, channel: socket.socket, data: bytes) -> None:
         try:
             channel.sendall(data)
@@ -241,8 +459,9 @@ class BlockingClient:
     # The state of the connection
 
     def _connect(self) -> None:
-        self._socket = connect_blocking(self._place, self._timeout)
         self._connection = ClientConnection(self.stream_type, peer=self.peer)
+        self._socket = connect_blocking(self._place, self._timeout)
+        watch_over(self._socket.setsockopt)
 
     def _prepare(self) -> None:
         """Make the connection fit for a request, or make another."""
@@ -257,6 +476,7 @@ class BlockingClient:
     def _restore(self) -> None:
         """End what is underway and try a suspect connection; give it up if that fails."""
         if self._socket is None:
+            self._active = None
             return
         work = None if self._active is None else self._active.work
         flow = exchanges.restore(self._connection, work, self._suspect, exchanges.DRAIN_LIMIT)
@@ -280,101 +500,15 @@ class BlockingClient:
             self._drop()
 
     def _drop(self) -> None:
-        channel, self._socket = self._socket, None
+        """Give up the connection, and the iteration on it."""
         if self._active is not None:
             self._active.finish()
             self._active = None
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        channel, self._socket = self._socket, None
+        self._answered = self._answered or self._connection.received_bytes > 0
         self._suspect = False
         if channel is not None:
             close_blocking(channel)
-
-
-class Iteration(Generic[Item]):
-    """What the iterators of a client have in common: the life of one `Work`."""
-
-    def __init__(self, client: BlockingClient, work: Work[Item], timeout: float | None) -> None:
-        self.work = work
-        self._client = client
-        self._timeout = timeout
-        self._begun = False
-        self._over = False
-        self._taken_over = False
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it; the client is usable then. What has arrived and was not taken is dropped."""
-        self.finish()
-        self._client._settle(self)
-
-    def finish(self) -> None:
-        """No more items."""
-        self._over = True
-
-    def take_over(self) -> None:
-        """No more items, and whoever asks for one is told why."""
-        self._taken_over = not self._over
-        self.finish()
-
-    def _begin(self) -> None:
-        if not self._begun and not self._over:
-            self._client._begin(self)
-            self._begun = True
-
-    def _next(self) -> Item:
-        if self._taken_over:
-            raise UsageError("this iteration was ended by a later call on its client")
-        if not self._begun:
-            self._begin()
-        item = None if self._over else self._client._advance(self.work, self._timeout)
-        if item is None:
-            self.finish()
-            raise StopIteration
-        return item
-
-
-class Batches(Iteration[EntryBatch]):
-    """Batches of entries as they arrive: an iterator.
-
-    ``with`` begins it at once and ends it on leaving; without that it begins with the
-    first item, and after a ``break`` the client's next call ends it.
-    """
-
-    def __enter__(self) -> Batches:
-        self._begin()
-        return self
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> EntryBatch:
-        return self._next()
-
-
-class Entries(Iteration[Iterable[Entry]]):
-    """Entries one by one: an iterator, begun and ended as `Batches`."""
-
-    _items: Iterator[Entry] = iter(())
-
-    def __enter__(self) -> Entries:
-        self._begin()
-        return self
-
-    def __iter__(self) -> Entries:
-        return self
-
-    def __next__(self) -> Entry:
-        while True:
-            for entry in self._items:
-                return entry
-            self._items = iter(self._next())
-
-    def finish(self) -> None:
-        super().finish()
-        self._items = iter(())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from datastreamer.net.listen import tune
-from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost
+from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost, watch_over
 from datastreamer.net.place import Place
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class SocketChannel:
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
         tune(self._socket)
+        watch_over(self._socket.setsockopt)
         self._peer = peer
 
     async def send(self, data: bytes) -> None:
@@ -138,7 +139,7 @@ async def _with_tls(
 ) -> trio.abc.Stream:
     from datastreamer.net.tls import tls_failed
 
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    watch_over(stream.setsockopt)
     try:
         secure = trio.SSLStream(stream, context, server_hostname=place.server_name)
         await secure.do_handshake()

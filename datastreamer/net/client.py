@@ -7,7 +7,7 @@ Owns the public face alone: how a connection is used, ended and replaced stands 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from datastreamer._codec import Entry, EntryBatch
+from datastreamer._codec import Entry
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.channel import dial
-from datastreamer.net.link import Iteration, Link
+from datastreamer.net.iteration import Batches, Entries
+from datastreamer.net.link import Link
 from datastreamer.net.place import place_of
+from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Resumable, Rollback, streaming
 
 if TYPE_CHECKING:
     import ssl
@@ -35,6 +38,10 @@ async def connect(
     timeout: float = exchanges.TIMEOUT,
     tls: bool | ssl.SSLContext = False,
     tls_server_name: str | None = None,
+    resume: bool = True,
+    retry_for: float | None = None,
+    backoff: Backoff = BACKOFF,
+    heartbeat: float | None = None,
 ) -> AsyncIterator[Client]:
     """A client of the server at `host` and `port`, closed at the end of the block.
 
@@ -42,10 +49,16 @@ async def connect(
     other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate is
     to be for `tls_server_name` (None: for `host`).
 
-    `timeout` bounds, in seconds, the making of a connection, also of a later one; how
-    long an answer may take is the caller's to say (`trio.fail_after`). Raises
-    `ConnectFailed` and `TLSFailed`. A server of another stream type shows at the
-    first request.
+    `timeout` bounds, in seconds, the making of a connection, also of a later one, and
+    where `resume` is on the silence at the beginning of a streaming; how long another
+    answer may take is the caller's to say (`trio.fail_after`). Raises `ConnectFailed` and
+    `TLSFailed`. A server of another stream type shows at the first request.
+
+    With `resume` a streaming goes on by itself when its server is lost and comes back:
+    `backoff` says when it is tried, `retry_for` for how many seconds (None: for ever).
+    `heartbeat` tells a silent server from a quiet stream: when nothing came for so many
+    seconds, the server is asked on a second connection; without an answer, or where
+    entries are due, the connection is taken for lost.
     """
     place = place_of(host, port, tls, tls_server_name)
     redial = partial(dial, place, timeout)
@@ -55,6 +68,10 @@ async def connect(
         timeout=timeout,
         redial=redial,
         peer=place.peer,
+        resume=resume,
+        retry_for=retry_for,
+        backoff=backoff,
+        heartbeat=heartbeat,
     )
     try:
         yield client
@@ -73,8 +90,11 @@ class Client:
     What is raised, and what it leaves: `ServerRefused` - the client is usable; a refusal
     may cost the connection, and the next call makes another. `ConnectionLost`,
     `ProtocolViolation` - the next call makes another, or raises `ConnectionLost` where
-    it cannot. A cancelled query has the same effect; a cancelled wait for streamed
-    entries loses nothing, and the iteration can go on.
+    it cannot. With `resume` (and a way to connect again) a query over a connection that
+    turns out to be lost is asked once more over another, and a streaming goes on from the
+    next entry whenever the server comes back with the same history. A cancelled query may
+    cost the connection too; a cancelled wait for streamed entries loses nothing, and the
+    iteration can go on.
     """
 
     def __init__(
@@ -85,8 +105,13 @@ class Client:
         timeout: float = exchanges.TIMEOUT,
         redial: Callable[[], Awaitable[trio.abc.Stream]] | None = None,
         peer: str = "the server",
+        resume: bool = True,
+        retry_for: float | None = None,
+        backoff: Backoff = BACKOFF,
+        heartbeat: float | None = None,
     ) -> None:
-        self._link = Link(stream, stream_type, timeout, redial, peer)
+        endurance = Endurance(resume, retry_for, backoff, heartbeat)
+        self._link = Link(stream, stream_type, timeout, redial, peer, endurance)
 
     @property
     def stream_type(self) -> int:
@@ -132,28 +157,70 @@ class Client:
         *,
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
         stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
     ) -> Entries:
-        """Entries one by one, from a number (0 if nothing is said) or a bookmark's entry on.
+        """Entries one by one, from a number (0 if nothing is said), a bookmark's entry or a
+        position on.
 
         Goes on with what is committed later, without end, or up to and not including
         number `stop`. The iteration begins when it is entered (``async with``) or asked
-        for its first item, and raises `BadFromEntry` or `BadFromBookmark` then.
+        for its first item, and raises `BadFromEntry` or `BadFromBookmark` then. `types`
+        leaves out entries of all other types before any object is made of them.
+
+        With `cursor` it begins at the position saved there, if there is one. Saved is the
+        place behind an item when the next is asked for, and when the block is left without
+        an error: each item is handed out at least once. Who keeps the iteration's `position`
+        together with what was made of the entries, and gives it as `from_position` the next
+        time, gets each exactly once.
+
+        A server that comes back with other entries than those that were handed out, or
+        with fewer, raises `HistoryChanged`. With `on_rollback`, that is called (and waited
+        for) instead wherever the last entry in common can be told, among the last 256; the
+        iteration then goes on behind it.
         """
-        return Entries(self._link, exchanges.streaming(from_entry, from_bookmark, stop))
+        work = self._streaming(from_entry, from_bookmark, from_position, stop, types, on_rollback)
+        return Entries(self._link, work, cursor, on_rollback)
 
     def batches(
         self,
         *,
         from_entry: int | None = None,
         from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
         stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
     ) -> Batches:
         """As `entries`, in runs as they arrive: for many entries the quick way.
 
         A batch keeps its bytes, within a receive buffer of up to 1 MiB.
         """
-        return Batches(self._link, exchanges.streaming(from_entry, from_bookmark, stop))
+        work = self._streaming(from_entry, from_bookmark, from_position, stop, types, on_rollback)
+        return Batches(self._link, work, cursor, on_rollback)
+
+    def _streaming(
+        self,
+        from_entry: int | None,
+        from_bookmark: bytes | None,
+        from_position: Position | None,
+        stop: int | None,
+        types: Collection[int] | None,
+        on_rollback: object,
+    ) -> Resumable:
+        return streaming(
+            from_entry,
+            from_bookmark,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._link.resumes,
+        )
 
     async def run(
         self,
@@ -168,14 +235,17 @@ class Client:
         Without a callback each entry is printed as a line: number, type, length of data.
         Returns at `stop`, or when another task calls the method of that name.
         """
-        work = exchanges.streaming(from_entry, from_bookmark, stop)
         if callback is None:
-            async with Batches(self._link, work) as batches:
+            async with self.batches(
+                from_entry=from_entry, from_bookmark=from_bookmark, stop=stop
+            ) as batches:
                 async for batch in batches:
                     sys.stdout.write(exchanges.lines(batch))
                     sys.stdout.flush()
             return
-        async with Entries(self._link, work) as entries:
+        async with self.entries(
+            from_entry=from_entry, from_bookmark=from_bookmark, stop=stop
+        ) as entries:
             async for entry in entries:
                 outcome = callback(entry)
                 if isawaitable(outcome):
@@ -188,47 +258,3 @@ class Client:
         task still gets what arrives before the server's answer.
         """
         await self._link.stop()
-
-
-class Batches(Iteration[EntryBatch]):
-    """Batches of entries as they arrive: an asynchronous iterator.
-
-    ``async with`` begins it at once and ends it on leaving; without that it begins with
-    the first item, and after a ``break`` the client's next call ends it.
-    """
-
-    async def __aenter__(self) -> Batches:
-        await self._begin()
-        return self
-
-    def __aiter__(self) -> Batches:
-        return self
-
-    async def __anext__(self) -> EntryBatch:
-        return await self._next()
-
-
-class Entries(Iteration[Iterable[Entry]]):
-    """Entries one by one: an asynchronous iterator, begun and ended as `Batches`.
-
-    Each run that arrives is a checkpoint; the entries within it are not.
-    """
-
-    _items: Iterator[Entry] = iter(())
-
-    async def __aenter__(self) -> Entries:
-        await self._begin()
-        return self
-
-    def __aiter__(self) -> Entries:
-        return self
-
-    async def __anext__(self) -> Entry:
-        while True:
-            for entry in self._items:
-                return entry
-            self._items = iter(await self._next())
-
-    def finish(self) -> None:
-        super().finish()
-        self._items = iter(())

@@ -1,27 +1,53 @@
 """A Trio client's link to its server, under the public face of `client`.
 
 Owns the turns of tasks, and when a connection is given up and another made. What is
-said on a connection stands in `datastreamer.protocol.exchanges`, how its bytes travel
-in `channel`; nothing of either is repeated here.
+said on a connection stands in `datastreamer.protocol.exchanges`, what a lost one means
+in `datastreamer.protocol.resume`, how bytes travel in `channel`; nothing of these is
+repeated here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+import enum
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import trio
 
-from datastreamer.errors import ConnectionLost, PeerError, ServerRefused, StreamClosed, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    PeerError,
+    ServerRefused,
+    StreamClosed,
+    UsageError,
+)
 from datastreamer.net.channel import Channel, channel_over
+from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_server
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow, Work
+from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.resume import Endurance, Recovery, Resumable
+
+if TYPE_CHECKING:
+    from datastreamer.net.iteration import Iteration
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Item = TypeVar("Item")
+
+
+class _Lost(enum.Enum):
+    LOST = enum.auto()
+
+
+LOST: Final = _Lost.LOST
+"""In place of an item: the connection is gone, and the iteration may join again."""
+Lost: TypeAlias = Literal[_Lost.LOST]
+
+_log = logging.getLogger(__name__)
 
 
 class Link:
@@ -34,6 +60,7 @@ class Link:
         timeout: float,
         redial: Callable[[], Awaitable[trio.abc.Stream]] | None,
         peer: str,
+        endurance: Endurance,
     ) -> None:
         self.stream_type = stream_type
         self.peer = peer
@@ -49,6 +76,11 @@ class Link:
         self._busy = False
         self._sending = False
         self._released: trio.Event | None = None
+        self._endurance = endurance
+        self._rejoining: trio.CancelScope | None = None
+        self._patience: trio.CancelScope | None = None
+        # Whether this server has ever said anything, on an earlier connection.
+        self._answered = False
 
     # Exchanges
 
@@ -63,6 +95,15 @@ class Link:
         try:
             if self._channel is None or self._suspect or self._active is not None:
                 await self._prepare()
+            before = self._connection.received_bytes
+            try:
+                return await self._drive(exchange(self._connection, *what, **named))
+            except ConnectionLost:
+                # A connection that was good once and is stale: asked again over another.
+                if not self.resumes or not before or self._connection.received_bytes > before:
+                    raise
+            await self._drop()
+            await self._prepare()
             return await self._drive(exchange(self._connection, *what, **named))
         except BaseException as error:
             await self._judge(error, in_step=not self._connection.outstanding)
@@ -72,17 +113,62 @@ class Link:
 
     async def begin(self, iteration: Iteration[Any]) -> None:
         """The first part of an exchange of many parts."""
-        await self.call(iteration.work.begin)
+        try:
+            if self._lasting(iteration):
+                with self._bounded():
+                    await self.call(iteration.work.begin)
+            else:
+                await self.call(iteration.work.begin)
+        except (ConnectFailed, ConnectionLost) as error:
+            if not self._survives(iteration, error):
+                raise
         self._active = iteration
 
-    async def advance(self, work: Work[T]) -> T | None:
-        """The next part. Cancelled, it can be asked for again."""
+    async def join(self, iteration: Iteration[Any]) -> bool:
+        """Join the stream again where its connection was lost; False where it was stopped.
+
+        Cancelled, it can be asked for again.
+        """
+        if self._channel is not None or not isinstance(iteration.work, Resumable):
+            return True
         self._claim()
         try:
-            return await self._drive(work.advance())
+            while True:
+                try:
+                    return await self._rejoin(iteration, iteration.work)
+                except PeerError as error:
+                    if not self._survives(iteration, error):
+                        raise
+        except PeerError:
+            await self._drop()
+            raise
+        finally:
+            self._release()
+
+    async def advance(self, iteration: Iteration[T]) -> T | Lost | None:
+        """The next part. Cancelled, it can be asked for again."""
+        self._claim()
+        work = iteration.work
+        try:
+            item = await self._drive(work.advance(), work if isinstance(work, Resumable) else None)
         except BaseException as error:
+            if isinstance(error, PeerError) and isinstance(work, Resumable) and self.resumes:
+                if work.stopping:
+                    await self._drop()
+                    return None
+                try:
+                    lost = self._survives(iteration, error)
+                except PeerError:
+                    await self._drop()
+                    raise
+                if lost:
+                    await self._hang_up()
+                    return LOST
             await self._judge(error, in_step=isinstance(error, Exception | trio.Cancelled))
             raise
+        else:
+            iteration.recovery = None
+            return item
         finally:
             self._release()
 
@@ -101,6 +187,10 @@ class Link:
             if not self._busy:
                 await active.aclose()
                 return
+            if self._rejoining is not None:
+                active.work.request_stop()
+                self._rejoining.cancel()
+                return
             try:
                 await self._send(active.work.request_stop())
             except BaseException:
@@ -111,7 +201,90 @@ class Link:
 
     async def aclose(self) -> None:
         self._closed = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
         await self._drop()
+
+    # Losses
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a lost connection can and shall be replaced without a word."""
+        return self._endurance.resume and self._redial is not None and not self._closed
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Bound the time in which nothing comes. Raises `NoAnswer`."""
+        with trio.move_on_after(self._timeout) as patience:
+            self._patience = patience
+            try:
+                yield
+            finally:
+                self._patience = None
+        if patience.cancelled_caught:
+            raise answer_timeout(self.peer, self._timeout)
+
+    def _lasting(self, iteration: Iteration[Any]) -> bool:
+        return self.resumes and isinstance(iteration.work, Resumable)
+
+    def _survives(self, iteration: Iteration[Any], error: PeerError) -> bool:
+        """Whether to join again after `error`; when, says the iteration's recovery.
+
+        Raises what is no loss of a connection, or one time too many.
+        """
+        answered = self._connection.received_bytes > 0
+        self._answered = self._answered or answered
+        if not (self._answered and self._lasting(iteration)):
+            return False
+        now, luck = trio.current_time(), random.random()  # noqa: S311
+        if iteration.recovery is None:
+            iteration.recovery = Recovery(self._endurance, now)
+        if iteration.recovery.lost(error, answered=answered, now=now, luck=luck):
+            say_lost(_log, self.peer, error)
+        return True
+
+    async def _rejoin(self, iteration: Iteration[Any], work: Resumable) -> bool:
+        assert self._redial is not None
+        joined = False
+        try:
+            with trio.CancelScope() as self._rejoining:
+                if iteration.recovery is not None:
+                    await trio.sleep_until(iteration.recovery.due)
+                with self._bounded():
+                    self._connection = ClientConnection(self.stream_type, peer=self.peer)
+                    self._channel = channel_over(await self._redial(), self.peer)
+                    await self._drive(work.begin(self._connection))
+                    joined = True
+        finally:
+            self._rejoining = None
+            if not joined:
+                await self._hang_up()
+        if self._closed:
+            raise StreamClosed("this client was closed while it was in use")
+        if joined:
+            if iteration.recovery is not None:
+                iteration.recovery.down = False
+            say_back(_log, self.peer, work.next_number)
+        return joined
+
+    async def _look_after(self, work: Resumable, seconds: float) -> None:
+        """Nothing came for so long: ask on another connection whether the server is there."""
+        assert self._redial is not None
+        connection = ClientConnection(self.stream_type, peer=self.peer)
+        header = None
+        try:
+            with trio.move_on_after(self._timeout):
+                channel = channel_over(await self._redial(), self.peer)
+                try:
+                    header = await _drive(exchanges.header(connection), channel, connection)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await channel.aclose()
+        except PeerError as error:
+            raise silent_server(self.peer, seconds, error) from error
+        if header is None:
+            raise silent_server(self.peer, seconds, answer_timeout(self.peer, self._timeout))
+        work.silent(header, self.peer, seconds)
 
     # Turns
 
@@ -126,19 +299,24 @@ class Link:
             self._released.set()
             self._released = None
 
-    async def _drive(self, flow: Flow[T]) -> T:
+    async def _drive(self, flow: Flow[T], watched: Resumable | None = None) -> T:
         channel, connection = self._channel, self._connection
         if channel is None:
             raise ConnectionLost(f"the connection to {self.peer} is lost")
+        seconds = None if self._redial is None else self._endurance.heartbeat
         try:
             while True:
                 data = next(flow)
-                if data is None:
-                    connection.received(await channel.receive_into(connection.receive_buffer()))
-                elif data:
+                if data:
                     self._sending = True
                     await channel.send(data)
                     self._sending = False
+                elif data is None and watched is not None and seconds is not None:
+                    await self._receive_watched(channel, connection, watched, seconds)
+                elif data is None:
+                    connection.received(await channel.receive_into(connection.receive_buffer()))
+                    if self._patience is not None:
+                        self._patience.deadline = trio.current_time() + self._timeout
         except StopIteration as done:
             outcome: T = done.value
             return outcome
@@ -146,6 +324,15 @@ class Link:
             if self._closed:
                 raise StreamClosed("this client was closed while it was in use") from None
             raise
+
+    async def _receive_watched(
+        self, channel: Channel, connection: ClientConnection, work: Resumable, seconds: float
+    ) -> None:
+        while True:
+            with trio.move_on_after(seconds):
+                connection.received(await channel.receive_into(connection.receive_buffer()))
+                return
+            await self._look_after(work, seconds)
 
     async def _send(self, data: bytes) -> None:
         if data and self._channel is not None:
@@ -171,6 +358,7 @@ class Link:
     async def _restore(self) -> None:
         """End what is underway and try a suspect connection; give it up if that fails."""
         if self._channel is None:
+            self._active = None
             return
         work = None if self._active is None else self._active.work
         limit = None if self._redial is None else exchanges.DRAIN_LIMIT
@@ -200,10 +388,15 @@ class Link:
             await self._drop()
 
     async def _drop(self) -> None:
-        channel, self._channel = self._channel, None
+        """Give up the connection, and the iteration on it."""
         if self._active is not None:
             self._active.finish()
             self._active = None
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        self._answered = self._answered or self._connection.received_bytes > 0
         self._suspect = False
         self._sending = False
         if channel is not None:
@@ -211,53 +404,15 @@ class Link:
                 await channel.aclose()
 
 
-class Iteration(Generic[Item]):
-    """What the iterators of a client have in common: the life of one `Work`."""
-
-    def __init__(self, link: Link, work: Work[Item]) -> None:
-        self.work = work
-        self._link = link
-        self._begun = False
-        self._over = False
-        self._taken_over = False
-        self._closing = False
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End it; the client is usable then. What has arrived and was not taken is dropped."""
-        self.finish()
-        if not self._closing:
-            self._closing = True
-            await self._link.settle(self)
-
-    def finish(self) -> None:
-        """No more items."""
-        self._over = True
-
-    def take_over(self) -> None:
-        """No more items, and whoever asks for one is told why."""
-        self._taken_over = not self._over
-        self.finish()
-
-    async def _begin(self) -> None:
-        if not self._begun and not self._over:
-            await self._link.begin(self)
-            self._begun = True
-
-    async def _next(self) -> Item:
-        if self._taken_over:
-            raise UsageError("this iteration was ended by a later call on its client")
-        if not self._begun:
-            await self._begin()
-        item = None if self._over else await self._link.advance(self.work)
-        if item is None:
-            self.finish()
-            raise StopAsyncIteration
-        return item
+async def _drive(flow: Flow[T], channel: Channel, connection: ClientConnection) -> T:
+    """One exchange on a connection that is nobody's."""
+    try:
+        while True:
+            data = next(flow)
+            if data:
+                await channel.send(data)
+            elif data is None:
+                connection.received(await channel.receive_into(connection.receive_buffer()))
+    except StopIteration as done:
+        outcome: T = done.value
+        return outcome

@@ -1,13 +1,18 @@
-"""The words for a server that cannot be reached, or is gone; the same for every client.
+"""A server that cannot be reached, or is gone: the words for it, the same for every client,
+and the system's own watch over a connection.
 
 Knows neither trio nor what is said on a connection.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import socket
+from collections.abc import Callable
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, PeerError, UsageError
+from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer, PeerError, UsageError
 
 
 def check_port(port: int) -> None:
@@ -26,9 +31,9 @@ def connect_timeout(peer: str, timeout: float) -> ConnectFailed:
     return ConnectFailed(f"cannot connect to {peer}: no answer within {timeout:g} s")
 
 
-def answer_timeout(peer: str, timeout: float) -> ConnectionLost:
+def answer_timeout(peer: str, timeout: float) -> NoAnswer:
     """The exception for an answer that did not come in time."""
-    return ConnectionLost(f"no answer from {peer} within {timeout:g} s")
+    return NoAnswer(f"no answer from {peer} within {timeout:g} s")
 
 
 def connection_lost(peer: str, error: Exception) -> PeerError:
@@ -45,6 +50,40 @@ def connection_lost(peer: str, error: Exception) -> PeerError:
         return tls_failed(peer, inner)
     why = _reason(error)
     return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again to go on")
+
+
+def silent_server(peer: str, seconds: float, error: PeerError) -> ConnectionLost:
+    """The exception for a server that sends nothing and does not answer a second connection."""
+    return ConnectionLost(f"nothing from {peer} for {seconds:g} s, and {error}")
+
+
+def say_lost(log: logging.Logger, peer: str, error: PeerError) -> None:
+    """A line in the log when a server is lost, and none for each attempt after."""
+    log.warning("lost %s, trying again: %s", peer, str(error).partition(";")[0])
+
+
+def say_back(log: logging.Logger, peer: str, number: int | None) -> None:
+    """A line in the log when it is back."""
+    if number is None:
+        log.warning("%s is back", peer)
+    else:
+        log.warning("%s is back, going on from entry %d", peer, number)
+
+
+# A host that is gone shows after a minute and a half, not after the system's two hours.
+_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+
+
+def watch_over(set_option: Callable[[int, int, int], object]) -> None:
+    """Have the system ask a quiet server's host whether it is there.
+
+    `set_option` is the `setsockopt` of the connection.
+    """
+    with contextlib.suppress(OSError):
+        set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                set_option(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: BaseException) -> str:

@@ -114,7 +114,7 @@ class ClientConnection:
         self.stream_type = stream_type
         self.peer = peer
         self.streaming = False
-        self.received_any = False
+        self.received_bytes = 0
         self._commands: deque[Command] = deque()
         self._answer_due = False
         self._stopped = False
@@ -168,7 +168,7 @@ class ClientConnection:
         """`count` bytes were put into the receive buffer; 0 says that the server ended."""
         if count:
             self._end += count
-            self.received_any = True
+            self.received_bytes += count
         else:
             self._ended = True
 

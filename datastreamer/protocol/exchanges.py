@@ -80,7 +80,7 @@ def _wrong(connection: ClientConnection, event: Event) -> PeerError:
         return ProtocolViolation(f"{connection.peer} sent {type(event).__name__} out of turn")
     if event.unread:
         return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
-    if not connection.received_any:
+    if not connection.received_bytes:
         return ConnectionLost(
             f"{told} without an answer; servers do that to a client of another stream type "
             f"than theirs: is it {connection.stream_type}?"
@@ -290,15 +290,6 @@ class Lookup:
         while self._connection.outstanding:
             yield from _event(self._connection)
         return True
-
-
-def streaming(from_entry: int | None, from_bookmark: bytes | None, stop: int | None) -> Streaming:
-    """A `Streaming` from one of the two, or from 0. Raises `UsageError`, `BadRange`."""
-    if from_bookmark is None:
-        return Streaming(from_entry or 0, stop)
-    if from_entry is not None:
-        raise UsageError("a streaming begins at an entry or at a bookmark, not at both")
-    return Streaming(from_bookmark, stop)
 
 
 def lines(entries: Iterable[Entry]) -> str:

@@ -103,16 +103,69 @@ def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
         assert "entries were taken back or changed while it was read" in line
 
 
-def test_a_server_that_goes(copy: Path) -> None:
-    words = ("serve", copy, "--host", "127.0.0.1", "--port", "0")
-    with running(*words, cwd=copy.parent) as serving:
-        what = f"127.0.0.1:{serving.port()}"
+def test_a_followed_server_that_goes_and_comes_back(copy: Path) -> None:
+    serve = ("serve", copy, "--host", "127.0.0.1", "--port")
+    with running(*serve, 0, cwd=copy.parent) as serving:
+        port = serving.port()
+        what = f"127.0.0.1:{port}"
         with running("cat", what, "--follow", cwd=copy.parent) as following:
             following.out.until(f'"number": {ENTRIES - 1}')
             serving.signal(signal.SIGKILL)
-            assert following.wait() == 1
-            (line,) = following.err.rest()
-            assert line.startswith(f"error: {what} closed the connection")
+            following.err.until(rf"warn +lost {what}, trying again: {what} closed the connection$")
+            serving.wait()
+            with DataStream.open(copy) as stream, stream.atomic_op() as op:
+                op.add_entry(7, b"more")
+            with running(*serve, port, cwd=copy.parent):
+                following.err.until(rf"warn +{what} is back, going on from entry {ENTRIES}$")
+                following.out.until(f'"number": {ENTRIES}, "type": 7')
+                following.signal(signal.SIGINT)
+                assert following.wait() == 0
+            assert following.err.rest() == []
+            numbers = [int(line.split()[1][:-1]) for line in following.out.seen]
+            assert numbers == list(range(ENTRIES + 1))
+
+
+def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
+    serve = ("serve", copy, "--host", "127.0.0.1", "--port")
+    with running(*serve, 0, cwd=copy.parent) as serving:
+        port = serving.port()
+        with running("cat", f"127.0.0.1:{port}", "--follow", cwd=copy.parent) as following:
+            following.out.until(f'"number": {ENTRIES - 1}')
+            serving.signal(signal.SIGKILL)
+            serving.wait()
+            with DataStream.open(copy) as stream:
+                stream.truncate(ENTRIES - 3)
+            with running(*serve, port, cwd=copy.parent):
+                assert following.wait() == 1
+                *_, line = following.err.rest()
+                assert line.startswith(f"error: 127.0.0.1:{port} changed its history")
+                assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are g" in line
+
+
+def test_a_server_that_goes_silent(tmp_path: Path) -> None:
+    """It accepts, and answers once; only a question on a second connection shows that."""
+    ok = b"\xff" + struct.pack(">II", 11, 0) + b"OK"
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(16, socket.MSG_WAITALL)
+            connection.sendall(ok + Header(total_entries=5, total_length=8000).pack())
+            connection.recv(24, socket.MSG_WAITALL)
+            connection.sendall(ok)
+            second, _ = listener.accept()
+            with second:
+                second.recv(16, socket.MSG_WAITALL)
+            connection.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        what = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        cat = done("cat", what, "--timeout", "0.05", cwd=tmp_path)
+        thread.join()
+    assert cat.returncode == 1
+    assert cat.stderr.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
 
 
 def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:

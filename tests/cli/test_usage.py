@@ -31,6 +31,8 @@ from tests.cli.process import done
         (["cat", "FILE", "--from", "5", "--from-bookmark", "x"], "two places to begin at"),
         (["cat", "FILE", "--type", "0xg"], "an entry type is a number from 0 to 4294967295"),
         (["cat", "FILE", "--type", "4294967296"], "an entry type is a number"),
+        (["cat", "FILE", "--timeout", "5"], "--timeout is for servers"),
+        (["cat", "FILE", "--timeout", "0"], "0.001"),
         (["cat", "FILE", "--format", "xml"], "'xml' is not one of"),
         (["cat", "FILE", "--json", "--format", "hex"], "--json and --format hex are two formats"),
         (["cat", "FILE", "--log-level", "loud"], "'loud' is not one of"),

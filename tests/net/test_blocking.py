@@ -38,7 +38,7 @@ HUNDRED = sample(100)
 def client_of(*stubs: Stub, timeout: float = 10) -> Iterator[tuple[BlockingClient, StubServer]]:
     with (
         StubServer(*map(handler, stubs)) as server,
-        BlockingClient("127.0.0.1", server.port, timeout=timeout) as client,
+        BlockingClient("127.0.0.1", server.port, timeout=timeout, resume=False) as client,
     ):
         yield client, server
 
@@ -211,8 +211,11 @@ def test_the_wait_for_entries_has_no_bound() -> None:
         connection.settimeout(None)
         handler(stub)(connection)
 
-    with StubServer(later) as server, BlockingClient("127.0.0.1", server.port, timeout=0.05) as c:
-        assert list(c.entries(stop=2)) == TEN[:2]
+    with (
+        StubServer(later) as server,
+        BlockingClient("127.0.0.1", server.port, timeout=0.05, resume=False) as client,
+    ):
+        assert list(client.entries(stop=2)) == TEN[:2]
 
 
 def test_a_gap_is_a_violation_and_costs_the_connection() -> None:

@@ -71,6 +71,7 @@ async def client_of(
             redial=wire.dial if redial else None,
             timeout=timeout,
             peer="stub:1",
+            resume=False,
         )
         yield client, wire
         await client.aclose()

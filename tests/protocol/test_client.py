@@ -380,9 +380,9 @@ def test_the_end_inside_an_answer(command: Command, sent: bytes) -> None:
 
 def test_whether_anything_was_heard() -> None:
     connection = asked(HeaderQuery())
-    assert not connection.received_any
+    assert not connection.received_bytes
     connection.feed(OK)
-    assert connection.received_any
+    assert connection.received_bytes
 
 
 class TestBuffers:

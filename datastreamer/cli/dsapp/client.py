@@ -85,8 +85,9 @@ def client(
     first = None
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")
+    streams = not (header or sanitycheck) and entry is bookmark is dumpbatch is None
     end_well_on_signal()
-    with ServerSource(address, STREAM_TYPE_SEQUENCER) as source:
+    with ServerSource(address, STREAM_TYPE_SEQUENCER, follow=streams) as source:
         now = source.header()
         if header:
             _print(_header_line(now))

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     host, port, stop = arguments[0], int(arguments[1]), int(arguments[2])
     digest, receipts = hashlib.sha256(), list[tuple[int, int]]()
     told = caught_up = 0
-    with BlockingClient(host, port) as client:
+    with BlockingClient(host, port, resume=False) as client:
         joined = time.monotonic_ns()
         head = client.header().total_entries
         for batch in client.batches(from_entry=0, stop=stop):

@@ -1,0 +1,387 @@
+"""A streaming that outlives its connections: what to ask a server again, and what to believe.
+
+Owns the decisions, once for the Trio client and the blocking one: which entry is next,
+whether a server still tells the same history, which losses are worth another attempt
+and when. Must not know sockets, clocks or chance: those are told to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import (
+    BadEntryType,
+    BadFromBookmark,
+    BadFromEntry,
+    BadRange,
+    ConnectFailed,
+    ConnectionLost,
+    HistoryChanged,
+    NoAnswer,
+    PeerError,
+    ProtocolViolation,
+    TLSFailed,
+    UsageError,
+)
+from datastreamer.format import U32_MAX, Header
+from datastreamer.position import Identity, Position
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.exchanges import Flow, Streaming
+from datastreamer.protocol.trail import Trail
+
+UNANSWERED_LIMIT: Final = 16
+"""After so many connections in a row that were closed without a word the server is taken
+for one of another stream type, to which that is what a server does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The waits between attempts, in seconds: from `first`, times `factor`, up to `most`.
+
+    Of each wait up to a half is left out, by chance, so that clients do not come back all
+    at once.
+    """
+
+    first: float = 0.1
+    most: float = 5.0
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.most or self.factor < 1:
+            raise UsageError(
+                f"waits go from `first` (0 or more) up to `most` by a `factor` of 1 or more, "
+                f"not from {self.first:g} to {self.most:g} by {self.factor:g}"
+            )
+
+    def wait(self, attempt: int, luck: float) -> float:
+        """The seconds before attempt 0, 1, ...; `luck` is drawn from 0 to 1."""
+        bound = self.first
+        for _ in range(attempt):
+            if bound >= self.most:
+                break
+            bound *= self.factor
+        return min(bound, self.most) * (0.5 + 0.5 * luck)
+
+
+BACKOFF: Final = Backoff()
+"""The waits, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endurance:
+    """What a client does about a server that is lost or silent; the seconds are its user's.
+
+    `resume` has streaming go on over another connection, tried for `retry_for` (None:
+    for ever) with the waits of `backoff`. After `heartbeat` without a byte the server is
+    asked on a second connection whether it is there (None: never).
+    """
+
+    resume: bool = True
+    retry_for: float | None = None
+    backoff: Backoff = BACKOFF
+    heartbeat: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.heartbeat is not None and self.heartbeat <= 0:
+            raise UsageError(f"a heartbeat is more than 0 seconds, not {self.heartbeat:g}")
+        if self.retry_for is not None and self.retry_for < 0:
+            raise UsageError(f"a server is waited for 0 seconds or more, not {self.retry_for:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The server took back entries `to_entry` to `from_entry` - 1, which had been handed out.
+
+    What comes next is entry `to_entry`, as it is now. `position` is the place to keep
+    once the reader has gone back itself.
+    """
+
+    to_entry: int
+    from_entry: int
+    position: Position
+
+
+class Recovery:
+    """The attempts to get a server back, from its loss to the next entry received."""
+
+    def __init__(self, endurance: Endurance, now: float) -> None:
+        self._backoff = endurance.backoff
+        self._retry_for = endurance.retry_for
+        self._since = now
+        self._attempts = 0
+        self._unanswered = 0
+        self._violated = False
+        self.down = False
+        self.due = now
+
+    def lost(self, error: PeerError, *, answered: bool, now: float, luck: float) -> bool:
+        """Another attempt failed with `error`: `due` says when the next is. Or raises it.
+
+        `answered` tells whether anything was received on the connection, if there was
+        one. Whether it is `down` only since now, which somebody may want to know.
+        """
+        if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
+            raise error
+        if isinstance(error, ProtocolViolation):
+            # Once it may be a stream that was rewritten under its readers: a new
+            # connection shows. Twice in the same place it is the server.
+            if self._violated:
+                raise error
+            self._violated = True
+        heard = answered or isinstance(error, ConnectFailed | NoAnswer)
+        self._unanswered = 0 if heard else self._unanswered + 1
+        if self._unanswered >= UNANSWERED_LIMIT:
+            raise error
+        wait = self._backoff.wait(self._attempts, luck)
+        if self._retry_for is not None and now + wait > self._since + self._retry_for:
+            raise ConnectionLost(
+                f"given up after {max(0.0, now - self._since):.1f} s: {error}"
+            ) from error
+        self._attempts += 1
+        self.due = now + wait
+        news, self.down = not self.down, True
+        return news
+
+
+class Resumable:
+    """Streamed entries in runs, over any number of connections: a `Work`.
+
+    `begin` joins the stream, for the first time or again: after what was handed out by
+    `advance`, or at a position. It then asks for the last entries once more and compares
+    them. What does not fit is `HistoryChanged`, or with `follow_rollbacks` a `rollback`
+    that is to be told before the next `advance`.
+
+    With `types` only entries of these types are handed out; a run in which there are
+    none is handed out empty. Unless `careful`, the server is not asked who it is.
+    """
+
+    def __init__(
+        self,
+        start: int | bytes,
+        stop: int | None = None,
+        *,
+        types: Collection[int] | None = None,
+        follow_rollbacks: bool = False,
+        careful: bool = True,
+    ) -> None:
+        if isinstance(start, int) and stop is not None and stop < start:
+            raise BadRange(f"entries from {start} to {stop} run backwards")
+        self._start = start
+        self._stop = stop
+        self._types = None if types is None else frozenset(types)
+        for kind in self._types or ():
+            if not 0 <= kind <= U32_MAX:
+                raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+        self._follow_rollbacks = follow_rollbacks
+        self._careful = careful
+        self._stream: Identity | None = None
+        self._trail: Trail | None = None
+        # The first entry that was ever asked for; None: what came before is remembered too.
+        self._origin: int | None = None
+        self._streaming: Streaming | None = None
+        self._ahead: EntryBatch | None = None
+        self._handed: EntryBatch | None = None
+        self._missed: int | None = None
+        self.stopping = False
+        self.rollback: Rollback | None = None
+
+    # The place
+
+    def go_on_from(self, position: Position) -> None:
+        """Begin at a position that was kept, instead of where it was said."""
+        self._trail = Trail.of(position)
+        self._stream = position.stream
+        self._careful = True
+
+    @property
+    def next_number(self) -> int | None:
+        """The next entry that is due; None where only a bookmark is known."""
+        if self._handed is not None:
+            return self._handed.next_number
+        if self._trail is not None:
+            return self._trail.next_number
+        return self._start if isinstance(self._start, int) else None
+
+    def position(self, before: int | None = None) -> Position | None:
+        """The place behind what was handed out last, or before entry `before` of it.
+
+        None where nothing is known yet.
+        """
+        trail = self._trail
+        if trail is None:
+            return None
+        if before is None or self._handed is None or before >= self._handed.next_number:
+            self._settle()
+        else:
+            trail = trail.extended(self._handed[: before - self._handed.first_number])
+        return Position(trail.next_number, trail.hashes, self._stream)
+
+    def _settle(self) -> None:
+        if self._handed is not None and self._trail is not None:
+            self._trail.extend(self._handed)
+        self._handed = None
+
+    # Work
+
+    def begin(self, connection: ClientConnection) -> Flow[None]:
+        self._settle()
+        self._streaming = self._ahead = None
+        due = self.next_number
+        if self._stop is not None and due is not None and due >= self._stop:
+            return
+        if self._careful:
+            header = yield from exchanges.header(connection)
+            self._recognize(header, connection.peer)
+            if self._trail is not None:
+                yield from self._rejoin(connection, self._trail, header)
+                return
+        streaming = Streaming(self._start, self._stop)
+        yield from streaming.begin(connection)
+        self._streaming = streaming
+        if isinstance(self._start, int):
+            self._trail = Trail(self._start)
+            self._origin = self._start
+
+    def advance(self) -> Flow[EntryBatch | None]:
+        self._settle()
+        if self._ahead is not None:
+            batch, self._ahead = self._ahead, None
+        else:
+            streaming = self._streaming
+            received = None if streaming is None else (yield from streaming.advance())
+            if received is None:
+                return None
+            batch = received
+        if self._trail is None:
+            self._trail = Trail(batch.first_number)
+            self._origin = batch.first_number
+        self._handed = batch
+        return batch if self._types is None else batch.select(self._types)
+
+    def request_stop(self) -> bytes:
+        self.stopping = True
+        return b"" if self._streaming is None else self._streaming.request_stop()
+
+    def end(self, limit: int | None) -> Flow[bool]:
+        if self._streaming is None:
+            return True
+        return (yield from self._streaming.end(limit))
+
+    # Is it the same stream?
+
+    def _recognize(self, header: Header, peer: str) -> None:
+        found = Identity.of(header)
+        if self._stream is None:
+            self._stream = found
+        elif found != self._stream:
+            raise HistoryChanged(
+                f"{peer} serves another stream: {found}, where {self._stream} was read",
+                next_entry=self.next_number or 0,
+                total_entries=header.total_entries,
+                first_differing=None,
+            )
+
+    def _rejoin(self, connection: ClientConnection, trail: Trail, header: Header) -> Flow[None]:
+        """Ask for the entries that are remembered again, compare, and go on behind them."""
+        first, due, total = trail.first_number, trail.next_number, header.total_entries
+        if total < first:
+            raise self._changed(connection.peer, trail, total, None)
+        streaming = Streaming(first, self._stop)
+        try:
+            yield from streaming.begin(connection)
+        except BadFromEntry as error:
+            # It went back since it said its total: the next attempt sees how far.
+            raise ConnectionLost(f"{connection.peer} went back meanwhile") from error
+        common = min(due, total)
+        at, rest, differing = first, None, None
+        while at < common and differing is None:
+            batch = yield from streaming.advance()
+            if batch is None:
+                return
+            differing = trail.first_difference(batch[: common - at])
+            go_on = common if differing is None else differing
+            rest = batch[go_on - at :] or None
+            at = batch.next_number
+        if differing is None and total < due:
+            differing = total
+        if differing is not None:
+            # Behind nothing that is the same, only a beginning is certain.
+            certain = differing > first or first in (0, self._origin)
+            if not certain or not self._follow_rollbacks:
+                raise self._changed(connection.peer, trail, total, differing if certain else None)
+            trail.cut(differing)
+            place = Position(differing, trail.hashes, self._stream)
+            self.rollback = Rollback(differing, due, place)
+        self._streaming, self._ahead = streaming, rest
+
+    def _changed(
+        self, peer: str, trail: Trail, total: int, differing: int | None
+    ) -> HistoryChanged:
+        due, first = trail.next_number, trail.first_number
+        if differing is None:
+            where = f"none of entries {first} to {due - 1} is what was received"
+            if total <= first:
+                where = f"entry {due} is the next that is due"
+        elif differing >= total:
+            where = f"entries {differing} to {due - 1}, which were received, are gone"
+        else:
+            where = f"entry {differing} is not the one that was received"
+        return HistoryChanged(
+            f"{peer} changed its history: it holds {total} entries, and {where}",
+            next_entry=due,
+            total_entries=total,
+            first_differing=differing,
+        )
+
+    # Is it still there?
+
+    def silent(self, header: Header, peer: str, seconds: float) -> None:
+        """Nothing came for `seconds`, and another connection was answered with `header`.
+
+        Raises `ConnectionLost` where entries are due since the last time this was asked, or
+        where it is not the stream that was joined any more.
+        """
+        due, total = self.next_number, header.total_entries
+        another = self._stream is not None and Identity.of(header) != self._stream
+        if another or (due is not None and total < due):
+            raise ConnectionLost(f"{peer} serves another stream, or another history")
+        if due is None or total == due:
+            self._missed = None
+        elif self._missed == due:
+            raise ConnectionLost(
+                f"{peer} holds {total} entries and sent nothing for {seconds:g} s, "
+                f"where entry {due} was due"
+            )
+        else:
+            self._missed = due
+
+
+def streaming(
+    from_entry: int | None,
+    from_bookmark: bytes | None,
+    stop: int | None,
+    *,
+    from_position: Position | None = None,
+    types: Collection[int] | None = None,
+    follow_rollbacks: bool = False,
+    careful: bool = True,
+) -> Resumable:
+    """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`."""
+    if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
+        raise UsageError(
+            "a streaming begins at an entry, at a bookmark or at a position, not at both"
+        )
+    work = Resumable(
+        (from_entry or 0) if from_bookmark is None else bytes(from_bookmark),
+        stop,
+        types=types,
+        follow_rollbacks=follow_rollbacks,
+        careful=careful,
+    )
+    if from_position is not None:
+        work.go_on_from(from_position)
+    return work

@@ -1,0 +1,91 @@
+"""The last entries that were received, as hashes: how a history is told from another.
+
+Owns the hashing of entries and their comparison. One entry proves little (a replaced
+block ends in the same bytes), so the last 256 are remembered; memory is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xxhash import xxh3_64_digest
+
+from datastreamer._codec import EntryBatch, scan
+from datastreamer.format import ENTRY_HEAD_SIZE
+from datastreamer.position import HASH_SIZE, KEPT, Position
+
+# Entries that take no more than this are kept as they are, and hashed when somebody
+# asks: in a fast stream the next batch replaces them all.
+_KEPT_BYTES: Final = 128 << 10
+
+
+class Trail:
+    """The hashes of up to 256 entries before `next_number`."""
+
+    def __init__(self, next_number: int, hashes: bytes = b"") -> None:
+        self.next_number = next_number
+        self._hashes = hashes
+        self._unhashed = b""
+
+    @classmethod
+    def of(cls, position: Position) -> Trail:
+        """What a position remembers."""
+        return cls(position.next_entry, position.trail)
+
+    @property
+    def hashes(self) -> bytes:
+        """8 bytes an entry, oldest first."""
+        if self._unhashed:
+            self._hashes, self._unhashed = _hashes_of(scan(self._unhashed)), b""
+        return self._hashes
+
+    @property
+    def first_number(self) -> int:
+        """The oldest entry that is remembered; `next_number` where none is."""
+        return self.next_number - len(self.hashes) // HASH_SIZE
+
+    def extend(self, batch: EntryBatch) -> None:
+        """These came next."""
+        last = batch[-KEPT:]
+        if len(last) == KEPT and last.nbytes <= _KEPT_BYTES:
+            self._hashes, self._unhashed = b"", last.packed()
+        else:
+            self._hashes = (self.hashes + _hashes_of(last))[-KEPT * HASH_SIZE :]
+        self.next_number = batch.next_number
+
+    def extended(self, batch: EntryBatch) -> Trail:
+        """As `extend`, in a copy."""
+        longer = Trail(self.next_number, self.hashes)
+        longer.extend(batch)
+        return longer
+
+    def cut(self, number: int) -> None:
+        """Forget what came from entry `number` on, which is remembered."""
+        self._hashes = self.hashes[: (number - self.first_number) * HASH_SIZE]
+        self.next_number = number
+
+    def first_difference(self, batch: EntryBatch) -> int | None:
+        """The first entry of `batch` that is not the one remembered; all its numbers are."""
+        at = (batch.first_number - self.first_number) * HASH_SIZE
+        found = _hashes_of(batch)
+        known = self.hashes[at : at + len(found)]
+        if found == known:
+            return None
+        places = range(0, len(found), HASH_SIZE)
+        differing = next(
+            place
+            for place in places
+            if found[place : place + HASH_SIZE] != known[place : place + HASH_SIZE]
+        )
+        return batch.first_number + differing // HASH_SIZE
+
+
+def _hashes_of(batch: EntryBatch) -> bytes:
+    packed = memoryview(batch.packed())
+    hashes = []
+    begin = 0
+    for length in batch.lengths:
+        end = begin + ENTRY_HEAD_SIZE + length
+        hashes.append(xxh3_64_digest(packed[begin:end]))
+        begin = end
+    return b"".join(hashes)
