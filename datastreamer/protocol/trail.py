@@ -6,17 +6,11 @@ block ends in the same bytes), so the last 256 are remembered; memory is bounded
 
 from __future__ import annotations
 
-from typing import Final
-
 from xxhash import xxh3_64_digest
 
-from datastreamer._codec import EntryBatch, scan
+from datastreamer._codec import EntryBatch
 from datastreamer.format import ENTRY_HEAD_SIZE
 from datastreamer.position import HASH_SIZE, KEPT, Position
-
-# Entries that take no more than this are kept as they are, and hashed when somebody
-# asks: in a fast stream the next batch replaces them all.
-_KEPT_BYTES: Final = 128 << 10
 
 
 class Trail:
@@ -25,7 +19,8 @@ class Trail:
     def __init__(self, next_number: int, hashes: bytes = b"") -> None:
         self.next_number = next_number
         self._hashes = hashes
-        self._unhashed = b""
+        # Hashed when somebody asks: in a fast stream the next batch replaces them all.
+        self._unhashed: EntryBatch | None = None
 
     @classmethod
     def of(cls, position: Position) -> Trail:
@@ -35,8 +30,8 @@ class Trail:
     @property
     def hashes(self) -> bytes:
         """8 bytes an entry, oldest first."""
-        if self._unhashed:
-            self._hashes, self._unhashed = _hashes_of(scan(self._unhashed)), b""
+        if self._unhashed is not None:
+            self._hashes, self._unhashed = _hashes_of(self._unhashed), None
         return self._hashes
 
     @property
@@ -45,10 +40,10 @@ class Trail:
         return self.next_number - len(self.hashes) // HASH_SIZE
 
     def extend(self, batch: EntryBatch) -> None:
-        """These came next."""
+        """These came next. They may be held, and their buffer, until others come."""
         last = batch[-KEPT:]
-        if len(last) == KEPT and last.nbytes <= _KEPT_BYTES:
-            self._hashes, self._unhashed = b"", last.packed()
+        if len(last) == KEPT:
+            self._hashes, self._unhashed = b"", last
         else:
             self._hashes = (self.hashes + _hashes_of(last))[-KEPT * HASH_SIZE :]
         self.next_number = batch.next_number
