@@ -8,9 +8,10 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
+PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help setup test demo lint format types build bench soak sanitize clean distclean
+.PHONY: help setup test demo lint format types proto build bench soak sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +20,7 @@ help:
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
+	@echo "make proto      the protobuf classes again, after a change of the .proto"
 	@echo "make clean      remove what was built    make distclean and the environment too"
 	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
@@ -41,6 +43,9 @@ format: setup
 
 types: setup
 	$(PY) -m mypy
+
+proto: setup
+	$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTO)
 
 build: setup
 	rm -rf dist

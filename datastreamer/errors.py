@@ -15,6 +15,8 @@
     |   +-- BadPosition              text or numbers that are no place in a stream
     |   +-- UpdateRefused            an update that would change more than data
     |   +-- BadCertificate           a certificate or key for TLS that is of no use
+    |   +-- BadEvent                 a zkEVM event with a value that its field cannot hold
+    |   +-- ExtraMissing             an optional package is not installed
     +-- NotFound                     what was asked for is not in the stream
     |   +-- UnknownEntry
     |   +-- UnknownBookmark
@@ -37,6 +39,8 @@
     |   +-- ListenFailed             the address cannot be had
     +-- CorruptEntries               bytes that are no run of entries (the codec;
     |                                carries ``offset`` in its buffer)
+    +-- DecodeFailed                 data that is not the event it should be; carries
+    |                                ``number``, its entry's
     +-- PeerError                    the other side of a connection
         +-- ConnectFailed            nobody there, or not in time
         +-- TLSFailed                the two sides do not come to terms on TLS
@@ -66,6 +70,7 @@ __all__ = [
     "BadBookmark",
     "BadCertificate",
     "BadEntryType",
+    "BadEvent",
     "BadFileSize",
     "BadFromBookmark",
     "BadFromEntry",
@@ -81,8 +86,10 @@ __all__ = [
     "DamagedFile",
     "DamagedHeader",
     "DatastreamerError",
+    "DecodeFailed",
     "EntriesLost",
     "EntryTooLarge",
+    "ExtraMissing",
     "FileExists",
     "FileMissing",
     "HistoryChanged",
@@ -163,6 +170,18 @@ class UpdateRefused(UsageError, ValueError):
 
 class BadCertificate(UsageError, ValueError):
     """A file for TLS - a certificate, a key, the certificates of a CA - is of no use."""
+
+
+class BadEvent(UsageError, ValueError):
+    """A value does not fit the field of the event that it was given for."""
+
+
+class ExtraMissing(UsageError, ImportError):
+    """A package that only some need is not installed; ``str()`` says how to install it."""
+
+    def __init__(self, doing: str, extra: str) -> None:
+        super().__init__(f"{doing}: install it with pip install 'datastreamer[{extra}]'")
+        self.extra = extra
 
 
 class NotFound(DatastreamerError, LookupError):
@@ -291,6 +310,19 @@ class CorruptEntries(DatastreamerError, ValueError):
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"at byte {offset}: {reason}")
         self.offset = offset
+        self.reason = reason
+
+
+class DecodeFailed(DatastreamerError, ValueError):
+    """An entry's data is not the event, or the event not the transaction, it should be.
+
+    ``number`` is the entry's, None where the data came without an entry; ``reason`` is the
+    sentence without it.
+    """
+
+    def __init__(self, number: int | None, reason: str) -> None:
+        super().__init__(reason if number is None else f"entry {number}: {reason}")
+        self.number = number
         self.reason = reason
 
 

@@ -53,5 +53,5 @@ ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
     exit 1
 fi
 
-run "$PYTHON" -m pytest -p no:cacheprovider tests/codec \
+run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
     tests/storage/test_commit.py tests/storage/test_disk.py "$@"

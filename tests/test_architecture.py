@@ -44,6 +44,10 @@ ONLY_FOR = {
     "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
+    "rlp": {"zkevm"},
+    "coincurve": {"zkevm"},
+    "sha3": {"zkevm"},
+    "google": {"zkevm"},
     "pyarrow": {"arrow", "spark"},
     "pyspark": {"spark"},
 }
@@ -51,6 +55,7 @@ ONLY_FOR = {
 SANS_IO = {
     *("errors", "format", "position", "_entry", "_run", "_codec", "_lines", "_packer"),
     "protocol",
+    "zkevm",
 }
 INPUT_OUTPUT = {
     *("asyncio", "datetime", "fcntl", "io", "logging", "mmap", "multiprocessing", "pathlib"),

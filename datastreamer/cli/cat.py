@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.decoded import Decoded, Decoding, decoded_form_of
 from datastreamer.cli.options import (
+    Format,
     FormatOption,
     JsonOption,
     Key,
@@ -72,6 +74,10 @@ TimeoutOption = Annotated[
         "lost.",
     ),
 ]
+DecodeOption = Annotated[
+    Decoding | None,
+    typer.Option("--decode", help="Say what entries mean too: their kind and fields."),
+]
 
 
 def cat(
@@ -83,6 +89,7 @@ def cat(
     types: TypeOption = None,
     follow: FollowOption = False,
     timeout: TimeoutOption = None,
+    decode: DecodeOption = None,
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
@@ -108,6 +115,8 @@ def cat(
     wanted = frozenset(map(read_type, types or ()))
     shape = chosen_format(format, json)
     tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
+    if decode is not None and shape in (Format.raw, Format.hex):
+        raise typer.BadParameter(f"--format {shape.value} is of bytes, not of what they mean")
     if follow:
         end_well_on_signal()
     with (
@@ -126,7 +135,7 @@ def cat(
             stop = to + 1 if stop is None else min(to + 1, stop)
         if isinstance(begin, int) and stop is not None and stop <= begin:
             return
-        form = form_of(shape, header)
+        form = form_of(shape, header) if decode is None else decoded_form_of(shape, header)
         write_out(form.begin())
         if count == 0:
             return
@@ -142,8 +151,10 @@ def cat(
                     if count is not None:
                         count -= len(chosen)
                         if not count:
-                            return
+                            break
                 progress.advance(len(batch))
+        if isinstance(form, Decoded):
+            form.finish(source)
 
 
 def _progress(source: str, follow: bool, total: int) -> Progress:

@@ -15,7 +15,7 @@ from datastreamer.cli.options import (
     LogLevelOption,
     number_option,
 )
-from datastreamer.cli.outcome import asked_to_end
+from datastreamer.cli.outcome import Failure, asked_to_end
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.errors import FileMissing
@@ -49,6 +49,16 @@ SeedOption = Annotated[
     int,
     number_option("--seed", "N", "The same seed writes the same bytes."),
 ]
+VersionOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-version",
+        "N",
+        "Of a new file: 1 fixed layouts, from 2 on protobuf [1].",
+        most=255,
+        least=1,
+    ),
+]
 
 
 def demo(
@@ -56,27 +66,35 @@ def demo(
     ops: OpsOption = 1000,
     rate: RateOption = 0.0,
     seed: SeedOption = 0,
+    stream_version: VersionOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
     """Write a made-up sequencer's blocks to a stream.
 
-    The file is made if it is missing. Each operation is a batch bookmark, a block bookmark,
-    StartL2Block, L2Tx and EndL2Block in the fixed layouts of version 1; numbers go on from
-    what the file holds.
+    The file is made if it is missing. Each operation is a batch with a block of one
+    transaction, and their bookmarks, in the layouts of the stream's version; numbers go on
+    from what the file holds.
     """
-    with asked_to_end() as ending, _open(file) as stream:
+    with asked_to_end() as ending, _open(file, stream_version) as stream:
         sequencer = Sequencer(stream, seed)
         began = time.monotonic()
         done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, ending, fixed=True)
         logs.say(
-            f"{progress(done, ops, time.monotonic() - began)}; {file} holds "
+            f"{progress(sequencer, done, ops, time.monotonic() - began)}; {file} holds "
             f"{stream.total_entries:,} entries"
         )
 
 
-def _open(file: str) -> DataStream:
+def _open(file: str, version: int | None) -> DataStream:
     try:
-        return DataStream.open(file)
+        stream = DataStream.open(file)
     except FileMissing:
-        return DataStream.create(file, version=VERSION, system_id=SYSTEM_ID)
+        return DataStream.create(file, version=version or VERSION, system_id=SYSTEM_ID)
+    if version not in (None, stream.header.version):
+        stream.close()
+        raise Failure(
+            f"{file}: a stream of version {stream.header.version}, not {version}; an existing "
+            "file brings its own"
+        )
+    return stream

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from datastreamer.cli.sequencer import ENTRIES_PER_OPERATION, Sequencer
+from datastreamer.cli.sequencer import Sequencer
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ def write_at_pace(
         now = time.monotonic()
         if now - told >= _TELL_SECONDS:
             told = now
-            _log.info("%s", progress(written + 1, operations, now - began))
+            _log.info("%s", progress(sequencer, written + 1, operations, now - began))
     return operations
 
 
-def progress(written: int, operations: int, seconds: float) -> str:
+def progress(sequencer: Sequencer, written: int, operations: int, seconds: float) -> str:
     """How far it is, for people."""
     rate = f" ({written / seconds:,.0f} a second)" if seconds > 0 else ""
+    entries = written * sequencer.entries_per_operation
     return (
-        f"{written:,} of {operations:,} operations, {written * ENTRIES_PER_OPERATION:,} entries, "
-        f"in {seconds:.1f} s{rate}"
+        f"{written:,} of {operations:,} operations, {entries:,} entries, in {seconds:.1f} s{rate}"
     )

@@ -18,6 +18,7 @@ from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
 from datastreamer.cli.truncate import truncate
 from datastreamer.cli.verify import verify
+from datastreamer.cli.zkevm import zkevm
 
 program = new_program()
 
@@ -43,3 +44,4 @@ for verb in (
     demo,
 ):
     program.command()(verb)
+program.add_typer(zkevm, name="zkevm")

@@ -1,1 +1,57 @@
-"""What the entries of a zkEVM sequencer's stream mean."""
+"""What the entries of a zkEVM sequencer's stream mean.
+
+The names here are loaded when first used. Events of streams of version 2 and later are here
+by name; those of version 1 are in `datastreamer.zkevm.fixed`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datastreamer.zkevm.decoding import Event as Event
+    from datastreamer.zkevm.decoding import as_json as as_json
+    from datastreamer.zkevm.decoding import decode as decode
+    from datastreamer.zkevm.decoding import decode_batch as decode_batch
+    from datastreamer.zkevm.decoding import decode_data as decode_data
+    from datastreamer.zkevm.decoding import encode as encode
+    from datastreamer.zkevm.events import BatchEnd as BatchEnd
+    from datastreamer.zkevm.events import BatchStart as BatchStart
+    from datastreamer.zkevm.events import BatchType as BatchType
+    from datastreamer.zkevm.events import BookMark as BookMark
+    from datastreamer.zkevm.events import BookmarkType as BookmarkType
+    from datastreamer.zkevm.events import L2Block as L2Block
+    from datastreamer.zkevm.events import L2BlockEnd as L2BlockEnd
+    from datastreamer.zkevm.events import Transaction as Transaction
+    from datastreamer.zkevm.events import UpdateGER as UpdateGER
+    from datastreamer.zkevm.sequence import SequenceCheck as SequenceCheck
+    from datastreamer.zkevm.sequencer import Sequencer as Sequencer
+    from datastreamer.zkevm.transactions import OpenedTransaction as OpenedTransaction
+    from datastreamer.zkevm.transactions import open_transaction as open_transaction
+
+_NAMES = {
+    "decoding": ("Event", "as_json", "decode", "decode_batch", "decode_data", "encode"),
+    "events": (
+        *("BatchEnd", "BatchStart", "BatchType", "BookMark", "BookmarkType", "L2Block"),
+        *("L2BlockEnd", "Transaction", "UpdateGER"),
+    ),
+    "sequence": ("SequenceCheck",),
+    "sequencer": ("Sequencer",),
+    "transactions": ("OpenedTransaction", "open_transaction"),
+}
+_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,76 +1,233 @@
-"""The fixed binary layouts of the events in streams of version 1, newest generation.
+"""The fixed binary layouts of the events in streams of version 1, in all their generations.
 
-Owns how an event becomes bytes. Knows no stream. All integers are big-endian.
+Owns how an event becomes bytes and back. Knows no stream. All integers are big-endian.
+There were four layouts of StartL2Block in the course of a month, and two of the others; the
+length tells them apart. A field that the generation does not have is None, and an event is
+packed in the generation whose fields it has. Fields have the names that the protobuf
+messages give to the same things.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from datastreamer.zkevm.events import BookMark, BookmarkType
+
+if TYPE_CHECKING:
+    from datastreamer.zkevm.transactions import OpenedTransaction
 
 TYPE_START_L2_BLOCK: Final = 1
 TYPE_L2_TX: Final = 2
 TYPE_END_L2_BLOCK: Final = 3
+TYPE_UPDATE_GER: Final = 4
 
-# The layouts of a StartL2Block over time; all begin with batch, block and timestamp.
-START_L2_BLOCK_SIZES: Final = frozenset({78, 110, 122, 142})
-
+_START_FIRST: Final = struct.Struct(">QQQ32s20sH")
+_START_INFO_ROOT: Final = struct.Struct(">QQQ32s32s32s20sH")
+_START_L1: Final = struct.Struct(">QQQ32s32s20sH")
 _START: Final = struct.Struct(">QQQII32s32s20sHI")
-_START_NUMBERS: Final = struct.Struct(">QQ")
 _TX: Final = struct.Struct(">BB32sI")
+_TX_FIRST: Final = struct.Struct(">BBI")
 _END: Final = struct.Struct(">Q32s32s")
+_GER: Final = struct.Struct(">QQ32s20sHI32s")
+_GER_FIRST: Final = struct.Struct(">QQ32s20sH32s")
+_MARK: Final = struct.Struct(">BQ")
+
+_START_SIZES: Final = sorted(
+    layout.size for layout in (_START_FIRST, _START_L1, _START, _START_INFO_ROOT)
+)
+_MARKS: Final = {0: BookmarkType.L2_BLOCK, 1: BookmarkType.BATCH}
+_KINDS: Final = {kind: number for number, kind in _MARKS.items()}
 
 
 class StartL2Block(NamedTuple):
     """A block begins. Timestamps in seconds; hashes of 32 bytes, an address of 20."""
 
-    batch: int
-    block: int
+    batch_number: int
+    number: int
     timestamp: int
-    delta_timestamp: int
-    l1_info_tree_index: int
-    l1_block_hash: bytes
+    delta_timestamp: int | None
+    l1_infotree_index: int | None
+    l1_blockhash: bytes | None
     global_exit_root: bytes
     coinbase: bytes
     fork_id: int
-    chain_id: int
+    chain_id: int | None
+    l1_info_root: bytes | None = None
 
     def pack(self) -> bytes:
-        """The event's 122 bytes."""
-        return _START.pack(*self)
+        """The event's 78, 142, 110 or 122 bytes, by the fields that are not None.
+
+        Raises `ValueError` where no generation has these fields or a value does not fit.
+        """
+        has = tuple(
+            value is not None
+            for value in (
+                *(self.delta_timestamp, self.l1_infotree_index, self.l1_blockhash),
+                *(self.chain_id, self.l1_info_root),
+            )
+        )
+        head = self[:3]
+        tail = (_sized(self, "coinbase", 20), self.fork_id)
+        root = _sized(self, "global_exit_root", 32)
+        if has == (True, True, True, True, False):
+            numbers = self.delta_timestamp, self.l1_infotree_index
+            l1 = _sized(self, "l1_blockhash", 32)
+            return _pack(self, _START, *head, *numbers, l1, root, *tail, self.chain_id)
+        if has == (False, False, True, False, False):
+            return _pack(self, _START_L1, *head, _sized(self, "l1_blockhash", 32), root, *tail)
+        if has == (False, False, True, False, True):
+            l1, info = _sized(self, "l1_blockhash", 32), _sized(self, "l1_info_root", 32)
+            return _pack(self, _START_INFO_ROOT, *head, l1, root, info, *tail)
+        if not any(has):
+            return _pack(self, _START_FIRST, *head, root, *tail)
+        raise ValueError("no generation of StartL2Block has these fields and no others")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StartL2Block:
+        """Read any generation. Raises `ValueError` for bytes that are none."""
+        size = len(data)
+        if size == _START.size:
+            return cls(*_START.unpack(data))
+        if size == _START_L1.size:
+            batch, number, time, l1, root, coinbase, fork = _START_L1.unpack(data)
+            return cls(batch, number, time, None, None, l1, root, coinbase, fork, None)
+        if size == _START_INFO_ROOT.size:
+            batch, number, time, l1, root, info, coinbase, fork = _START_INFO_ROOT.unpack(data)
+            return cls(batch, number, time, None, None, l1, root, coinbase, fork, None, info)
+        if size == _START_FIRST.size:
+            batch, number, time, root, coinbase, fork = _START_FIRST.unpack(data)
+            return cls(batch, number, time, None, None, None, root, coinbase, fork, None)
+        sizes = ", ".join(map(str, _START_SIZES))
+        raise ValueError(f"{size} bytes, where the layouts have {sizes}")
 
 
 class L2Tx(NamedTuple):
-    """A transaction. `gas_price_percentage` is 0 to 255 of 255; `encoded` is its RLP."""
+    """A transaction; `encoded` is its RLP.
 
-    gas_price_percentage: int
-    is_valid: int
-    state_root: bytes
+    `effective_gas_price_percentage` is 0 to 255 of 255. Until 22 December 2023 there was no
+    `state_root`: None.
+    """
+
+    effective_gas_price_percentage: int
+    is_valid: bool
+    state_root: bytes | None
     encoded: bytes
 
     def pack(self) -> bytes:
-        """The event's 38 bytes and those of the transaction."""
-        head = _TX.pack(
-            self.gas_price_percentage, self.is_valid, self.state_root, len(self.encoded)
-        )
-        return head + self.encoded
+        """The event's 38 bytes (6 without a root) and those of the transaction.
+
+        Raises `ValueError` where a value does not fit.
+        """
+        flags = self.effective_gas_price_percentage, int(self.is_valid)
+        if self.state_root is None:
+            return _pack(self, _TX_FIRST, *flags, len(self.encoded)) + self.encoded
+        root = _sized(self, "state_root", 32)
+        return _pack(self, _TX, *flags, root, len(self.encoded)) + self.encoded
+
+    @classmethod
+    def unpack(cls, data: bytes) -> L2Tx:
+        """Read either generation: the newer one where both would fit."""
+        if len(data) >= _TX.size:
+            percentage, valid, root, size = _TX.unpack_from(data)
+            if len(data) == _TX.size + size:
+                return cls(percentage, valid != 0, root, data[_TX.size :])
+        if len(data) >= _TX_FIRST.size:
+            percentage, valid, size = _TX_FIRST.unpack_from(data)
+            if len(data) == _TX_FIRST.size + size:
+                return cls(percentage, valid != 0, None, data[_TX_FIRST.size :])
+        raise ValueError(f"{len(data)} bytes, which is not what its transaction's length makes")
+
+    def open(self, *, sender: bool = True) -> OpenedTransaction:
+        """What `encoded` holds; as `datastreamer.zkevm.open_transaction`."""
+        from datastreamer.zkevm.transactions import open_transaction
+
+        return open_transaction(self.encoded, sender=sender)
 
 
 class EndL2Block(NamedTuple):
     """A block ends. Hashes of 32 bytes."""
 
-    block: int
-    block_hash: bytes
+    number: int
+    hash: bytes
     state_root: bytes
 
     def pack(self) -> bytes:
-        """The event's 72 bytes."""
-        return _END.pack(*self)
+        """The event's 72 bytes. Raises `ValueError` where a value does not fit."""
+        hashes = _sized(self, "hash", 32), _sized(self, "state_root", 32)
+        return _pack(self, _END, self.number, *hashes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> EndL2Block:
+        """Raises `ValueError` for bytes that are none."""
+        _ensure_size(data, _END.size)
+        return cls(*_END.unpack(data))
 
 
-def started(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Batch and block of a StartL2Block of any generation; None where it is none."""
-    if len(data) not in START_L2_BLOCK_SIZES:
-        return None
-    batch, block = _START_NUMBERS.unpack_from(data)
-    return batch, block
+class UpdateGER(NamedTuple):
+    """A global exit root came in outside of blocks. The first generation has no chain id."""
+
+    batch_number: int
+    timestamp: int
+    global_exit_root: bytes
+    coinbase: bytes
+    fork_id: int
+    chain_id: int | None
+    state_root: bytes
+
+    def pack(self) -> bytes:
+        """The event's 106 bytes (102 without a chain id). Raises `ValueError`."""
+        root, coinbase = _sized(self, "global_exit_root", 32), _sized(self, "coinbase", 20)
+        head = self.batch_number, self.timestamp, root, coinbase, self.fork_id
+        state_root = _sized(self, "state_root", 32)
+        if self.chain_id is None:
+            return _pack(self, _GER_FIRST, *head, state_root)
+        return _pack(self, _GER, *head, self.chain_id, state_root)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> UpdateGER:
+        """Read either generation. Raises `ValueError` for bytes that are none."""
+        if len(data) == _GER_FIRST.size:
+            batch, timestamp, root, coinbase, fork, state_root = _GER_FIRST.unpack(data)
+            return cls(batch, timestamp, root, coinbase, fork, None, state_root)
+        if len(data) != _GER.size:
+            raise ValueError(
+                f"{len(data)} bytes, where the layouts have {_GER_FIRST.size}, {_GER.size}"
+            )
+        return cls(*_GER.unpack(data))
+
+
+def pack_mark(mark: BookMark) -> bytes:
+    """A bookmark's key of 9 bytes. Raises `ValueError` where this version has none such."""
+    kind = _KINDS.get(BookmarkType(mark.type)) if mark.type in _KINDS else None
+    if kind is None:
+        raise ValueError(f"BookMark.type is 1 (batch) or 2 (block), not {mark.type!r}")
+    return _pack(mark, _MARK, kind, mark.value)
+
+
+def unpack_mark(data: bytes) -> BookMark:
+    """A bookmark from its key. Raises `ValueError` where it is none."""
+    _ensure_size(data, _MARK.size)
+    kind, value = _MARK.unpack(data)
+    if kind not in _MARKS:
+        raise ValueError(f"its kind is {kind}, where 0 is a block and 1 a batch")
+    return BookMark(_MARKS[kind], value)
+
+
+def _sized(event: tuple[object, ...], name: str, size: int) -> bytes:
+    value = getattr(event, name)
+    if not isinstance(value, bytes) or len(value) != size:
+        raise ValueError(f"{type(event).__name__}.{name} is {size} bytes, not {value!r}")
+    return value
+
+
+def _pack(event: tuple[object, ...], layout: struct.Struct, *values: object) -> bytes:
+    try:
+        return layout.pack(*values)
+    except struct.error as error:
+        raise ValueError(f"{type(event).__name__}: {error}") from None
+
+
+def _ensure_size(data: bytes, size: int) -> None:
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes, where the layout has {size}")

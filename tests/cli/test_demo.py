@@ -9,8 +9,9 @@ import pytest
 
 from datastreamer.cli.sequencer import Sequencer
 from datastreamer.storage.stream import DataStream
-from datastreamer.zkevm.fixed import started
+from datastreamer.zkevm.fixed import StartL2Block
 from datastreamer.zkevm.keys import Mark, mark_of
+from datastreamer.zkevm.sequencer import Sequencer as Publisher
 from tests.cli.conftest import Invoke
 from tests.cli.process import running
 from tests.interop.plain import header, scan
@@ -31,7 +32,7 @@ def test_what_it_writes(invoke: Invoke, tmp_path: Path) -> None:
         assert mark_of(1, batch_mark.data) == Mark("batch", block)
         assert mark_of(1, block_mark.data) == Mark("block", block)
         assert len(start.data) == 122
-        assert started(start.data) == (block, block)
+        assert StartL2Block.unpack(start.data)[:2] == (block, block)
         assert len(end.data) == 72
         assert end.data[:8] == block.to_bytes(8, "big")
         assert int.from_bytes(transaction.data[34:38], "big") == len(transaction.data) - 38
@@ -84,11 +85,44 @@ def test_goes_on_behind_other_entries(invoke: Invoke, tmp_path: Path) -> None:
     assert mark_of(1, scan(path)[-4].data) == Mark("block", 2)
 
 
-def test_writes_no_blocks_of_another_version(invoke: Invoke, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "version, types", [(2, [0xB0, 1, 0xB0, 2, 3, 4]), (3, [0xB0, 1, 0xB0, 2, 3, 6, 4])]
+)
+def test_writes_messages_too(
+    invoke: Invoke, tmp_path: Path, version: int, types: list[int]
+) -> None:
+    path = tmp_path / "demo.bin"
+    demo = invoke("demo", path, "--ops", "2", "--stream-version", version)
+    assert demo.err.startswith(f"2 of 2 operations, {2 * len(types)} entries, in ")
+    assert invoke("demo", path, "--ops", "1").code == 0
+    assert [entry.type for entry in scan(path)] == 3 * types
+    assert header(path)["version"] == version
+    marks = [mark_of(version, entry.data) for entry in scan(path) if entry.type == 0xB0]
+    assert marks[-2:] == [Mark("batch", 2), Mark("block", 2)]
+    assert invoke("zkevm", "check", path).code == 0
+
+
+def test_an_existing_file_brings_its_version(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "demo.bin"
     DataStream.create(path, version=2, sync="os").close()
-    assert "a stream of version 2" in invoke("demo", path).failed()
+    told = invoke("demo", path, "--stream-version", "3").failed()
+    assert told.endswith("a stream of version 2, not 3; an existing file brings its own")
     assert header(path)["total_entries"] == 0
+
+
+def test_goes_on_in_a_batch_that_was_left_open(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "demo.bin"
+    with DataStream.create(path, version=3, sync="os") as stream:
+        batch = Publisher(stream).batch()
+        batch.__enter__()
+        with batch.block(timestamp=1_700_000_000, state_root=bytes(32)):
+            pass
+    assert invoke("demo", path, "--ops", "2").code == 0
+    assert [entry.type for entry in scan(path)] == [
+        *(0xB0, 1, 0xB0, 2, 6, 0xB0, 2, 3, 6, 4),
+        *(0xB0, 1, 0xB0, 2, 3, 6, 4),
+    ]
+    assert invoke("zkevm", "check", path).code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,10 +1,10 @@
-"""The fixed layouts, newest generation, byte for byte."""
+"""The fixed layouts of every generation, byte for byte."""
 
 from __future__ import annotations
 
 import pytest
 
-from datastreamer.zkevm.fixed import EndL2Block, L2Tx, StartL2Block, started
+from datastreamer.zkevm.fixed import EndL2Block, L2Tx, StartL2Block, UpdateGER
 
 
 def test_start() -> None:
@@ -17,12 +17,13 @@ def test_start() -> None:
     )
     assert event.pack().hex() == expected
     assert len(event.pack()) == 122
-    assert started(event.pack()) == (1, 2)
+    assert StartL2Block.unpack(event.pack()) == event
 
 
 def test_transaction() -> None:
-    packed = L2Tx(255, 1, b"s" * 32, b"tx").pack()
+    packed = L2Tx(255, True, b"s" * 32, b"tx").pack()
     assert packed.hex() == "ff01" + "73" * 32 + "00000002" + "7478"
+    assert L2Tx(7, False, None, b"tx").pack().hex() == "0700" + "00000002" + "7478"
 
 
 def test_end() -> None:
@@ -31,12 +32,42 @@ def test_end() -> None:
     assert len(packed) == 72
 
 
-@pytest.mark.parametrize("size", [78, 110, 122, 142])
-def test_a_start_of_every_generation(size: int) -> None:
-    numbers = (5).to_bytes(8, "big") + (6).to_bytes(8, "big")
-    assert started(numbers + bytes(size - 16)) == (5, 6)
+NUMBERS = "000000000000000100000000000000020000000000000003"
+TAIL = "67" * 32 + "63" * 20 + "0009"
+
+
+@pytest.mark.parametrize(
+    "data, event",
+    [
+        (
+            NUMBERS + TAIL,
+            StartL2Block(1, 2, 3, None, None, None, b"g" * 32, b"c" * 20, 9, None),
+        ),
+        (
+            NUMBERS + "6c" * 32 + TAIL,
+            StartL2Block(1, 2, 3, None, None, b"l" * 32, b"g" * 32, b"c" * 20, 9, None),
+        ),
+        (
+            NUMBERS + "6c" * 32 + "67" * 32 + "69" * 32 + "63" * 20 + "0009",
+            StartL2Block(1, 2, 3, None, None, b"l" * 32, b"g" * 32, b"c" * 20, 9, None, b"i" * 32),
+        ),
+    ],
+)
+def test_a_start_of_older_generations(data: str, event: StartL2Block) -> None:
+    assert len(event.pack()) in (78, 110, 142)
+    assert event.pack().hex() == data
+    assert StartL2Block.unpack(bytes.fromhex(data)) == event
+
+
+@pytest.mark.parametrize("chain_id, shown", [(None, ""), (137, "00000089")])
+def test_an_exit_root(chain_id: int | None, shown: str) -> None:
+    event = UpdateGER(1, 2, b"g" * 32, b"c" * 20, 9, chain_id, b"s" * 32)
+    numbers = "00000000000000010000000000000002"
+    assert event.pack().hex() == numbers + TAIL + shown + "73" * 32
+    assert UpdateGER.unpack(event.pack()) == event
 
 
 @pytest.mark.parametrize("size", [0, 16, 77, 121, 200])
 def test_what_is_no_start(size: int) -> None:
-    assert started(bytes(size)) is None
+    with pytest.raises(ValueError, match=f"{size} bytes, where the layouts have 78, 110, 122, 142"):
+        StartL2Block.unpack(bytes(size))

@@ -62,9 +62,9 @@ def server(
 ) -> None:
     """Serve a stream while writing made-up blocks to it; end after them.
 
-    Each operation is a batch bookmark, a block bookmark, StartL2Block, L2Tx and EndL2Block
-    in the fixed layouts of version 1; numbers go on from what the file holds. At the end
-    every streaming client is sent all there is, for 30 s at most.
+    Each operation is a batch with a block of one transaction, and their bookmarks; a new file
+    gets the fixed layouts of version 1, in an existing one numbers go on from what it holds.
+    At the end every streaming client is sent all there is, for 30 s at most.
     """
     limits = Limits(
         write_timeout=writetimeout / 1000,
@@ -89,7 +89,7 @@ def server(
         done = write_at_pace(sequencer, opers, sleep / 1000, ending, fixed=False)
         _log.info(
             "%s; the stream holds %d entries",
-            progress(done, opers, time.monotonic() - began),
+            progress(sequencer, done, opers, time.monotonic() - began),
             stream.total_entries,
         )
         if not ending.is_set() and not serving.drain(_DRAIN_SECONDS):

@@ -1,0 +1,23 @@
+"""`datastreamer zkevm`: what a sequencer's stream tells, each verb in a file of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from datastreamer.cli.options import new_program
+from datastreamer.cli.zkevm.check import check
+from datastreamer.cli.zkevm.diff import diff
+from datastreamer.cli.zkevm.show import batch, block
+
+zkevm = new_program()
+
+
+@zkevm.callback(invoke_without_command=True)
+def about(context: typer.Context) -> None:
+    """Check, show and compare the batches and blocks of zkEVM streams."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for verb in (check, batch, block, diff):
+    zkevm.command()(verb)

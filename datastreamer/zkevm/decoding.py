@@ -1,0 +1,148 @@
+"""Entries to events and back: which layout an entry has, by its type and the stream's version.
+
+Owns the choice between the generations. Knows no stream: who reads one says its version,
+which is in its header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import BadEvent, DecodeFailed
+from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm._wire import Layout
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, MESSAGES, TYPE_BOOK_MARK
+
+Event: TypeAlias = (
+    events.BookMark
+    | events.BatchStart
+    | events.L2Block
+    | events.Transaction
+    | events.BatchEnd
+    | events.UpdateGER
+    | events.L2BlockEnd
+    | fixed.StartL2Block
+    | fixed.L2Tx
+    | fixed.EndL2Block
+    | fixed.UpdateGER
+)
+
+_ENUMS: Final[dict[str, dict[str, Any]]] = {
+    "BookMark": {"type": events.BookmarkType},
+    "BatchStart": {"type": events.BatchType},
+}
+# By entry type, the layouts of streams of version 2 and later ...
+LAYOUTS: Final[dict[int, Layout[Any]]] = {
+    number: Layout(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
+    for number, message in MESSAGES.items()
+}
+
+
+class _Codec(NamedTuple):
+    """How events of one type are called, read and written."""
+
+    name: str
+    read: Callable[[bytes], Event]
+    write: Callable[[Any], bytes]
+
+
+# ... and both generations in one form.
+_PROTOBUF: Final = {
+    number: _Codec(layout.name, layout.read, layout.write) for number, layout in LAYOUTS.items()
+}
+_FIXED: Final = {
+    TYPE_BOOK_MARK: _Codec("BookMark", fixed.unpack_mark, fixed.pack_mark),
+    **{
+        number: _Codec(cls.__name__, cls.unpack, cls.pack)
+        for number, cls in (
+            (fixed.TYPE_START_L2_BLOCK, fixed.StartL2Block),
+            (fixed.TYPE_L2_TX, fixed.L2Tx),
+            (fixed.TYPE_END_L2_BLOCK, fixed.EndL2Block),
+            (fixed.TYPE_UPDATE_GER, fixed.UpdateGER),
+        )
+    },
+}
+_TYPES: Final[dict[type, int]] = {
+    **{layout.cls: number for number, layout in LAYOUTS.items()},
+    fixed.StartL2Block: fixed.TYPE_START_L2_BLOCK,
+    fixed.L2Tx: fixed.TYPE_L2_TX,
+    fixed.EndL2Block: fixed.TYPE_END_L2_BLOCK,
+    fixed.UpdateGER: fixed.TYPE_UPDATE_GER,
+}
+
+
+def _codecs(version: int) -> dict[int, _Codec]:
+    return _PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED
+
+
+def kind_of(type: int, version: int) -> str | None:
+    """What entries of this type are called in streams of this version; None: no event."""
+    codec = _codecs(version).get(type)
+    return codec.name if codec is not None else None
+
+
+def decode(entry: Entry, *, version: int) -> Event:
+    """The event in an entry of a stream of this version (`Header.version`).
+
+    Raises `DecodeFailed`, which names the entry, where its data is no such event or its type
+    is no event's.
+    """
+    return decode_data(entry.type, entry.data, version=version, number=entry.number)
+
+
+def decode_data(type: int, data: bytes, *, version: int, number: int | None = None) -> Event:
+    """The same for data without its entry; `number` is for the message of `DecodeFailed`."""
+    codec = (_PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED).get(type)
+    if codec is None:
+        raise DecodeFailed(number, f"no event of streams of version {version} has the type {type}")
+    try:
+        return codec.read(data)
+    except ValueError as error:
+        raise DecodeFailed(number, f"no {codec.name}: {error}") from None
+
+
+def decode_batch(batch: EntryBatch, *, version: int) -> Iterator[tuple[int, Event]]:
+    """Number and event of each entry of a run. Raises `DecodeFailed` at the first bad one."""
+    for entry in batch:
+        yield (
+            entry.number,
+            decode_data(entry.type, entry.data, version=version, number=entry.number),
+        )
+
+
+def encode(event: Event, *, version: int) -> tuple[int, bytes]:
+    """Entry type and data of an event in a stream of this version.
+
+    Of a `BookMark` the data is the bookmark's key. Raises `BadEvent` where the version has no
+    such event or a value does not fit its field.
+    """
+    cls = type(event)
+    number = _TYPES.get(cls)
+    codec = None if number is None else _codecs(version).get(number)
+    if number is None or codec is None or not _belongs(cls, version):
+        raise BadEvent(f"streams of version {version} have no {cls.__module__}.{cls.__name__}")
+    try:
+        return number, codec.write(event)
+    except ValueError as error:
+        raise BadEvent(str(error)) from None
+
+
+def _belongs(cls: type, version: int) -> bool:
+    """Whether events of this class are of the version's generation; a `BookMark` is of both."""
+    is_fixed = cls.__module__ == fixed.__name__
+    return cls is events.BookMark or is_fixed is (version < FIRST_PROTOBUF_VERSION)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """The event's fields for JSON: bytes as 0x..., enumerations by name where they have one."""
+    return {name: _plain(value) for name, value in zip(event._fields, event, strict=True)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, events.BatchType | events.BookmarkType):
+        return value.name
+    return value

@@ -1,0 +1,104 @@
+"""Whether a stream tells one story: entries, bookmarks, batches, blocks, times and parents.
+
+Owns what is counted and how it is told; the orders that events have stand in
+`order_messages` and `order_fixed`. Fed with runs of entries from the stream's start on; every
+breach has its entry's number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DecodeFailed
+from datastreamer.zkevm.decoding import decode_data, kind_of
+from datastreamer.zkevm.order import Order
+from datastreamer.zkevm.order_fixed import FixedOrder
+from datastreamer.zkevm.order_messages import MessageOrder
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
+
+
+class Breach(NamedTuple):
+    """What is out of order: the entry's number, the rule that it breaks, and how."""
+
+    entry: int
+    rule: str
+    what: str
+
+
+class Report(NamedTuple):
+    """What a check has found. `events` counts kinds of events; spans are first and last number.
+
+    `parents` counts the blocks whose parent's hash could be checked.
+    """
+
+    version: int
+    entries: int
+    events: dict[str, int]
+    batches: tuple[int, int] | None
+    blocks: tuple[int, int] | None
+    parents: int
+    breaches: list[Breach]
+    notes: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.breaches
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = self._asdict()
+        return {"ok": self.ok, **found, "breaches": [breach._asdict() for breach in self.breaches]}
+
+
+class SequenceCheck:
+    """Feed it all runs of entries in order, then ask for the report. `version` is the stream's."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._breaches: list[Breach] = []
+        self._counts: Counter[str] = Counter()
+        self._due = 0
+        self._entries = 0
+        self._order: Order
+        if version < FIRST_PROTOBUF_VERSION:
+            self._order = FixedOrder(self._complain)
+        else:
+            self._order = MessageOrder(self._complain, version)
+
+    def feed(self, batch: EntryBatch) -> None:
+        """Look at the entries that come next."""
+        if batch.first_number != self._due:
+            found = batch.first_number
+            self._complain(found, "entry", f"entry {found} follows, where {self._due} is due")
+        self._due = batch.next_number
+        self._entries += len(batch)
+        version, on, counts = self._version, self._order.on, self._counts
+        for entry in batch:
+            number = entry.number
+            try:
+                event = decode_data(entry.type, entry.data, version=version, number=number)
+            except DecodeFailed as error:
+                self._complain(number, "decode", error.reason)
+                counts[kind_of(entry.type, version) or f"type {entry.type}"] += 1
+                continue
+            counts[type(event).__name__] += 1
+            on[type(event)](number, event)
+
+    def report(self) -> Report:
+        """What was found up to here."""
+        order = self._order
+        return Report(
+            version=self._version,
+            entries=self._entries,
+            events=dict(sorted(self._counts.items())),
+            batches=order.batches,
+            blocks=order.blocks,
+            parents=order.parents,
+            breaches=sorted(self._breaches, key=lambda breach: breach.entry),
+            notes=order.notes(),
+        )
+
+    def _complain(self, entry: int, rule: str, what: str) -> None:
+        self._breaches.append(Breach(entry, rule, what))

@@ -1,0 +1,369 @@
+"""Writing a sequencer's events to a stream, in the order that readers expect.
+
+Owns that order, the bookmarks and the numbers; what a block is made of is the caller's. Both
+generations are written by the same calls, as the stream's version has it. Knows of streams
+only that they take entries in atomic operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol
+
+from datastreamer.errors import BadEvent, UsageError
+from datastreamer.format import U32_MAX, U64_MAX
+from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm.decoding import Event, encode
+from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
+from datastreamer.zkevm.schema import (
+    FIRST_PROTOBUF_VERSION,
+    TYPE_BOOK_MARK,
+)
+from datastreamer.zkevm.standing import Readable, standing_of
+
+Atomic = Literal["block", "batch", "caller"]
+
+_NO_HASH: Final = bytes(32)
+_NO_ADDRESS: Final = bytes(20)
+_LEAVE: Final = 255
+
+
+class Stream(Readable, Protocol):
+    """What is written to: `datastreamer.DataStream`, open for writing."""
+
+    def start_atomic_op(self) -> None: ...
+    def commit_atomic_op(self) -> object: ...
+    def rollback_atomic_op(self) -> None: ...
+    def add_entry(self, type: int, data: bytes, /) -> int: ...
+    def add_bookmark(self, key: bytes, /) -> int: ...
+
+
+class Sequencer:
+    """Publishes batches and blocks to a stream that is open for writing::
+
+        sequencer = Sequencer(stream, fork_id=9)
+        with sequencer.batch() as batch:
+            with batch.block(timestamp=..., hash=..., state_root=...) as block:
+                block.tx(encoded, im_state_root=...)
+
+    Numbers go on from what the stream holds. With ``atomic="block"`` each block is an atomic
+    operation (a batch's first one has the batch's bookmark and BatchStart in it, its BatchEnd
+    is one of its own): readers have a block when it is made, and a batch that was broken off
+    stays open, see `resume`. With ``atomic="batch"`` the whole batch is one operation: all of
+    it or nothing. With ``atomic="caller"`` the caller opens and commits operations himself.
+
+    An exception in a ``with`` leaves out the block, and with ``atomic="batch"`` the batch;
+    what was committed before stays. Who rolls back an operation of his own makes another
+    `Sequencer`.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        fork_id: int = 9,
+        chain_id: int | None = None,
+        atomic: Atomic = "block",
+    ) -> None:
+        """`chain_id` is the stream's system id where it is None.
+
+        Raises `UsageError` for another `atomic`.
+        """
+        if atomic not in ("block", "batch", "caller"):
+            raise UsageError(f"atomic is 'block', 'batch' or 'caller', not {atomic!r}")
+        self.stream = stream
+        self.version = stream.header.version
+        self.fork_id = fork_id
+        if chain_id is None:
+            # Version 1 has 32 bits for it.
+            narrow = self.version < FIRST_PROTOBUF_VERSION
+            chain_id = stream.header.system_id & (U32_MAX if narrow else U64_MAX)
+        self.chain_id = chain_id
+        self.atomic = atomic
+        self.standing = standing_of(stream)
+        self._busy = False
+
+    def batch(
+        self,
+        number: int | None = None,
+        *,
+        type: BatchType | int = BatchType.REGULAR,
+        local_exit_root: bytes = _NO_HASH,
+        debug: str | None = None,
+    ) -> Batch:
+        """The next batch, as a context manager: it begins and ends with the ``with``.
+
+        `number` is the one after the newest batch's where it is None, 0 in an empty stream.
+        `local_exit_root` is for the batch's end and may be set on the batch until then.
+        Raises `UsageError` where another one is open.
+        """
+        if self._busy or self.standing.batch_open:
+            raise UsageError(
+                f"batch {self.standing.batch} has not ended; resume() goes on with it"
+                if not self._busy
+                else "a batch is being written; it ends with its with statement"
+            )
+        if number is None:
+            newest = self.standing.batch
+            number = 0 if newest is None else newest + 1
+        start = events.BatchStart(number, type, self.fork_id, self.chain_id, debug)
+        return Batch(self, number, start, local_exit_root)
+
+    def resume(self, *, local_exit_root: bytes = _NO_HASH) -> Batch:
+        """The batch that the stream ends in, to go on with: nothing is written at its start.
+
+        Raises `UsageError` where the stream's last batch has ended, or none has begun.
+        """
+        if self._busy or not self.standing.batch_open:
+            raise UsageError("the stream ends in no open batch; batch() begins the next one")
+        assert self.standing.batch is not None
+        return Batch(self, self.standing.batch, None, local_exit_root)
+
+    def update_ger(
+        self,
+        *,
+        timestamp: int,
+        global_exit_root: bytes,
+        state_root: bytes,
+        coinbase: bytes = _NO_ADDRESS,
+        batch_number: int | None = None,
+        debug: str | None = None,
+    ) -> None:
+        """Write an UpdateGER, outside of blocks: as an operation of its own, or in the open one
+        of the batch or the caller.
+
+        `batch_number` is the newest batch's where it is None.
+        """
+        number = (self.standing.batch or 0) if batch_number is None else batch_number
+        common = (number, timestamp, global_exit_root, coinbase, self.fork_id, self.chain_id)
+        event: Event
+        if self.version < FIRST_PROTOBUF_VERSION:
+            event = fixed.UpdateGER(*common, state_root)
+        else:
+            event = events.UpdateGER(*common, state_root, debug)
+        alone = self.atomic == "block" or (self.atomic == "batch" and not self._busy)
+        self._write([event], committing=alone)
+
+    def _write(self, found: Iterable[Event], *, committing: bool) -> None:
+        """Add events to the operation, or as one. What cannot be encoded adds nothing."""
+        packed = [encode(event, version=self.version) for event in found]
+        if committing:
+            self.stream.start_atomic_op()
+        try:
+            for kind, data in packed:
+                if kind == TYPE_BOOK_MARK:
+                    self.stream.add_bookmark(data)
+                else:
+                    self.stream.add_entry(kind, data)
+        except BaseException:
+            if committing:
+                self.stream.rollback_atomic_op()
+            raise
+        if committing:
+            self.stream.commit_atomic_op()
+
+
+class Batch:
+    """A batch that is being written; made by `Sequencer.batch`, a context manager."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        number: int,
+        start: events.BatchStart | None,
+        local_exit_root: bytes,
+    ) -> None:
+        self.sequencer = sequencer
+        self.number = number
+        self.local_exit_root = local_exit_root
+        # The root that it ends with: its last block's, if none is set.
+        self.state_root: bytes | None = None
+        self._start = start
+        self._before = sequencer.standing
+
+    def __enter__(self) -> Batch:
+        sequencer = self.sequencer
+        if sequencer._busy:
+            raise UsageError("a batch is being written; it ends with its with statement")
+        sequencer._busy = True
+        if sequencer.atomic == "batch":
+            try:
+                sequencer.stream.start_atomic_op()
+            except BaseException:
+                sequencer._busy = False
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        sequencer = self.sequencer
+        sequencer._busy = False
+        whole = sequencer.atomic == "batch"
+        try:
+            if kind is None:
+                self._end()
+        except BaseException:
+            self._roll_back(whole)
+            raise
+        if kind is not None:
+            self._roll_back(whole)
+        elif whole:
+            sequencer.stream.commit_atomic_op()
+
+    def _roll_back(self, whole: bool) -> None:
+        if whole:
+            self.sequencer.standing = self._before
+            self.sequencer.stream.rollback_atomic_op()
+
+    def _end(self) -> None:
+        sequencer, found = self.sequencer, list(self._beginning())
+        if sequencer.version >= FIRST_PROTOBUF_VERSION:
+            standing = sequencer.standing
+            root = standing.state_root if self.state_root is None else self.state_root
+            found.append(events.BatchEnd(self.number, self.local_exit_root, root))
+        sequencer._write(found, committing=sequencer.atomic == "block" and bool(found))
+        self._begun(batch_open=False)
+
+    def _beginning(self) -> Iterator[Event]:
+        """What the first of its blocks brings along."""
+        if self._start is not None:
+            yield BookMark(BookmarkType.BATCH, self.number)
+            if self.sequencer.version >= FIRST_PROTOBUF_VERSION:
+                yield self._start
+
+    def _begun(self, **changes: Any) -> None:
+        self._start = None
+        self.sequencer.standing = self.sequencer.standing._replace(batch=self.number, **changes)
+
+    def block(
+        self,
+        number: int | None = None,
+        *,
+        timestamp: int,
+        hash: bytes = _NO_HASH,
+        state_root: bytes = _NO_HASH,
+        delta_timestamp: int | None = None,
+        min_timestamp: int = 0,
+        l1_blockhash: bytes = _NO_HASH,
+        l1_infotree_index: int = 0,
+        global_exit_root: bytes = _NO_HASH,
+        coinbase: bytes = _NO_ADDRESS,
+        block_gas_limit: int = 0,
+        block_info_root: bytes = b"",
+        debug: str | None = None,
+    ) -> Block:
+        """The next block, as a context manager: it is written when the ``with`` is left.
+
+        `number` is the one after the newest block's where it is None, and `delta_timestamp`
+        the time since that one. Version 1 has no place for `min_timestamp`,
+        `block_gas_limit`, `block_info_root` and `debug`.
+        """
+        standing = self.sequencer.standing
+        if number is None:
+            number = 0 if standing.block is None else standing.block + 1
+        if delta_timestamp is None:
+            passed = 0 if standing.block is None else timestamp - standing.timestamp
+            if passed < 0:
+                raise BadEvent(
+                    f"block {number} is of {timestamp}, before block {standing.block} of "
+                    f"{standing.timestamp}"
+                )
+            delta_timestamp = passed
+        return Block(
+            self,
+            events.L2Block(
+                number,
+                self.number,
+                timestamp,
+                delta_timestamp,
+                min_timestamp,
+                l1_blockhash,
+                l1_infotree_index,
+                hash,
+                state_root,
+                global_exit_root,
+                coinbase,
+                block_gas_limit,
+                block_info_root,
+                debug,
+            ),
+        )
+
+
+class Block:
+    """A block that is being written; made by `Batch.block`, a context manager."""
+
+    def __init__(self, batch: Batch, block: events.L2Block) -> None:
+        self.number = block.number
+        self._batch = batch
+        self._block = block
+        self._transactions: list[events.Transaction] = []
+
+    def __enter__(self) -> Block:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            return
+        batch, block = self._batch, self._block
+        sequencer = batch.sequencer
+        found = [*batch._beginning(), BookMark(BookmarkType.L2_BLOCK, self.number)]
+        is_fixed = sequencer.version < FIRST_PROTOBUF_VERSION
+        found += self._fixed() if is_fixed else [block, *self._transactions]
+        if not is_fixed and sequencer.standing.block_ends:
+            found.append(events.L2BlockEnd(self.number))
+        sequencer._write(found, committing=sequencer.atomic == "block")
+        batch._begun(
+            batch_open=not is_fixed,
+            block=self.number,
+            timestamp=block.timestamp,
+            state_root=block.state_root,
+        )
+
+    def tx(
+        self,
+        encoded: bytes,
+        *,
+        is_valid: bool = True,
+        effective_gas_price_percentage: int = _LEAVE,
+        im_state_root: bytes | None = None,
+        debug: str | None = None,
+    ) -> None:
+        """Add a transaction. `im_state_root` is the state's root behind it; where it is None,
+        the block's."""
+        root = self._block.state_root if im_state_root is None else im_state_root
+        index = len(self._transactions)
+        self._transactions.append(
+            events.Transaction(
+                self.number, index, is_valid, encoded, effective_gas_price_percentage, root, debug
+            )
+        )
+
+    def _fixed(self) -> Iterator[Event]:
+        block, sequencer = self._block, self._batch.sequencer
+        yield fixed.StartL2Block(
+            block.batch_number,
+            block.number,
+            block.timestamp,
+            block.delta_timestamp,
+            block.l1_infotree_index,
+            block.l1_blockhash,
+            block.global_exit_root,
+            block.coinbase,
+            sequencer.fork_id,
+            sequencer.chain_id,
+        )
+        for tx in self._transactions:
+            percentage = tx.effective_gas_price_percentage
+            yield fixed.L2Tx(percentage, tx.is_valid, tx.im_state_root, tx.encoded)
+        yield fixed.EndL2Block(block.number, block.hash, block.state_root)

@@ -1,0 +1,85 @@
+"""Where a stream stands: its newest batch and block, found from its end.
+
+Owns the look back. Knows of streams only that they give runs of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DecodeFailed
+from datastreamer.format import Header
+from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm.decoding import Event, decode_data
+from datastreamer.zkevm.schema import FIRST_BLOCK_END_VERSION, TYPE_BOOK_MARK
+
+# So many entries are read at a time.
+_LOOK_BACK: Final = 4096
+
+
+class Readable(Protocol):
+    """What is looked at: `datastreamer.DataStream`."""
+
+    @property
+    def header(self) -> Header: ...
+    @property
+    def total_entries(self) -> int: ...
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[EntryBatch]: ...
+
+
+class Standing(NamedTuple):
+    """Where a stream stands: what its newest batch and block are, None where it has none."""
+
+    batch: int | None = None
+    # Whether that batch has no end yet; in version 1 batches have none.
+    batch_open: bool = False
+    block: int | None = None
+    timestamp: int = 0
+    state_root: bytes = b""
+    # Whether blocks have an L2BlockEnd.
+    block_ends: bool = False
+
+
+def standing_of(stream: Readable) -> Standing:
+    """Where the stream stands; looks back from its end as far as the newest batch and block."""
+    version = stream.header.version
+    standing = Standing(block_ends=version >= FIRST_BLOCK_END_VERSION)
+    batch_known = False
+    stop = stream.total_entries
+    while stop and not (batch_known and standing.block is not None):
+        start = max(0, stop - _LOOK_BACK)
+        for _, event in reversed(list(_events(stream, start, stop))):
+            if isinstance(event, events.L2BlockEnd) and standing.block is None:
+                standing = standing._replace(block_ends=True)
+            elif isinstance(event, events.L2Block) and standing.block is None:
+                standing = standing._replace(
+                    block=event.number, timestamp=event.timestamp, state_root=event.state_root
+                )
+            elif isinstance(event, events.BatchStart | events.BatchEnd) and not batch_known:
+                batch_known = True
+                is_open = isinstance(event, events.BatchStart)
+                standing = standing._replace(batch=event.number, batch_open=is_open)
+            elif isinstance(event, fixed.StartL2Block) and standing.block is None:
+                batch_known = True
+                standing = standing._replace(
+                    batch=event.batch_number, block=event.number, timestamp=event.timestamp
+                )
+            if batch_known and standing.block is not None:
+                break
+        stop = start
+    return standing
+
+
+def _events(stream: Readable, start: int, stop: int) -> Iterator[tuple[int, Event]]:
+    """The events of a range; what is none is left out."""
+    version = stream.header.version
+    for batch in stream.batches(start, stop):
+        for at, kind in enumerate(batch.types):
+            if kind != TYPE_BOOK_MARK:
+                try:
+                    data = bytes(batch.data(at))
+                    yield batch.first_number + at, decode_data(kind, data, version=version)
+                except DecodeFailed:
+                    continue
