@@ -19,7 +19,7 @@ from datastreamer.storage.durable import DurableFile
 from datastreamer.storage.file import read_page
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.owned import refused
-from datastreamer.storage.record import Head
+from datastreamer.storage.record import Change, Head
 from datastreamer.storage.recovery import read_header
 
 _log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ class ChangeableFile(DurableFile):
         with self.alone():
             self.ensure_writable()
             self.sync()
-            self._change(lambda: None, Head(offset, number))
+            self._change(lambda: None, Head(offset, number), number, None)
 
-    def update(self, offset: int, old: bytes, new: bytes) -> None:
-        """Replace the `old` bytes of an entry's data at `offset`; durable on return, and
+    def update(self, number: int, offset: int, old: bytes, new: bytes) -> None:
+        """Replace the `old` bytes of entry `number`'s data at `offset`; durable on return, and
         after a crash the one or the other."""
         with self.alone():
             self.ensure_writable()
@@ -62,6 +62,8 @@ class ChangeableFile(DurableFile):
             self._change(
                 lambda: self.file.write(new, offset),
                 self.head,
+                number,
+                number + 1,
                 lambda: journal.remove(self._disk, self._place),
             )
 
@@ -72,7 +74,7 @@ class ChangeableFile(DurableFile):
             self._losses.append((self.end.durable, self.commits, loss))
             self._failure, self._mendable, self._gone_from = None, False, None
             self.untold = False
-            self._change(lambda: None, head)
+            self._change(lambda: None, head, head.entries, None)
             self.end.durable = self.commits
             with contextlib.suppress(OSError):
                 self._forget_doubt()
@@ -83,20 +85,31 @@ class ChangeableFile(DurableFile):
         self,
         write: Callable[[], None],
         head: Head,
+        start: int,
+        stop: int | None,
         clean_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raise the epoch around a change of what was committed; `clean_up` once it is on disk."""
+        """Raise the epoch around a change of the entries from `start` to `stop`, which leaves
+        `head`; `clean_up` once it is on disk."""
         with self.reader.changing():
-            self._change_held(write, head, clean_up)
+            self._change_held(write, head, start, stop, clean_up)
         self._wake_all()
 
     def _change_held(
-        self, write: Callable[[], None], head: Head, clean_up: Callable[[], None]
+        self,
+        write: Callable[[], None],
+        head: Head,
+        start: int,
+        stop: int | None,
+        clean_up: Callable[[], None],
     ) -> None:
         self.end.unfinished = True
         self.epoch += 1
         header = self._header_at(head)
+        span = records.put_change(self._page, Change(self.epoch, start, stop))
         try:
+            # First: who sees the epoch finds what it is about.
+            self.file.write(memoryview(self._page)[slice(*span)], span[0])
             records.put_header(self._page, header)
             self._put_record(head)
             self._write_header()

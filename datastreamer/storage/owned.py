@@ -154,7 +154,14 @@ class OwnedFile(StreamFile):
         )
 
     def _forget_doubt(self) -> None:
-        start, size = records.DOUBT_OFFSET, 512
+        self._clear(records.DOUBT_OFFSET)
+
+    def _forget_changes(self) -> None:
+        """The epoch rises for a reason that the changes in the page do not tell."""
+        self._clear(records.CHANGES_OFFSET)
+
+    def _clear(self, start: int) -> None:
+        size = 512
         if any(self._page[start : start + size]):
             self._page[start : start + size] = bytes(size)
             self.file.write(bytes(size), start)

@@ -11,6 +11,7 @@ offset    record                        written
 1536      visible mark, 48 bytes        last of all: how far readers may go
 2048      writer, 64 bytes              when a writer opens
 2560      doubt, 128 bytes              while a failed sync is got over
+3072      changes, 408 bytes            before a truncation or update
 ========  ============================  ==========================================
 
 Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
@@ -20,6 +21,7 @@ and keeps them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -31,6 +33,7 @@ from datastreamer.format import (
     HEADER_STRUCT,
     MAGIC,
     PACKET_HEADER,
+    U64_MAX,
     Header,
 )
 
@@ -39,17 +42,22 @@ SLOT_OFFSETS: Final = (512, 1024)
 MARK_OFFSET: Final = 1536
 WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
+CHANGES_OFFSET: Final = 3072
 
 _VERSION: Final = 1
 _RECORD: Final = struct.Struct(">8sII16sQ16sQQQQQQQQ")
 _SLOT: Final = struct.Struct(">8sIIQ16sQ38s2x")
 _MARK: Final = struct.Struct(">8sIIQQQ")
 _WRITER: Final = struct.Struct(">8sIQ16s20x")
+_CHANGES: Final = struct.Struct(">8sII384s")
+_CHANGE: Final = struct.Struct(">QQQ")
 _SUM: Final = struct.Struct(">Q")
 
 # In a slot: its sequence number, and the header's last fields behind it.
 _SLOT_SEQUENCE: Final = struct.calcsize(">8sII")
 _SLOT_TOTALS: Final = struct.calcsize(">8sIIQ16sQ38s") - 16
+
+_CHANGES_HEAD: Final = struct.calcsize(">8sII")
 
 _RECORD_END: Final = RECORD_OFFSET + _RECORD.size
 _MARK_END: Final = MARK_OFFSET + _MARK.size
@@ -130,6 +138,15 @@ class Writer(NamedTuple):
 
     pid: int
     boot_id: bytes
+
+
+class Change(NamedTuple):
+    """Entries from `start` up to and not including `stop` (None: all behind it, they went)
+    were taken back or changed when the stream's epoch became `epoch`."""
+
+    epoch: int
+    start: int
+    stop: int | None
 
 
 def new_page(header: Header) -> bytearray:
@@ -250,6 +267,42 @@ def get_writer(page: bytes | bytearray) -> Writer | None:
     magic, version, pid, boot = _WRITER.unpack_from(page, WRITER_OFFSET)
     whole = _sum_fits(page, WRITER_OFFSET, _WRITER.size)
     return Writer(pid, boot) if magic == b"DSwriter" and version == _VERSION and whole else None
+
+
+def put_change(page: bytearray, change: Change) -> tuple[int, int]:
+    """Write a change behind the ones before it, as many as there is room for; gives the span
+    of `page` that changed."""
+    room = _CHANGES.size - _CHANGES_HEAD
+    # One of the same epoch was begun, and never came to be.
+    before = [known for known in get_changes(page) if known.epoch < change.epoch]
+    known = [*before, change][-(room // _CHANGE.size) :]
+    packed = b"".join(
+        _CHANGE.pack(epoch, start, U64_MAX if stop is None else stop)
+        for epoch, start, stop in known
+    )
+    _CHANGES.pack_into(page, CHANGES_OFFSET, b"DSchange", _VERSION, len(known), packed)
+    end = CHANGES_OFFSET + _CHANGES.size
+    _put_sum(page, CHANGES_OFFSET, end)
+    return CHANGES_OFFSET, end + _SUM.size
+
+
+def get_changes(page: bytes | bytearray) -> list[Change]:
+    """The newest changes, the newest last; of an older epoch than the stream's, maybe."""
+    magic, version, count, packed = _CHANGES.unpack_from(page, CHANGES_OFFSET)
+    whole = _sum_fits(page, CHANGES_OFFSET, _CHANGES.size)
+    if magic != b"DSchange" or version != _VERSION or not whole:
+        return []
+    return [
+        Change(epoch, start, None if stop == U64_MAX else stop)
+        for epoch, start, stop in _CHANGE.iter_unpack(packed[: count * _CHANGE.size])
+    ]
+
+
+def changes_between(page: bytes | bytearray, before: int, epoch: int) -> Sequence[Change] | None:
+    """What changed behind epoch `before` up to `epoch`; None where the page does not tell all."""
+    found = [change for change in get_changes(page) if before < change.epoch <= epoch]
+    told = [change.epoch for change in found] == list(range(before + 1, epoch + 1))
+    return found if told and found else None
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:

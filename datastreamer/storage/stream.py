@@ -387,7 +387,7 @@ class DataStream(StreamView):
             raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self._writer().update(offset, entry.data, new)
+            self._writer().update(number, offset, entry.data, new)
             self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:

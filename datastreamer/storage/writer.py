@@ -165,6 +165,7 @@ class StreamWriter(ChangeableFile):
         if undone or went_back or (record is None and slots):
             # Entries were taken back, or another program may have.
             self.epoch += 1
+            self._forget_changes()
         self._room.round_up()
         self._room.make(self.head.length)
         if record is not None and not went_back:

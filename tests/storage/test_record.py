@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datastreamer.format import HEADER_PAGE_SIZE, MAGIC, Header
 from datastreamer.storage import record as records
-from datastreamer.storage.record import CommitRecord, Head, Mark, SyncedHeader, Writer
+from datastreamer.storage.record import Change, CommitRecord, Head, Mark, SyncedHeader, Writer
 
 u64 = st.integers(0, 2**64 - 1)
 heads = st.builds(Head, u64, u64)
@@ -162,3 +162,43 @@ def test_a_later_version_is_not_taken_for_this_one(offset: int, width: int) -> N
         records.get_writer(made),
     ]
     assert found.count(None) == 1
+
+
+def test_changes_stand_where_they_are_laid_down() -> None:
+    made = page()
+    assert records.get_changes(made) == []
+    assert records.put_change(made, Change(5, 100, 101)) == (3072, 3480)
+    assert records.put_change(made, Change(6, 40, None)) == (3072, 3480)
+    packed = struct.pack(">8sIIQQQQQQ", b"DSchange", 1, 2, 5, 100, 101, 6, 40, 2**64 - 1)
+    assert made[3072 : 3072 + len(packed)] == packed
+    assert made[3472:3480] == xxhash.xxh3_64_digest(bytes(made[3072:3472]))
+    assert records.get_changes(made) == [Change(5, 100, 101), Change(6, 40, None)]
+    assert records.get_record(made) == RECORD
+
+
+def test_the_newest_changes_stay_in_the_page() -> None:
+    made = page()
+    for epoch in range(1, 41):
+        records.put_change(made, Change(epoch, epoch, None))
+    assert [change.epoch for change in records.get_changes(made)] == list(range(25, 41))
+    between = records.changes_between(made, 38, 40)
+    assert between == [Change(39, 39, None), Change(40, 40, None)]
+    assert records.changes_between(made, 23, 40) is None  # one of them is gone
+    assert records.changes_between(made, 38, 41) is None  # one was never told
+    assert records.changes_between(made, 40, 40) is None
+
+
+def test_a_change_that_never_came_to_be_gives_way() -> None:
+    made = page()
+    records.put_change(made, Change(6, 10, None))
+    records.put_change(made, Change(6, 20, 21))
+    assert records.get_changes(made) == [Change(6, 20, 21)]
+
+
+@given(at=st.integers(3072, 3479), bit=st.integers(0, 7))
+def test_damaged_changes_are_none(at: int, bit: int) -> None:
+    made = page()
+    records.put_change(made, Change(6, 10, None))
+    made[at] ^= 1 << bit
+    assert records.get_changes(made) == []
+    assert records.changes_between(made, 5, 6) is None
