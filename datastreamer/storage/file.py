@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from datastreamer.errors import DamagedEntry, FileMissing, NotAStream, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, Header
@@ -15,12 +18,19 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.record import Change, Head
 from datastreamer.storage.recovery import Judgement, changing, judge, read_header, visible
 
 _TORN_READS = 20
+_KNOWN_RISES = 64
 # The part of the header page that commits and changes write.
 _SEEN_BYTES = records.WITHOUT_SYNC[1]
+
+
+class _Rise(NamedTuple):
+    old: int
+    new: int
+    told: Sequence[Change] | None
 
 
 class StreamFile:
@@ -45,6 +55,8 @@ class StreamFile:
         # What of it a reader beside a writer looked at last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
+        # The rises of `epoch` that this reader saw, and what each was about.
+        self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -146,6 +158,17 @@ class StreamFile:
         """
         return self._unsettled and self.file.locked_elsewhere()
 
+    def changes_since(self, epoch: int) -> Sequence[Change] | None:
+        """What was taken back or changed since `epoch` was this reader's; None where nobody
+        tells, and it may be anything."""
+        with self._lock:
+            found: list[Change] = []
+            for rise in self._rises:
+                if rise.old == epoch and rise.told is not None:
+                    found += rise.told
+                    epoch = rise.new
+            return found if epoch == self.epoch else None
+
     def _see(self, page: bytes) -> bool:
         """Believe a header page; True if the stream moved."""
         before = (self.head, self._written_epoch)
@@ -173,7 +196,9 @@ class StreamFile:
             self._written_epoch = epoch
             self._header = header
             if head.entries < before[0].entries or epoch != before[1]:
-                self.epoch = max(epoch, self.epoch + 1)
+                told = records.changes_between(page, before[1], epoch)
+                old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
+                self._rises.append(_Rise(old, self.epoch, told))
                 self.reader.forget(head)
             else:
                 self.reader.head = head

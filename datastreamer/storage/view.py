@@ -7,7 +7,7 @@ process or another. Writes nothing; `stream.py` does. Any number of threads may 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
@@ -30,6 +30,7 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.reader import Reader, cut_back
+from datastreamer.storage.record import Change
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
@@ -85,6 +86,11 @@ class StreamView:
     def changing(self) -> bool:
         """Whether a writer elsewhere is taking back or changing entries, as `refresh` saw it."""
         return self._file.changing
+
+    def changes_since(self, epoch: int) -> Sequence[Change] | None:
+        """What a writer elsewhere took back or changed since `epoch`, as `refresh` saw it; None
+        where nobody tells, and it may be anything."""
+        return self._file.changes_since(epoch)
 
     @property
     def writable(self) -> bool:

@@ -17,6 +17,7 @@ from datastreamer.errors import (
     UnknownBookmark,
     UnknownEntry,
 )
+from datastreamer.storage.record import Change, put_change
 from tests.storage.made import (
     BOOKMARK,
     FIRST,
@@ -364,3 +365,55 @@ def test_a_follower_opened_after_a_writer_was_killed(path: Path) -> None:
             follower.refresh()
             assert items(follower) == items(stream) == ONE + TWO
             assert follower.epoch == 0
+
+
+def test_a_follower_is_told_what_changed(path: Path) -> None:
+    with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
+        add(stream, ONE, TWO)
+        follower.refresh()
+        assert follower.changes_since(follower.epoch) == []
+        epoch = follower.epoch
+        stream.update_entry(1, 1, b"new")
+        follower.refresh()
+        assert follower.changes_since(epoch) == [Change(1, 1, 2)]
+        stream.truncate(3)
+        add(stream, ONE)
+        stream.truncate(2)
+        follower.refresh()
+        both = [Change(2, 3, None), Change(3, 2, None)]
+        assert follower.changes_since(epoch) == [Change(1, 1, 2), *both]
+        assert follower.changes_since(epoch + 1) == both
+        assert follower.changes_since(3) == []
+        assert follower.changes_since(7) is None
+
+
+def test_a_follower_that_slept_too_long_is_not_told(path: Path) -> None:
+    with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
+        add(stream, ONE)
+        for turn in range(17):  # one more than the page has room for
+            stream.update_entry(1, 1, b"%03d" % turn)
+        follower.refresh()
+        assert follower.epoch == 17
+        assert follower.changes_since(0) is None
+
+
+def test_what_a_recovery_took_is_not_told(path: Path) -> None:
+    """What the page tells of an epoch that never came to be is not taken for it."""
+    with DataStream.create(path, sync="os") as stream:
+        add(stream, ONE)
+        stream.sync()
+        end = stream.header.total_length
+        add(stream, TWO)
+
+        def begun(content: bytearray) -> None:
+            put_change(content, Change(1, 3, None))
+
+        left = power_cut(path, path.with_name("left.bin"), (end, end + 100), change=begun)
+    with DataStream.open(left, follow=True) as follower:
+        epoch = follower.epoch
+        with DataStream.open(left) as stream:
+            assert stream.epoch == epoch + 1
+            assert stream.total_entries == len(ONE)
+        follower.refresh()
+        assert follower.epoch == epoch + 1
+        assert follower.changes_since(epoch) is None
