@@ -171,6 +171,11 @@ class Live:
         stream = self.stream
         return self._held > 0 or stream.epoch != self._epoch or stream.changing
 
+    @property
+    def epoch(self) -> int:
+        """The stream's epoch that everybody here is at."""
+        return self._epoch
+
     def outdated(self) -> bool:
         """Whether what was just read may be of another history, or half changed."""
         self.stream.refresh()
@@ -190,8 +195,11 @@ class Live:
         """Entries are about to go or to change; `head` is where they will end, where they go."""
         self._held += 1
         if head is not None:
-            # Who waits at the end waits at the new one; nothing behind it is sent any more.
-            self.view.head = min(self.view.head, head)
+            self.cut_short(head)
+
+    def cut_short(self, head: Head) -> None:
+        """Who waits at the end waits at `head`; nothing behind it is sent any more."""
+        self.view.head = min(self.view.head, head)
 
     def release(self) -> None:
         """That is done: whoever waits goes on."""

@@ -12,12 +12,13 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import trio
 
+from datastreamer.errors import DamagedFile
 from datastreamer.net.counts import Counts
 from datastreamer.net.gate import Gate, Pace
 from datastreamer.net.guard import guard
@@ -29,7 +30,7 @@ from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.net.tcp import keep_alive
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
-from datastreamer.storage.record import Head
+from datastreamer.storage.record import Change, Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # What accept gives where the listener itself is no more.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
+_ELSEWHERE = " by another process"
 # Of a crowd that knocks at once, so many are let in before the others have their turn.
 _ACCEPTED_TOGETHER = 16
 # At the end clients have so much of the grace to take all; then only to an entry's end.
@@ -231,25 +233,60 @@ class Server:
         if done:
             self.live.release()
             return
+        offset, concerned = self._concerned(start, stop)
+        # Nothing fails from here on: who is told of the begin is told of the end.
+        self.live.hold(Head(offset, start) if stop is None else None)
+        self._carry_out(start, stop, offset, concerned)
+
+    def _concerned(self, start: int, stop: int | None) -> tuple[int, set[Session]]:
+        """Where the entries from `start` on stand, and whom a change of them, up to
+        `stop`, concerns."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
-        concerned = [s for s in self.sessions if s.concerned(start, offset, stop, end)]
-        # Nothing fails from here on: who is told of the begin is told of the end.
-        self.live.hold(Head(offset, start) if stop is None else None)
+        return offset, {s for s in self.sessions if s.concerned(start, offset, stop, end)}
+
+    def _carry_out(
+        self, start: int, stop: int | None, offset: int, concerned: set[Session], by: str = ""
+    ) -> None:
+        what = "truncated" if stop is None else "changed"
         for session in concerned:
-            self._end(session, "truncated" if stop is None else "changed", start)
+            self._end(session, what + by, start)
         if stop is None:
             for session in self.sessions.difference(concerned):
                 session.sender.cut_short(start, offset)
 
     def _start_over(self) -> None:
-        """Another process took entries back or changed them; what, is not known here."""
+        """Another process took entries back or changed them."""
+        told = self.stream.changes_since(self.live.epoch)
+        try:
+            if told is None:
+                self._start_over_with_nobody()
+            else:
+                self._start_over_where(told)
+        except DamagedFile:
+            self._start_over_with_nobody()
+        self.live.begin_anew()
+
+    def _start_over_where(self, told: Sequence[Change]) -> None:
+        """As if each change had been announced; the file has gone on since."""
+        entries = self.stream.reader.head.entries
+        cut = min((change.start for change in told if change.stop is None), default=entries)
+        for _, start, stop in told:
+            if stop is not None and stop <= cut:
+                offset, concerned = self._concerned(start, stop)
+                self._carry_out(start, stop, offset, concerned, _ELSEWHERE)
+        if any(change.stop is None for change in told):
+            offset, concerned = self._concerned(cut, None)
+            self.live.cut_short(Head(offset, cut))
+            self._carry_out(cut, None, offset, concerned, _ELSEWHERE)
+
+    def _start_over_with_nobody(self) -> None:
+        """What was changed is not known here."""
         head = self.live.view.head = self.stream.reader.head
         for session in list(self.sessions):
             if session.streaming:
-                self._end(session, "changed by another process", head.entries)
-        self.live.begin_anew()
+                self._end(session, "changed" + _ELSEWHERE, head.entries)
 
     def _end(self, session: Session, what: str, number: int) -> None:
         at = session.sender.cursor.number

@@ -29,6 +29,7 @@ from tests.net.model import BOOKMARK, NOT_FOUND, OK, Model
 from tests.oracle import lay_out
 
 MIB = 1 << 20
+SMALL_BUFFER = 4096
 
 
 def modelled(path: Path) -> Model:
@@ -173,9 +174,56 @@ async def test_update_elsewhere(writer: DataStream, follower: DataStream, path: 
         await live.ask(wire.start(0), OK + modelled(path).packed())
         writer.update_entry(1, 1, b"FIRST")
         await asker.ask(wire.entry(1), OK + wire.pack(1, 1, b"FIRST", packet=0xFE))
-        # A follower is not told which entry it was.
-        assert await live.was_reset() == b""
         await asker.ask(wire.start(0), OK + modelled(path).packed())
+        append(writer, (1, b"later"))
+        for peer in (live, asker):  # neither waits for bytes of the entry
+            await peer.expect(modelled(path).packed(2))
+
+
+async def test_truncation_elsewhere_lets_go_on_who_is_before_it(
+    writer: DataStream, follower: DataStream, path: Path
+) -> None:
+    append(writer, *[(1, bytes([n % 251]) * 20_000) for n in range(518)])
+    async with (
+        over_loopback(follower, receive_buffer=SMALL_BUFFER) as rig,
+        AsyncExitStack() as stack,
+    ):
+        live, early, stopped = [await stack.enter_async_context(rig.client()) for _ in range(3)]
+        await live.ask(wire.start(520), OK)
+        await early.ask(wire.start(0), OK)
+        await stopped.ask(wire.start(510), OK + modelled(path).packed(510))
+        await stopped.ask(wire.stop(), OK)
+        await wait_all_tasks_blocked(0.002)
+        writer.update_entry(519, 1, bytes(20_000))
+        writer.truncate(510)
+        append(writer, *[(2, b"new" * 1000)] * 40)
+        writer.truncate(515)
+        append(writer, *[(2, b"newer" * 1000)] * 40)
+        assert await live.was_reset() == b""
+        await early.expect(modelled(path).packed())
+        await stopped.ask(wire.start(540), OK + modelled(path).packed(540))
+        append(writer, (3, b"live"))
+        for peer in (early, stopped):
+            await peer.expect(modelled(path).packed(555))
+            await peer.nothing_more()
+
+
+async def test_changes_elsewhere_that_nobody_tells(
+    writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than the file can tell between two looks, everybody is ended who streams."""
+    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
+    waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        async with over_loopback(follower, waker=waker) as rig, rig.client() as live:
+            await live.ask(wire.start(0), OK + modelled(path).packed())
+            for turn in range(17):
+                writer.update_entry(1, 1, b"%05d" % turn)
+            os.eventfd_write(waker, 1)
+            assert await live.was_reset() == b""
+            await rig.server.live.settled()
+    finally:
+        os.close(waker)
 
 
 class Foreign:
@@ -355,6 +403,7 @@ async def test_changes_elsewhere_at_random(
                 number = choose.choice(recent)
                 data = bytes([generation % 256]) * len(writer.entry(number).data)
                 note(number, data)
+                updated.add(number)
                 writer.update_entry(number, 1, data)
             elif what < 0.5:
                 # Never committed, and behind the end for a follower with an old head.
@@ -374,25 +423,29 @@ async def test_changes_elsewhere_at_random(
 
     for number, entry in enumerate(writer.entries()):
         versions[number] = {entry.pack()}
-    ended = survived = 0
+    ended = 0
+    updated: set[int] = set()
+    kept: list[tuple[int, list[bytes]]] = []
     done = trio.Event()
     async with over_loopback(follower) as rig:
 
         async def client(first: int) -> None:
-            nonlocal ended, survived
+            nonlocal ended
             async with rig.client() as peer:
                 await peer.send(wire.start(first))
                 number = first
+                got: list[bytes] = []
                 try:
                     if await peer.packet() != OK:
                         return
-                    while not done.is_set() or number < writer.total_entries:
-                        assert await peer.packet() in versions[number]
+                    while True:
+                        got.append(await peer.packet())
+                        assert got[-1] in versions[number]
                         number += 1
                 except trio.BrokenResourceError:
                     ended += 1
                 except trio.Cancelled:
-                    survived += 1
+                    kept.append((first, got))
                     raise
 
         async def asker() -> None:
@@ -413,9 +466,22 @@ async def test_changes_elsewhere_at_random(
                     nursery.start_soon(client, choose.randrange(writer.total_entries))
                 await trio.to_thread.run_sync(write)
             done.set()
-            await wait_all_tasks_blocked()
+            # Nothing is taken back from this one; of the others few come so far.
+            nursery.start_soon(client, writer.total_entries)
+            await wait_all_tasks_blocked(0.002)
+            note(writer.total_entries, b"last")
+            append(writer, (1, b"last"))
+            with trio.fail_after(20):
+                while rig.server.live.epoch != writer.epoch or rig.server.live.changing:
+                    await trio.lowlevel.checkpoint()
+            await wait_all_tasks_blocked(0.002)
             nursery.cancel_scope.cancel()
     assert ended
+    assert kept
+    for first, got in kept:
+        for number, packet in enumerate(got, first):
+            # An update does not concern who has the entry before it.
+            assert number in updated or packet == writer.entry(number).pack()
 
 
 class HaltingFile(OsFile):
@@ -473,7 +539,6 @@ async def test_an_entry_that_is_half_written_over(path: Path) -> None:
                         trio.to_thread.run_sync, writer.update_entry, 1, 1, b"b" * size
                     )
                     await at_half.wait()
-                    await live.was_reset()
                     await one.send(wire.entry(1))
                     await two.send(wire.bookmark(b"key"))
                     await three.send(wire.start(1))
@@ -483,7 +548,8 @@ async def test_an_entry_that_is_half_written_over(path: Path) -> None:
                         await asker.expect(OK + b"\xfe" + new[1:])
                     await three.expect(OK + new + wire.pack(2, 1, b"behind"))
                 append(writer, (1, b"on"))
-                await three.expect(wire.pack(3, 1, b"on"))
+                for peer in (live, three):
+                    await peer.expect(wire.pack(3, 1, b"on"))
 
 
 async def test_a_writer_that_died_in_the_middle_of_a_change(path: Path) -> None:
