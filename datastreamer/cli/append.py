@@ -19,8 +19,9 @@ from datastreamer.cli.creation import (
     StreamVersionOption,
     SystemIdOption,
 )
+from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
-from datastreamer.cli.outcome import Failure, Terminated, asked_to_end, write_out
+from datastreamer.cli.outcome import Failure, Terminated, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK

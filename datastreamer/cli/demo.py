@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli import logs
+from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import (
     FileArgument,
     LogFormatOption,
     LogLevelOption,
     number_option,
 )
-from datastreamer.cli.outcome import Failure, asked_to_end
+from datastreamer.cli.outcome import Failure
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.errors import FileMissing

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -26,3 +28,10 @@ def end_well_from_now_on() -> None:
     """
     for number in SIGNALS:
         signal.signal(number, end_at_once)
+
+
+def restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Behind some work: the handlers that were there before it."""
+    for number, handler in handlers.items():
+        # Work was begun: no end at once any more, and what there is to say is the exit code.
+        signal.signal(number, signal.SIG_IGN if handler is end_at_once else handler)

@@ -183,15 +183,6 @@ def _ignore_more() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-_Handlers = dict[int, Any]
-
-
-def _restore(handlers: _Handlers) -> None:
-    for number, handler in handlers.items():
-        # Work was begun: no end at once any more, and what there is to say is the exit code.
-        signal.signal(number, signal.SIG_IGN if handler is early.end_at_once else handler)
-
-
 @contextlib.contextmanager
 def _signals_raise(watch: _Watch) -> Iterator[None]:
     """SIGTERM ends the program where it stands, as SIGINT does by itself.
@@ -199,13 +190,13 @@ def _signals_raise(watch: _Watch) -> Iterator[None]:
     Where `early` sees to both they stay with it, until the work says what they are.
     """
     before, _Watch.current = _Watch.current, watch
-    handlers: _Handlers = {number: signal.getsignal(number) for number in early.SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in early.SIGNALS}
     if handlers[signal.SIGTERM] is not early.end_at_once:
         signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        _restore(handlers)
+        early.restore(handlers)
         _Watch.current = before
 
 
@@ -243,18 +234,3 @@ def end_with_reader() -> None:
 
     name = "watcher of standard output"
     threading.Thread(target=look, args=(watch.over,), name=name, daemon=True).start()
-
-
-@contextlib.contextmanager
-def asked_to_end() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set: for work that must not be cut off anywhere."""
-    asked = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
-
-    before: _Handlers = {number: signal.signal(number, ask) for number in early.SIGNALS}
-    try:
-        yield asked
-    finally:
-        _restore(before)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
+from datastreamer.cli.ending import Ending
 from datastreamer.cli.sequencer import Sequencer
 
 _log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ _TELL_SECONDS = 5.0
 
 
 def write_at_pace(
-    sequencer: Sequencer, operations: int, pause: float, ending: threading.Event, *, fixed: bool
+    sequencer: Sequencer, operations: int, pause: float, ending: Ending, *, fixed: bool
 ) -> int:
     """Write `operations` blocks, or as many until `ending` is set; gives how many.
 

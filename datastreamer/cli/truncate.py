@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli import logs
+from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
-from datastreamer.cli.outcome import Failure, asked_to_end
+from datastreamer.cli.outcome import Failure
 from datastreamer.format import U64_MAX
 from datastreamer.storage import bookmarks
 from datastreamer.storage.stream import DataStream

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.dsapp.sanity import Sanity
+from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.embed import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
@@ -170,13 +171,13 @@ def test_a_client_streams_until_a_signal(made: Path, server: str, number: signal
 
 
 def test_a_server_ends_after_its_operations(tmp_path: Path) -> None:
-    words = ("server", "--port", free_port(), "--opers", "30", "--sleep", "20", "--log", "info")
+    words = ("server", "--port", free_port(), "--opers", "30", "--sleep", "60", "--log", "info")
     more = ("--writetimeout", "3000", "--inactivitytimeout", "0", "--file", "ds.bin")
     with running(*words, *more, cwd=tmp_path, module=MODULE) as serving:
-        where = ("client", "--server", f"127.0.0.1:{serving.port()}", "--from", "0")
-        with running(*where, cwd=tmp_path, module=MODULE) as client:
-            client.out.until("number 149,")
-            assert serving.wait() == 0
+        with BlockingClient("127.0.0.1", serving.port()) as client:
+            entries = client.entries(from_entry=0, stop=150)
+            assert [entry.number for entry in entries] == list(range(150))
+        assert serving.wait() == 0
         assert "the stream holds 150 entries" in serving.err.rest()[0]
     assert len(scan(tmp_path / "ds.bin")) == 150
     assert header(tmp_path / "ds.bin")["system_id"] == 137

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.dsapp.options import LogOption
+from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import LogLevel, number_option
-from datastreamer.cli.outcome import asked_to_end
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.format import DEFAULT_PORT

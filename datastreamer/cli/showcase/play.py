@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from datastreamer.cli.ending import Ending, asked_to_end
 from datastreamer.cli.options import number_parser
-from datastreamer.cli.outcome import Failure, asked_to_end
+from datastreamer.cli.outcome import Failure
 from datastreamer.cli.sequencer import ENTRIES_PER_OPERATION, SYSTEM_ID, VERSION, Sequencer
 from datastreamer.cli.showcase.audience import Commit, Watcher
 from datastreamer.cli.showcase.scene import Scene, new_scene, print_result
@@ -81,7 +81,7 @@ def _write(
     rate: int,
     stop: int,
     scene: Scene,
-    ending: threading.Event,
+    ending: Ending,
 ) -> list[Commit]:
     """Write the live blocks, an operation each, while the clients join one by one."""
     commits: list[Commit] = []
