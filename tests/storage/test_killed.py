@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import DamagedEntry, StreamFileError
+from datastreamer.errors import DamagedEntry, IndexFailed, StreamFileError
+from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from tests.storage.made import BOOKMARK, scan_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +205,25 @@ def test_a_full_file_system(small: Path) -> None:
     with DataStream.open(path) as stream:
         assert stream.total_entries == written + 3
         assert stream.bookmark(b"k") == 0
+
+
+def test_an_index_on_a_full_file_system(small: Path) -> None:
+    """LMDB itself speaks of an input/output error."""
+    index = LmdbIndex(str(small / "index"), write=True)
+    try:
+        first = 0
+
+        def write_on() -> None:
+            nonlocal first
+            while True:
+                pairs = [(b"%016d" % number, number) for number in range(first, first + 5000)]
+                index.add(pairs, Watermark(4096, 0, b""))
+                first += 5000
+
+        with pytest.raises(IndexFailed, match=r"index: No space left on device \(mdb_"):
+            write_on()
+    finally:
+        index.close()
 
 
 def test_a_read_only_file_system(small: Path) -> None:

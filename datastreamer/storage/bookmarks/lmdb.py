@@ -8,6 +8,7 @@ them is `environment.py`'s.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -44,6 +45,7 @@ _LAYOUT = 1
 # What `fill` sorts in memory at a time, and puts into one transaction: 32 and some 25 bytes each.
 _RUN = 1_000_000
 _BATCH = 1_000_000
+_LITTLE_ROOM = 64 * 1024  # bytes: less than any transaction takes
 _WAY_OUT = "; or open the stream with index='memory'"
 _DAMAGE = (
     lmdb.CorruptedError,
@@ -138,7 +140,8 @@ class LmdbIndex(BookmarkIndex):
         except _DAMAGE as error:
             raise IndexDamaged(self._folder, f"the bookmark index: {error}") from error
         except (lmdb.Error, OSError) as error:
-            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+            why = _why(error, self._folder)
+            raise IndexFailed(self._folder, f"the bookmark index: {why}") from error
 
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
@@ -242,7 +245,17 @@ class LmdbIndex(BookmarkIndex):
 
 
 def _cannot_open(folder: str, error: Exception, write: bool) -> IndexFailed:
-    return IndexFailed(folder, f"the bookmark index cannot be opened: {error}{_WAY_OUT * write}")
+    why = _why(error, os.path.dirname(folder))
+    return IndexFailed(folder, f"the bookmark index cannot be opened: {why}{_WAY_OUT * write}")
+
+
+def _why(error: Exception, folder: str) -> str:
+    """What LMDB says; on a full disk it speaks of an input/output error."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(folder)
+        if isinstance(error, lmdb.Error) and room.f_bavail * room.f_frsize < _LITTLE_ROOM:
+            return f"{os.strerror(errno.ENOSPC)} ({error})"
+    return str(error)
 
 
 def _put_watermark(transaction: lmdb.Transaction, opened: Opened, watermark: Watermark) -> None:
