@@ -72,7 +72,7 @@ class Live:
             if self.stream.epoch != self._epoch:
                 start_over()
             if self._settling and not self.changing:
-                self.begin_anew()
+                self.begin_anew(self._epoch)
             await self._catch_up_live()
             with trio.move_on_after(_POLL_SECONDS):
                 await trio.lowlevel.wait_readable(wakeup)
@@ -204,12 +204,13 @@ class Live:
     def release(self) -> None:
         """That is done: whoever waits goes on."""
         self._held -= 1
-        self.begin_anew()
+        self.begin_anew(self.stream.epoch)
 
-    def begin_anew(self) -> None:
-        """What was known of the entries is of a history that is over."""
+    def begin_anew(self, epoch: int) -> None:
+        """What was known of the entries is of a history that is over; whom the changes up to
+        `epoch` concern knows of them."""
         self.view.forget()
-        self._epoch = self.stream.epoch
+        self._epoch = epoch
         self._settling.unpark_all()
         self._wake_parked()
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile
+from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.net.counts import Counts
 from datastreamer.net.gate import Gate, Pace
 from datastreamer.net.guard import guard
@@ -258,15 +258,18 @@ class Server:
 
     def _start_over(self) -> None:
         """Another process took entries back or changed them."""
+        # A thread that asks for a bookmark may see the next change meanwhile; that one has a
+        # turn of its own.
+        epoch = self.stream.epoch
         told = self.stream.changes_since(self.live.epoch)
         try:
             if told is None:
                 self._start_over_with_nobody()
             else:
                 self._start_over_where(told)
-        except DamagedFile:
+        except (DamagedFile, UnknownEntry):
             self._start_over_with_nobody()
-        self.live.begin_anew()
+        self.live.begin_anew(epoch)
 
     def _start_over_where(self, told: Sequence[Change]) -> None:
         """As if each change had been announced; the file has gone on since."""

@@ -208,6 +208,37 @@ async def test_truncation_elsewhere_lets_go_on_who_is_before_it(
             await peer.nothing_more()
 
 
+@pytest.mark.parametrize("changed", [2, 30])
+async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
+    writer: DataStream,
+    follower: DataStream,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: int,
+) -> None:
+    """The second is about entries that are in the client's hands, and the first about one that
+    may be gone since."""
+    append(writer, *[(1, b"%03d" % number) for number in range(2, 40)])
+    async with over_loopback(follower) as rig, rig.client() as live:
+        await live.ask(wire.start(0), OK + modelled(path).packed())
+        concerned = rig.server._concerned
+
+        def meanwhile(start: int, stop: int | None) -> object:
+            monkeypatch.undo()
+            writer.truncate(20)
+            thread = threading.Thread(target=follower.refresh)
+            thread.start()
+            thread.join()
+            return concerned(start, stop)
+
+        monkeypatch.setattr(rig.server, "_concerned", meanwhile)
+        writer.update_entry(changed, 1, b"new")
+        assert await live.was_reset() == b""
+        append(writer, *[(1, b"%03d" % number) for number in range(20, 60)])
+        async with rig.client() as peer:
+            await peer.ask(wire.start(0), OK + modelled(path).packed())
+
+
 async def test_changes_elsewhere_that_nobody_tells(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
