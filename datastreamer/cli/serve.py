@@ -101,6 +101,10 @@ FollowOption = Annotated[
         "--follow", help="Another process writes; without this we hold the writer's lock."
     ),
 ]
+WorkersOption = Annotated[
+    int,
+    number_option("--workers", "N", "Serve from so many processes [1].", most=1024, least=1),
+]
 MaxClientsOption = Annotated[
     int,
     number_option("--max-clients", "N", "Refuse connections above this.", most=U32_MAX, least=1),
@@ -177,6 +181,7 @@ def serve(
     stream_version: StreamVersionOption = None,
     stream_type: NewStreamTypeOption = None,
     follow: FollowOption = False,
+    workers: WorkersOption = 1,
     max_clients: MaxClientsOption = MAX_CLIENTS,
     max_clients_per_address: MaxClientsPerAddressOption = 0,
     accept_rate: AcceptRateOption = 0,
@@ -236,6 +241,7 @@ def serve(
         unix=unix,
         tls=tls,
         limits=limits,
+        workers=workers,
         listening=listening,
     )
     _log.info("ended by %s", name)

@@ -6,12 +6,15 @@ given, and ends with its parent. What the two say to each other stands in `contr
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+from collections import Counter
 from typing import Any
 
 import trio
@@ -23,6 +26,7 @@ from datastreamer.net.limits import Limits
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
+from datastreamer.net.turns import Turns
 from datastreamer.storage.stream import DataStream
 
 
@@ -47,22 +51,36 @@ async def _obey(
         while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
             what, number, words = waiting[:1], waiting[1:5], waiting[5:size]
             waiting = waiting[size:]
+            told = b""
             if what in (control.DRAIN, control.QUIT):
                 (milliseconds,) = control.MILLISECONDS.unpack(words)
                 wait = server.drain if what == control.DRAIN else server.finish
                 done = await wait(milliseconds / 1000)
             elif what == control.RELOAD:
                 done = tls is not None and reload_and_log(tls)
+            elif what == control.STATS:
+                told, done = json.dumps(_stats(server)).encode(), True
             else:
                 start, stop = control.RANGE.unpack(words)
                 if what == control.CHANGE or words in begun:
                     server.change(start, None if stop == U64_MAX else stop, words in begun)
                 begun = {words} if what == control.CHANGE else set()
                 done = True
-            await link.send_all((control.YES if done else control.NO) + number)
+            verdict = control.YES if done else control.NO
+            (asked,) = control.NUMBER.unpack(number)
+            await link.send_all(control.ANSWER.pack(verdict, asked, len(told)) + told)
             if what == control.QUIT:
                 scope.cancel()
                 return
+
+
+def _stats(server: Server) -> dict[str, Any]:
+    """The server's counts by their names, and how many clients it has."""
+    counts = server.counts
+    names = [field.name for field in dataclasses.fields(counts)]
+    values = {name: getattr(counts, name) for name in names}
+    plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
+    return {**plain, "clients": len(server.sessions)}
 
 
 async def _end_with(parent: int, scope: trio.CancelScope) -> None:
@@ -75,11 +93,16 @@ async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
-    with DataStream.open(
-        order["file"], follow=True, name=order["name"], index=order["index"]
-    ) as stream:
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(
+            DataStream.open(order["file"], follow=True, name=order["name"], index=order["index"])
+        )
+        turns = None
+        if order["turns"] is not None:
+            turns = Turns(order["turns"], order["at"])
+            stack.callback(turns.close)
         limits = Limits(**order["limits"])
-        server = Server(stream, limits=limits, waker=order["waker"], tls=tls)
+        server = Server(stream, limits=limits, waker=order["waker"], tls=tls, turns=turns)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             if tls is not None:
@@ -97,7 +120,10 @@ def main() -> None:
     logging.basicConfig(
         level=order["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for fd in (order["file"], order["waker"], order["control"], *order["listeners"]):
+    given = [order["file"], order["waker"], order["control"], *order["listeners"]]
+    if order["turns"] is not None:
+        given.append(order["turns"])
+    for fd in given:
         os.set_inheritable(fd, False)
     try:
         trio.run(_serve, order)

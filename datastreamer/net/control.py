@@ -2,8 +2,9 @@
 
 Owns the bytes on their control socket. The writing side asks: a letter, the question's
 number (u32), and what belongs to it. The serving one answers with ``y`` or ``n`` and that
-number, so that an answer that comes too late is not taken for another's; its first byte,
-unasked, says that it serves (``r``).
+number, so that an answer that comes too late is not taken for another's, and with the
+length (u32) and the bytes of what was asked for, which is nothing in most cases; its first
+byte, unasked, says that it serves (``r``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ CHANGED: Final = b"e"
 RELOAD: Final = b"t"
 """Read certificates and keys again: answered when they are in use."""
 
+STATS: Final = b"s"
+"""Tell what was done so far: answered with a JSON object."""
+
 NUMBER: Final = struct.Struct(">I")
+ANSWER: Final = struct.Struct(">cII")
+"""``y`` or ``n``, the question's number, the length of what follows."""
 MILLISECONDS: Final = struct.Struct(">I")
 RANGE: Final = struct.Struct(">QQ")
 SIZES: Final = {
@@ -40,5 +46,6 @@ SIZES: Final = {
     CHANGE: RANGE.size,
     CHANGED: RANGE.size,
     RELOAD: 0,
+    STATS: 0,
 }
 """The bytes that follow the letter and the number."""

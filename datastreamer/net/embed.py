@@ -1,8 +1,8 @@
 """A server for plain synchronous code: what a sequencer embeds.
 
-The caller's process writes. A child process (`process.py`) follows the file and serves
-it, so that a writer that keeps its interpreter busy moves no client's latency; or a
-thread of the caller's, where that is asked for. Owns the listeners.
+The caller's process writes. Child processes (`workers.py`), one unless told otherwise,
+follow the file and serve it, so that a writer that keeps its interpreter busy moves no
+client's latency; or a thread of the caller's, where that is asked for. Owns the listeners.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 
-from datastreamer.errors import ServerFailed, StreamClosed
+from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, name_of, open_listeners
-from datastreamer.net.process import ServingProcess
 from datastreamer.net.tls import ServerTLS
+from datastreamer.net.workers import Workers
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
@@ -40,11 +40,14 @@ class StreamServer:
     `unix`, `tls` and `limits` are those of `serve`; `sync` and `index` those of
     `DataStream`.
 
+    `workers` is how many processes serve: more of them send more at a time, up to the
+    machine's cores. They accept from the same listeners and share `limits`' clients.
     `in_process` serves from a thread of this process: for tests, and for writers that
     are mostly idle.
 
-    Raises `ListenFailed` and what `DataStream.open` raises, all before it returns. Should
-    the child die again and again, the next commit raises `ServerFailed` (nothing of it is
+    Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises, all before it
+    returns. A serving process that dies takes its own clients along and is started again;
+    should all die again and again, the next commit raises `ServerFailed` (nothing of it is
     written then).
     """
 
@@ -63,9 +66,12 @@ class StreamServer:
         sync: SyncPolicy = "commit",
         index: IndexName = "lmdb",
         limits: Limits | None = None,
+        workers: int = 1,
         in_process: bool = False,
     ) -> None:
         self._closed = False
+        if in_process and workers != 1:
+            raise UsageError("workers are processes; in_process serves from one thread")
         listeners = open_listeners(host, port, unix)
         self._addresses = [name_of(listener) for listener in listeners]
         self._tls = tls
@@ -82,9 +88,11 @@ class StreamServer:
             else:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
-                kind = _Thread if in_process else ServingProcess
-                self._serving: _Thread | ServingProcess = kind(
-                    self.stream, listeners, limits or Limits(), tls
+                limits = limits or Limits()
+                self._serving: _Thread | Workers = (
+                    _Thread(self.stream, listeners, limits, tls)
+                    if in_process
+                    else Workers(self.stream, listeners, limits, tls, workers)
                 )
             except BaseException:
                 self.stream.close()

@@ -83,6 +83,22 @@ class Limits:
             if optional and value == 0:
                 object.__setattr__(self, field.name, None)
 
+    def share(self, at: int, of: int) -> Limits:
+        """Those of number `at` of `of` processes that serve together: all together let in as
+        many, and as fast. What is counted by address or by client each counts by itself.
+
+        Raises `UsageError` where there are fewer clients than processes.
+        """
+        if self.max_clients < of:
+            raise UsageError(
+                f"{of} workers for at most {self.max_clients} clients: each takes one at least"
+            )
+        return dataclasses.replace(
+            self,
+            max_clients=self.max_clients // of + (at < self.max_clients % of),
+            accept_rate=None if self.accept_rate is None else self.accept_rate / of,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Plain values: ``Limits(**limits.as_json()) == limits``."""
         return dataclasses.asdict(self)

@@ -1,7 +1,7 @@
-"""The process that serves what this one writes: `child.py`, seen from its parent.
+"""A process that serves what this one writes: `child.py`, seen from its parent.
 
-Owns the child's life: it is woken by every commit, told of every change of what was
-committed, ends with its parent and is started again if it dies.
+Owns the child's life: it is woken by every commit, ends with its parent and is started
+again if it dies; and how it is asked. What it is asked is `workers.py`'s to know.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import time
 from collections.abc import Callable
 
 from datastreamer.errors import ServerFailed
-from datastreamer.format import U64_MAX
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
 from datastreamer.net.tls import ServerTLS
+from datastreamer.net.turns import Turns
 from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
 
 _READY_SECONDS = 30.0
-# So long a truncation or update waits for the child to say that it may begin.
-_CHANGE_SECONDS = 10.0
 # How often a child that dies is started again before that is given up, and how long
 # one has to live to be counted from the beginning.
 _ATTEMPTS = 5
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
-# So long the child may take to read certificates and keys.
-_RELOAD_SECONDS = 10.0
-# More seconds than that are not waited for.
-_LONGEST = 1_000_000.0
-_ANSWER_BYTES = 1 + control.NUMBER.size
+# So long a question may wait for its place on the way to the child.
+_LONGEST = 10.0
 
 
 class ServingProcess:
-    """A child that serves what this process writes: started, watched, told, ended."""
+    """A child that serves what this process writes: started, watched, asked, ended.
+
+    It is started when this is made and serves when `wait_until_ready` has returned.
+    `shared` is the memory that it shares with the others behind the same listeners
+    (`turns.py`), `at` its number among them.
+    """
 
     def __init__(
         self,
@@ -50,34 +50,49 @@ class ServingProcess:
         listeners: list[socket.socket],
         limits: Limits,
         tls: ServerTLS | None,
+        *,
+        shared: int | None = None,
+        at: int = 0,
     ) -> None:
         self._stream = stream
         # As it is now: a child that is started later finds the index by it, too.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
         self._limits = limits
-        self._grace = limits.grace
         self._tls = tls
+        self._at = at
+        self._shared = shared
+        self._turns = None if shared is None else Turns(shared, at)
         self._waking, self._waker = _waker()
-        self._guard = threading.Lock()
-        self._closing = False
-        self._failure: str | None = None
+        self.guard = threading.Lock()
+        """Held by who asks, and while it is started again: `post` and `answer` need it."""
+        self.failure: str | None = None
+        """Why it is not started again any more."""
+        self.closing = False
         self._control: socket.socket | None = None
         self._asked = 0
+        self._unread = b""
+        self._watcher: threading.Thread | None = None
         try:
-            self._process = self._spawn()
+            self._process, self._starting = self._spawn()
         except BaseException:
             self._release()
             raise
-        stream.add_waker(self._waker)
-        self._end_telling = stream.on_change(self._changing)
+
+    def wait_until_ready(self) -> None:
+        """Return when it serves; it is watched, and woken by commits, from then on.
+
+        Raises `ServerFailed`; then it is still to be given up.
+        """
+        self._control = self._ready(self._process, self._starting)
+        self._stream.add_waker(self._waker)
         self._watcher = threading.Thread(
-            target=self._watch, name=f"watcher of the server of {stream.path}", daemon=True
+            target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
         )
         self._watcher.start()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        """Start a child and wait until it serves. Raises `ServerFailed`."""
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start a child; what it says on the socket tells when it serves."""
         ours, theirs = socket.socketpair()
         passed: list[int] = []
 
@@ -93,6 +108,8 @@ class ServingProcess:
                 "waker": hand_down(self._waking),
                 "control": hand_down(theirs.fileno()),
                 "parent": self._hand_down_parent(hand_down),
+                "turns": None if self._shared is None else hand_down(self._shared),
+                "at": self._at,
                 "name": self._name,
                 "index": self._stream.index_name,
                 "limits": self._limits.as_json(),
@@ -113,22 +130,30 @@ class ServingProcess:
             theirs.close()
             for fd in passed:
                 os.close(fd)
-        ours.settimeout(_READY_SECONDS)
+        return process, ours
+
+    def _ready(self, process: subprocess.Popen[bytes], ours: socket.socket) -> socket.socket:
+        """Wait until the child serves. Raises `ServerFailed`; then it is gone."""
         try:
-            told = ours.recv(1)
-        except OSError:
-            told = b""
-        if told != control.READY:
+            ours.settimeout(_READY_SECONDS)
+            try:
+                told = ours.recv(1)
+            except OSError:
+                told = b""
+            if told != control.READY:
+                process.kill()
+                process.wait()
+                raise ServerFailed(
+                    f"{self._stream.path}: the serving process did not start "
+                    f"(exit code {process.returncode}); its own message stands above"
+                )
+        except BaseException:
             process.kill()
             process.wait()
             ours.close()
-            raise ServerFailed(
-                f"{self._stream.path}: the serving process did not start "
-                f"(exit code {process.returncode}); its own message stands above"
-            )
-        ours.settimeout(None)
-        self._control = ours
-        return process
+            raise
+        self._unread = b""
+        return ours
 
     def _hand_down_file(self, passed: list[int]) -> int:
         """A description of its own, for reading: the writer's holds the lock."""
@@ -159,8 +184,10 @@ class ServingProcess:
         while True:
             started = time.monotonic()
             code = self._process.wait()
-            with self._guard:
-                if self._closing:
+            if self._turns is not None:
+                self._turns.leave()
+            with self.guard:
+                if self.closing:
                     return
             lived = time.monotonic() - started
             if lived > _STEADY_SECONDS:
@@ -174,119 +201,118 @@ class ServingProcess:
             )
             while True:
                 if failures > _ATTEMPTS:
-                    self._failure = (
+                    self.failure = (
                         f"{self._stream.path}: the serving process died {failures} times in a "
-                        f"row (last exit code {code}); nobody is served"
+                        f"row (last exit code {code}); it is not started again"
                     )
-                    _log.error("%s", self._failure)
+                    _log.error("%s", self.failure)
                     return
                 time.sleep(pause)
                 pause *= 2
-                with self._guard:
-                    if self._closing:
+                with self.guard:
+                    if self.closing:
                         return
                     try:
                         if self._control is not None:
                             self._control.close()
-                        self._process = self._spawn()
+                        process, link = self._spawn()
+                        self._control = self._ready(process, link)
+                        self._process = process
                         break
                     except (ServerFailed, OSError) as error:
                         _log.error("%s", error)
                         failures += 1
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise ServerFailed(self._failure)
 
     @property
     def pid(self) -> int:
         """The serving process."""
         return self._process.pid
 
-    def drain(self, timeout: float | None) -> bool:
-        seconds = self._grace if timeout is None else timeout
-        with self._guard:
-            return self._ask(control.DRAIN, seconds)
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
-    def reload_tls(self) -> None:
-        """Have the child read the files for TLS again. Raises `ServerFailed`."""
-        with self._guard:
-            if not self._request(control.RELOAD, b"", _RELOAD_SECONDS):
-                raise ServerFailed(
-                    f"{self._stream.path}: the serving process did not read the TLS files again; "
-                    "its own message says why"
-                )
+    # What it is asked. The caller holds the guard from the question to its answer.
 
-    def _ask(self, what: bytes, seconds: float) -> bool:
-        seconds = max(0.0, min(seconds, _LONGEST))
-        return self._request(what, control.MILLISECONDS.pack(int(seconds * 1000)), seconds + 1)
-
-    def _request(self, what: bytes, words: bytes, timeout: float) -> bool:
-        """What the child says to it: True for yes; False also where it says nothing in time."""
+    def post(self, what: bytes, words: bytes = b"", timeout: float = _LONGEST) -> bytes | None:
+        """Ask; gives the question's number, None where nobody is there to hear it."""
         link = self._control
-        if link is None:
-            return False
+        if link is None or self.failure is not None:
+            return None
         self._asked = (self._asked + 1) & 0xFFFFFFFF
         number = control.NUMBER.pack(self._asked)
-        until = time.monotonic() + timeout
-        answers = b""
         try:
             link.settimeout(timeout)
             link.sendall(what + number + words)
-            while True:
-                # Each is of five bytes; earlier questions' may come first, too late.
-                while len(answers) >= _ANSWER_BYTES:
-                    answer, answers = answers[:_ANSWER_BYTES], answers[_ANSWER_BYTES:]
-                    if answer[1:] == number:
-                        return answer[:1] == control.YES
-                link.settimeout(max(0.001, until - time.monotonic()))
-                got = link.recv(4096)
-                if not got:
-                    return False
-                answers += got
         except OSError:
-            return False
+            return None
+        return number
 
-    def _changing(self, start: int, stop: int | None, done: bool) -> None:
-        """Committed entries are about to change, or have changed: the child ends whom that
-        concerns, and no other, before the first byte is touched."""
-        what = control.CHANGED if done else control.CHANGE
-        words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
-        with self._guard:
-            if self._closing or self._failure is not None:
-                return
-            if self._request(what, words, _CHANGE_SECONDS):
-                return
-            _log.error(
-                "%s: the serving process does not answer; it is ended, and started again",
-                self._stream.path,
-            )
-            self._process.kill()
+    def answer(self, number: bytes | None, until: float) -> bytes | None:
+        """What it says to a question by `until` on the monotonic clock: b"" or more for yes;
+        None for no, and where it says nothing in time."""
+        link = self._control
+        if number is None or link is None:
+            return None
+        head = control.ANSWER.size
+        try:
+            while True:
+                # Earlier questions' may come first, too late.
+                while len(self._unread) >= head:
+                    verdict, asked, size = control.ANSWER.unpack_from(self._unread)
+                    if len(self._unread) < head + size:
+                        break
+                    told = self._unread[head : head + size]
+                    self._unread = self._unread[head + size :]
+                    if control.NUMBER.pack(asked) == number:
+                        return told if verdict == control.YES else None
+                link.settimeout(max(0.001, until - time.monotonic()))
+                got = link.recv(65536)
+                if not got:
+                    return None
+                self._unread += got
+        except OSError:
+            return None
 
-    def close(self) -> None:
-        self._end_telling()
-        until = time.monotonic() + self._grace + 1
-        with self._guard:
-            self._closing = True
-            if self._failure is None:
-                self._ask(control.QUIT, self._grace)
-            if self._control is not None:
-                self._control.close()
+    # The end.
+
+    def kill(self) -> None:
+        """End it now. It is started again, unless it is being closed."""
+        self._process.kill()
+
+    def reap(self, until: float) -> None:
+        """After it was asked to quit, with `closing` set: return when it is gone, at the
+        latest some time after `until`."""
+        if self._control is not None:
+            self._control.close()
         try:
             self._process.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._process.wait()
-        self._watcher.join()
-        self._stream.remove_waker(self._waker)
+        if self._watcher is not None:
+            self._watcher.join()
+            self._stream.remove_waker(self._waker)
         self._release()
 
+    def give_up(self) -> None:
+        """Of one that was not ready yet, or whose fellows are not: end it, and wait for that."""
+        with self.guard:
+            self.closing = True
+        self._starting.close()
+        self._process.kill()
+        self.reap(0)
+
     def abandon(self) -> None:
+        """In the child of a fork: give up what is the parent's."""
         if self._control is not None:
             self._control.close()
         self._release()
 
     def _release(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
         for fd in {self._waking, self._waker}:
             os.close(fd)
 

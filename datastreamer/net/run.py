@@ -6,20 +6,27 @@ For callers that know no event loop, the command line above all.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 from collections.abc import Callable
 from types import FrameType
 
 import trio
 
+from datastreamer.errors import ServerFailed
 from datastreamer.net import systemd
 from datastreamer.net.limits import Limits
-from datastreamer.net.listen import Hosts, open_listeners
-from datastreamer.net.secure import reload_on_hangup
+from datastreamer.net.listen import Hosts, name_of, open_listeners
+from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
+from datastreamer.net.workers import Workers
 from datastreamer.storage.stream import DataStream
 
+_log = logging.getLogger(__name__)
+
+# How often it is looked whether anybody serves.
+_LOOK_SECONDS = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,6 +38,7 @@ def serve_until_signal(
     unix: str | None = None,
     tls: ServerTLS | None = None,
     limits: Limits,
+    workers: int = 1,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
     """Serve a stream until SIGINT or SIGTERM; gives the signal's name. In the main thread.
@@ -44,6 +52,10 @@ def serve_until_signal(
     clients can connect, when the end begins, and between that the process is alive, where it
     asks for that. `listening` is told the addresses once clients can connect. Raises
     `ListenFailed` and what `open_stream` raises.
+
+    With more than one of `workers` this process keeps the stream open, the writer's lock with
+    it, and so many others serve it (`workers.py`); `ServerFailed` is raised where none of them
+    can be kept alive, and `UsageError` where there are more of them than clients.
     """
     ending = _Ending()
 
@@ -66,13 +78,46 @@ def serve_until_signal(
             await server.finish()
             nursery.cancel_scope.cancel()
 
+    async def look_after(many: Workers, stream: DataStream) -> None:
+        async with trio.open_nursery() as nursery:
+            ending.enter_loop(nursery.cancel_scope)
+            nursery.start_soon(_hurry_when_cancelled, many)
+            if tls is not None:
+                await nursery.start(_reload_all_on_hangup, tls, many)
+            seconds = systemd.watchdog_seconds()
+            if seconds is not None:
+                nursery.start_soon(_show_life, seconds)
+            if not ending.begun.is_set():
+                listening(stream, [name_of(listener) for listener in listeners])
+                systemd.notify(systemd.READY)
+            while not ending.begun.is_set() and many.serving:
+                with trio.move_on_after(_LOOK_SECONDS):
+                    await ending.begun.wait()
+            systemd.notify(systemd.STOPPING)
+            # Whoever comes now is refused by the system, and does not wait for nobody.
+            for listener in listeners:
+                listener.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(many.close)
+            nursery.cancel_scope.cancel()
+
+    limits.share(0, workers)  # whether they go together
     listeners = systemd.take_listeners() or open_listeners(host, port, unix)
     # No signal is raised as an exception where it happens to arrive: that may be anywhere
     # in the event loop.
     before = [(number, signal.signal(number, ending.note)) for number in _ENDING]
     try:
         with open_stream() as stream:
-            trio.run(main, stream)
+            if workers == 1:
+                trio.run(main, stream)
+            else:
+                many = Workers(stream, listeners, limits, tls, workers)
+                try:
+                    trio.run(look_after, many, stream)
+                    if not ending.caught:
+                        many.check()
+                finally:
+                    many.close()
     finally:
         for number, handler in before:
             signal.signal(number, handler)
@@ -108,6 +153,27 @@ class _Ending:
             self.begun.set()
         if len(self.caught) > 1:
             self._scope.cancel()
+
+
+async def _hurry_when_cancelled(workers: Workers) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        workers.hurry()
+
+
+async def _reload_all_on_hangup(
+    tls: ServerTLS, workers: Workers, task_status: trio.TaskStatus[None]
+) -> None:
+    """As `reload_on_hangup`, for every worker; where this process can read the files."""
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        task_status.started()
+        async for _ in hangups:
+            if reload_and_log(tls):
+                try:
+                    await trio.to_thread.run_sync(workers.reload_tls)
+                except ServerFailed as error:
+                    _log.error("%s", error)
 
 
 async def _show_life(seconds: float) -> None:

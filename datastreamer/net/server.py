@@ -30,6 +30,7 @@ from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.net.tcp import keep_alive
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
+from datastreamer.net.turns import Turns
 from datastreamer.storage.record import Change, Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
 
@@ -62,6 +63,7 @@ class Server:
         limits: Limits | None = None,
         waker: int | None = None,
         tls: ServerTLS | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.stream = stream
         self.limits = limits or Limits()
@@ -71,6 +73,8 @@ class Server:
         self._gate = Gate(self.limits, self.counts)
         self._waker = waker
         self._tls = tls
+        # Where other processes accept from the same listeners.
+        self._turns = turns
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -116,10 +120,15 @@ class Server:
     async def _accept_all(self, listeners: list[socket.socket], clients: trio.Nursery) -> None:
         rate = self.limits.accept_rate
         pace = None if rate is None else Pace(rate, trio.current_time())
-        with self._accepting:
-            async with trio.open_nursery() as nursery:
-                for listener in listeners:
-                    nursery.start_soon(self._accept, listener, clients, pace)
+        self._tell_others()
+        try:
+            with self._accepting:
+                async with trio.open_nursery() as nursery:
+                    for listener in listeners:
+                        nursery.start_soon(self._accept, listener, clients, pace)
+        finally:
+            if self._turns is not None:
+                self._turns.leave()
         for listener in listeners:
             listener.close()
 
@@ -129,6 +138,9 @@ class Server:
         short_of_descriptors = False
         together = 0
         while True:
+            if self._turns is not None:
+                await trio.lowlevel.wait_readable(listener)
+                await self._turns.wait()
             try:
                 connection, address = listener.accept()
             except BlockingIOError:
@@ -149,6 +161,7 @@ class Server:
             now = trio.current_time()
             host = _host_of(address)
             if self._gate.admit(host, peer_of(connection, address), now):
+                self._tell_others()
                 clients.start_soon(self._let_in, connection, address, host)
             else:
                 connection.close()
@@ -164,6 +177,13 @@ class Server:
             await self.handle(transport_over(connection, address, self._tls), connection)
         finally:
             self._gate.leave(host)
+            if not self._accepting.cancel_called:
+                self._tell_others()
+
+    def _tell_others(self) -> None:
+        if self._turns is not None:
+            clients = self._gate.clients
+            self._turns.note(clients, self.limits.max_clients - clients)
 
     async def handle(self, transport: Transport, connection: socket.socket | None = None) -> None:
         """Serve one client until it is done. Its failures are its own. `connection` is the

@@ -1,0 +1,190 @@
+"""The processes that serve what this one writes, or what another writes: one or several.
+
+Owns what they are told together: every change of what was committed, before its first
+byte is touched, the end, new certificates. All accept from the same inherited listeners;
+together they let in as many clients as the limits say. A process's own life is
+`process.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from datastreamer.errors import ServerFailed, UsageError
+from datastreamer.format import U64_MAX
+from datastreamer.net import control
+from datastreamer.net.limits import Limits
+from datastreamer.net.process import ServingProcess
+from datastreamer.net.tls import ServerTLS
+from datastreamer.net.turns import shared_block
+from datastreamer.storage.stream import DataStream
+
+_log = logging.getLogger(__name__)
+
+# So long a truncation or update waits for the processes to say that it may begin.
+_CHANGE_SECONDS = 10.0
+# So long they may take to read certificates and keys.
+_RELOAD_SECONDS = 10.0
+_STATS_SECONDS = 2.0
+# More seconds than that are not waited for.
+_LONGEST = 1_000_000.0
+
+
+class Workers:
+    """`count` processes that serve `stream`; all of them do when this is made.
+
+    Raises `ServerFailed` where one does not start, and `UsageError`; then nothing is left.
+    """
+
+    def __init__(
+        self,
+        stream: DataStream,
+        listeners: list[socket.socket],
+        limits: Limits,
+        tls: ServerTLS | None,
+        count: int = 1,
+    ) -> None:
+        if count < 1:
+            raise UsageError(f"workers are a whole number from 1, not {count!r}")
+        shares = [limits.share(at, count) for at in range(count)]
+        self._stream = stream
+        self._grace = limits.grace
+        self._closed = threading.Lock()
+        self._shared = shared_block(count) if count > 1 else None
+        self.processes: list[ServingProcess] = []
+        try:
+            # All are started before the first is waited for.
+            for at, share in enumerate(shares):
+                self.processes.append(
+                    ServingProcess(stream, listeners, share, tls, shared=self._shared, at=at)
+                )
+            for process in self.processes:
+                process.wait_until_ready()
+        except BaseException:
+            for process in self.processes:
+                process.give_up()
+            self._release()
+            raise
+        self._end_telling = stream.on_change(self._changing)
+
+    @property
+    def pids(self) -> list[int]:
+        """The serving processes."""
+        return [process.pid for process in self.processes]
+
+    @property
+    def serving(self) -> bool:
+        """Whether one is left; the others may have died again and again, which the log says."""
+        return any(process.failure is None for process in self.processes)
+
+    def check(self) -> None:
+        """Raises `ServerFailed` where none is left that serves."""
+        if not self.serving:
+            raise ServerFailed(f"{self.processes[-1].failure}; nobody is served")
+
+    # Questions.
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until every client has been sent all that is committed; whether that is so."""
+        seconds = self._grace if timeout is None else timeout
+        answers = self._ask_in(control.DRAIN, seconds)
+        # One that has just died has no clients.
+        late = any(
+            told is None and process.alive
+            for told, process in zip(answers, self.processes, strict=True)
+        )
+        return not late and any(told is not None for told in answers)
+
+    def reload_tls(self) -> None:
+        """Have them read the files for TLS again. Raises `ServerFailed`."""
+        if None in self._ask(control.RELOAD, b"", _RELOAD_SECONDS):
+            raise ServerFailed(
+                f"{self._stream.path}: a serving process did not read the TLS files again; its "
+                "own message says why"
+            )
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each process has done since it was started, by the names of `Counts`, and how
+        many "clients" it has. One that does not answer, or is just started again, is left out.
+        """
+        answers = self._ask(control.STATS, b"", _STATS_SECONDS)
+        return [json.loads(told) for told in answers if told is not None]
+
+    def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
+        seconds = max(0.0, min(seconds, _LONGEST))
+        words = control.MILLISECONDS.pack(int(seconds * 1000))
+        return self._ask(what, words, seconds + 1, last=last)
+
+    def _ask(
+        self, what: bytes, words: bytes, timeout: float, *, last: bool = False
+    ) -> list[bytes | None]:
+        """Ask all at once; the answers, as `ServingProcess.answer` gives them."""
+        with contextlib.ExitStack() as stack:
+            for process in self.processes:
+                stack.enter_context(process.guard)
+                process.closing = process.closing or last
+            until = time.monotonic() + timeout
+            asked = [process.post(what, words) for process in self.processes]
+            return [
+                process.answer(number, until)
+                for process, number in zip(self.processes, asked, strict=True)
+            ]
+
+    def _changing(self, start: int, stop: int | None, done: bool) -> None:
+        """Committed entries are about to change, or have changed: the processes end whom that
+        concerns, and no other, before the first byte is touched."""
+        what = control.CHANGED if done else control.CHANGE
+        words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
+        with contextlib.ExitStack() as stack:
+            for process in self.processes:
+                stack.enter_context(process.guard)
+            told: Sequence[ServingProcess] = [
+                each for each in self.processes if not each.closing and each.failure is None
+            ]
+            asked = [each.post(what, words) for each in told]
+            until = time.monotonic() + _CHANGE_SECONDS
+            for each, number in zip(told, asked, strict=True):
+                if each.answer(number, until) is None:
+                    _log.error(
+                        "%s: the serving process does not answer; it is ended, and started again",
+                        self._stream.path,
+                    )
+                    each.kill()
+
+    # The end.
+
+    def close(self) -> None:
+        """End them in good order, within the limits' grace; return when they are gone."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self._end_telling()
+        until = time.monotonic() + self._grace + 1
+        self._ask_in(control.QUIT, self._grace, last=True)
+        for process in self.processes:
+            process.reap(until)
+        self._release()
+
+    def hurry(self) -> None:
+        """While `close` waits, in another thread: wait for nobody any more."""
+        for process in self.processes:
+            if process.closing:
+                process.kill()
+
+    def abandon(self) -> None:
+        """In the child of a fork: give up what is the parent's."""
+        for process in self.processes:
+            process.abandon()
+        self._release()
+
+    def _release(self) -> None:
+        if self._shared is not None:
+            os.close(self._shared)
+            self._shared = None
