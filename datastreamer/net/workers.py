@@ -96,12 +96,7 @@ class Workers:
         """Wait until every client has been sent all that is committed; whether that is so."""
         seconds = self._grace if timeout is None else timeout
         answers = self._ask_in(control.DRAIN, seconds)
-        # One that has just died has no clients.
-        late = any(
-            told is None and process.alive
-            for told, process in zip(answers, self.processes, strict=True)
-        )
-        return not late and any(told is not None for told in answers)
+        return bool(answers) and None not in answers
 
     def reload_tls(self) -> None:
         """Have them read the files for TLS again. Raises `ServerFailed`."""
@@ -126,17 +121,19 @@ class Workers:
     def _ask(
         self, what: bytes, words: bytes, timeout: float, *, last: bool = False
     ) -> list[bytes | None]:
-        """Ask all at once; the answers, as `ServingProcess.answer` gives them."""
+        """Ask all at once; the answers, as `ServingProcess.answer` gives them, of those that
+        are there: one that has just died has no clients, and begins anew with all there is."""
         with contextlib.ExitStack() as stack:
             for process in self.processes:
                 stack.enter_context(process.guard)
                 process.closing = process.closing or last
             until = time.monotonic() + timeout
             asked = [process.post(what, words) for process in self.processes]
-            return [
-                process.answer(number, until)
+            answers = [
+                (process, process.answer(number, until))
                 for process, number in zip(self.processes, asked, strict=True)
             ]
+            return [told for process, told in answers if told is not None or process.alive]
 
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
         """Committed entries are about to change, or have changed: the processes end whom that
