@@ -7,7 +7,8 @@ stream as it is when it is sent. Knows nothing of streaming.
 from __future__ import annotations
 
 import contextlib
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
 import trio
 
@@ -26,6 +27,8 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Refuse
 
 Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery
+
+T = TypeVar("T")
 
 # Answers to queries that came together are sent together, up to about so much.
 _ANSWERS_BYTES = 64 * 1024
@@ -69,9 +72,15 @@ class Answers:
         """Read the answer to `question`. Raises what the stream raises."""
         self.add(await self._answer_to(question), question)
 
-    def answer_entry(self, question: EntryQuery) -> None:
-        """As `answer`, which has more in it than the most frequent question needs."""
-        self.add(self._entry(question.number), question)
+    def answer_entry(self, question: EntryQuery) -> bool:
+        """As `answer`, where the entry is known to be in memory; whether that is so."""
+        found = self._stream.reader.packed_from(
+            self._live.cold.warm, question.number, prefix=messages.OK, packet_type=PACKET_ANSWER
+        )
+        if found is None:
+            return False
+        self.add(found, question)
+        return True
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)
@@ -82,15 +91,16 @@ class Answers:
         """Send what waits. Cancelled or failed, the connection is of no more use."""
         stream = self._stream
         if not stream.writable:
-            # Another process may have changed the file while they were read.
             stream.refresh()
-            while stream.epoch != self._epoch:
-                await self._live.settled()
-                self._epoch = stream.epoch
-                for at, question in enumerate(self._questions):
-                    if question is not None:
-                        self._answers[at] = await self._answer_to(question)
-                stream.refresh()
+        # Another process, or this one beside a wait for the disk, may have changed the file
+        # while they were read.
+        while stream.epoch != self._epoch:
+            await self._live.settled()
+            self._epoch = stream.epoch
+            for at, question in enumerate(self._questions):
+                if question is not None:
+                    self._answers[at] = await self._answer_to(question)
+            stream.refresh()
         answers, self._answers, self._questions = self._answers, [], []
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
@@ -114,30 +124,38 @@ class Answers:
         return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False) if number is None else number
 
     async def _answer_to(self, question: Question) -> bytes:
-        if isinstance(question, EntryQuery):
-            return self._entry(question.number)
         if isinstance(question, HeaderQuery):
             return messages.OK + self._stream.header.pack()
         try:
+            if isinstance(question, EntryQuery):
+                return await self._entry(question.number)
             return await self._first_event(question.key)
         except DamagedFile:
-            if not self._live.outdated():
+            if not self._live.outdated() and self._stream.epoch == self._epoch:
                 raise
             return b""  # changed just now: it is read again before it is sent
 
-    def _entry(self, number: int) -> bytes:
-        packed = self._stream.reader.packed
+    async def _entry(self, number: int) -> bytes:
+        stream = self._stream
+        if number >= stream.total_entries:
+            stream.refresh()
         try:
-            return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
+            return await self._read(self._packed, number)
         except UnknownEntry:
-            if self._stream.refresh():
-                with contextlib.suppress(UnknownEntry):
-                    return packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
             return messages.OK + messages.NOT_FOUND
-        except DamagedFile:
-            if not self._live.outdated():
-                raise
-            return b""  # changed just now: it is read again before it is sent
+
+    def _packed(self, number: int) -> bytes:
+        return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
+
+    async def _read(self, call: Callable[[int], T], number: int) -> T:
+        """`call(number)`, in a thread where entry `number` may have to come from the disk."""
+        cold, reader = self._live.cold, self._stream.reader
+        page = reader.page_with(number)
+        if number >= reader.head.entries or (page is not None and cold.is_warm(*page)):
+            return call(number)
+        found = await cold.run(call, number)
+        await self._live.settled()
+        return found
 
     async def _bookmark(self, key: bytes) -> int | None:
         """The newest entry with this key. A long way to it is gone in a thread, and again
@@ -161,7 +179,9 @@ class Answers:
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)
-        event = None if number is None else self._stream.reader.first_event(number)
+        event = None
+        if number is not None:
+            event = await self._read(self._stream.reader.first_event, number)
         if event is None:
             return messages.OK + messages.NOT_FOUND
         return messages.OK + messages.encode_answer(event.number, event.type, event.data)

@@ -20,6 +20,8 @@ _AHEAD = 2 << 20
 _PIECE = 256 * 1024
 # So many wait for the disk at a time, for all clients of a server.
 _THREADS = 8
+# What was in memory is taken to be there for so long.
+_WARM_SECONDS = 1.0
 # Not everywhere (macOS), and not by every file system.
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
@@ -34,6 +36,9 @@ class ColdReads:
         self._fd = fd
         self._limiter = trio.CapacityLimiter(_THREADS)
         self._byte = [bytearray(1)]
+        self.warm: set[int] = set()
+        """Offsets of regions that were in memory when `is_warm` looked, not long ago."""
+        self._warm_until = 0.0
 
     def resident(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, as far
@@ -50,6 +55,21 @@ class ColdReads:
         except OSError:
             return True
         return True
+
+    def is_warm(self, start: int, count: int) -> bool:
+        """As `resident`; what was found to be so stands in `warm`."""
+        if start in self.warm:
+            return True
+        if not self.resident(start, count):
+            return False
+        self.warm.add(start)
+        return True
+
+    def look_again(self, now: float) -> None:
+        """Call this often, with the loop's time: what was in memory may have left it."""
+        if now > self._warm_until:
+            self._warm_until = now + _WARM_SECONDS
+            self.warm.clear()
 
     async def read(self, start: int, count: int) -> None:
         """Have `count` bytes from `start` read, in a thread; those after them on their way.

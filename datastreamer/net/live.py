@@ -59,6 +59,7 @@ class Live:
         trouble = ""
         while True:
             await self._settle()
+            self.cold.look_again(trio.current_time())
             try:
                 self.stream.refresh()
             except (StreamFileError, OSError) as error:

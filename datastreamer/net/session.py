@@ -205,7 +205,8 @@ class Session:
             else:
                 self._counts.commands[_KINDS[type(event)]] += 1
                 if isinstance(event, EntryQuery):
-                    answers.answer_entry(event)
+                    if not answers.answer_entry(event):
+                        await answers.answer(event)
                 elif isinstance(event, (BookmarkQuery, HeaderQuery)):
                     await answers.answer(event)
                 elif isinstance(event, Stop):

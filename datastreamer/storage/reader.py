@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, entry_at, scan
@@ -186,6 +186,41 @@ class Reader:
                     return found
         near, start, size = self._find(number)
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
+
+    def packed_from(
+        self, pages: Container[int], number: int, *, prefix: bytes, packet_type: int
+    ) -> bytes | None:
+        """As `packed`, where the entry is known to stand in one of `pages`, which are told by
+        their file offsets; else None."""
+        head, changes, known = self._state
+        if 0 <= number < head.entries and not changes & 1:
+            first_numbers, tables = known.directory
+            at = bisect_right(first_numbers, number) - 1
+            if at >= 0 and number < (table := tables[at]).next_number:
+                if table.page_file_offset not in pages:
+                    return None
+                found = table.read(number, self._file.read, prefix, packet_type)
+                if changes == self._state.changes:
+                    return found
+        return None
+
+    def page_with(self, number: int) -> tuple[int, int] | None:
+        """File offset and size of the page that holds entry `number`, as far as there are
+        entries in it; None where that is not known without a look into the file."""
+        head, _, known = self._state
+        if not 0 <= number < head.entries:
+            return None
+        first_numbers, tables = known.directory
+        at = bisect_right(first_numbers, number) - 1
+        if at < 0:
+            return None
+        start, behind = tables[at].page_file_offset, tables[at].page_file_offset + PAGE_SIZE
+        if number >= tables[at].next_number and behind < head.length:
+            # It may stand in a later page, unless that one is known to begin behind it.
+            following = tables[at + 1].page_file_offset if at + 1 < len(tables) else 0
+            if following != behind:
+                return None
+        return start, min(behind, head.length) - start
 
     def entry(self, number: int) -> Entry:
         near, at, size = self._find(number)

@@ -17,7 +17,7 @@ from datastreamer.net.cold import ColdReads
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Rig, append, in_memory, over_loopback
-from tests.net.model import OK, Model
+from tests.net.model import BOOKMARK, OK, Model
 
 MIB = 1 << 20
 
@@ -58,6 +58,24 @@ def on_slow_disk(rig: Rig) -> SlowDisk:
     return disk
 
 
+def count_runs(disk: ColdReads) -> list[object]:
+    """What is read in a thread from now on, once `turning` is set."""
+    runs: list[object] = []
+    run = disk.run
+
+    async def counted(call: Callable[[object], object], what: object) -> object:
+        runs.append(what)
+
+        def when_it_turns(what: object) -> object:
+            assert not isinstance(disk, SlowDisk) or disk.turning.wait(20)
+            return call(what)
+
+        return await run(when_it_turns, what)
+
+    disk.run = counted  # type: ignore[method-assign, assignment]
+    return runs
+
+
 @pytest.mark.parametrize("open_server", [over_loopback, in_memory])
 async def test_one_cold_reader_keeps_nobody(
     old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
@@ -76,7 +94,7 @@ async def test_one_cold_reader_keeps_nobody(
         for n in range(20):  # the disk stands still all the while
             append(old, (2, b"%d" % n))
             await live.expect(modelled(old).packed(600 + n))
-            await asks.ask(wire.entry(3), OK + wire.pack(3, 1, bytes([3]) * 20_000, packet=0xFE))
+            await asks.ask(wire.header(), OK + modelled(old).header())
         disk.turning.set()
         await cold.expect(modelled(old).packed())
         # All but the tail was read ahead, each page once.
@@ -200,3 +218,71 @@ def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.delattr(os, "posix_fadvise", raising=False)
         trio.run(cold.read, 0, 100)
     trio.run(ColdReads(-1).read, 0, 100)  # met, and told, by who sends
+
+
+@pytest.mark.parametrize("open_server", [over_loopback, in_memory])
+async def test_questions_about_cold_entries_keep_nobody(
+    old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
+) -> None:
+    """By number and by bookmark; while the disk stands still the others are served."""
+    append(old, (BOOKMARK, b"key"), *[(1, b"%d" % n) for n in range(50)])
+    async with (
+        open_server(old) as rig,  # type: ignore[attr-defined]
+        rig.client() as asks,
+        rig.client() as finds,
+        rig.client() as live,
+    ):
+        disk = on_slow_disk(rig)
+        reads = count_runs(disk)
+        await live.ask(wire.start(651), OK)
+        await asks.send(wire.entry(3) + wire.entry(599) + wire.entry(650))
+        await finds.send(wire.bookmark(b"key"))
+        await wait_all_tasks_blocked(0.002)
+        assert len(reads) == 2, "the first question of each waits"
+        for n in range(20):
+            append(old, (2, b"%d" % n))
+            await live.expect(modelled(old).packed(651 + n))
+        disk.turning.set()
+        for number in (3, 599):
+            expected = OK + wire.pack(number, 1, bytes([number % 251]) * 20_000, packet=0xFE)
+            await asks.expect(expected)
+        await asks.expect(OK + wire.pack(650, 1, b"49", packet=0xFE))
+        await finds.expect(OK + wire.pack(601, 1, b"0", packet=0xFE))
+
+
+async def test_questions_about_entries_in_memory_take_no_thread(old: DataStream) -> None:
+    async with over_loopback(old) as rig, rig.client() as asks:
+        disk = on_slow_disk(rig)
+        disk.turning.set()
+        disk.resident = lambda start, count: True  # type: ignore[method-assign]
+        reads = count_runs(disk)
+        for _ in range(3):
+            for number in (600, 599, 3, 10, 3):
+                expected = wire.pack(number, 1, bytes([number % 251]) * 20_000, packet=0xFE)
+                await asks.ask(
+                    wire.entry(number), OK + expected if number < 600 else wire.NOT_FOUND
+                )
+            append(old, (2, b"more"))
+            total = old.total_entries
+            await asks.ask(
+                wire.entry(total - 1), OK + wire.pack(total - 1, 2, b"more", packet=0xFE)
+            )
+            old.truncate(600)
+        # Half of them: each that a page is first looked into for finds out where it stands.
+        assert len(reads) <= 9
+
+
+async def test_a_change_while_a_cold_entry_is_read(old: DataStream) -> None:
+    """The answer is of the stream as it is when it is sent."""
+    async with over_loopback(old) as rig, rig.client() as asks, rig.client() as other:
+        disk = on_slow_disk(rig)
+        count_runs(disk)
+        await asks.send(wire.entry(500) + wire.entry(400))
+        await other.send(wire.entry(599))
+        await wait_all_tasks_blocked(0.002)
+        await trio.to_thread.run_sync(old.truncate, 450)
+        append(old, *[(3, b"another")] * 60)
+        disk.turning.set()
+        await asks.expect(OK + wire.pack(500, 3, b"another", packet=0xFE))
+        await asks.expect(OK + wire.pack(400, 1, bytes([400 % 251]) * 20_000, packet=0xFE))
+        await other.expect(wire.NOT_FOUND)
