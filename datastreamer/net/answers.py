@@ -79,7 +79,12 @@ class Answers:
         )
         if found is None:
             return False
-        self.add(found, question)
+        # As `begin` and `add`, which cost two calls more.
+        if not self._answers:
+            self._epoch = self._stream.epoch
+        self._answers.append(found)
+        self._questions.append(question)
+        self.size += len(found)
         return True
 
     def add(self, answer: bytes, question: Question | None = None) -> None:

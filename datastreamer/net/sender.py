@@ -280,15 +280,23 @@ class Sender:
 
     async def _warmed(self) -> bool:
         """Whether what comes next had to be read from the disk first, which takes this turn."""
-        span = self.span
-        if span is not None:
-            start, count = self.at, min(span.end - self.at, _SENDFILE_BYTES)
-        else:
+        span, cold = self.span, self._live.cold
+        start = self.cursor.offset if span is None else self.at
+        number = page_of(start)
+        page = page_start(number)
+        if page in cold.warm:
+            return False
+        if span is None:
             # To the end of the page, which is looked at as a whole, and the next one's head.
-            start = self.cursor.offset
-            count = page_start(page_of(start) + 1) - start + ENTRY_HEAD_SIZE
+            count = page_start(number + 1) - start + ENTRY_HEAD_SIZE
+        else:
+            count = min(span.end - start, _SENDFILE_BYTES)
         # Where memory is so short that it is gone again already, it is sent all the same.
-        if start == self._warm or self._live.cold.resident(start, count):
+        if start == self._warm:
+            return False
+        if cold.resident(start, count):
+            if start <= page + ENTRY_HEAD_SIZE and span is None:
+                cold.warm.add(page)
             return False
         self._warm = start
         self._live.counts.cold_reads += 1
