@@ -120,6 +120,30 @@ def echoes(address: tuple[str, int], count: int, *, size: int) -> list[float]:
     return waits
 
 
+class Stalled:
+    """`clients` connections that ask for the stream from entry `start` on and read nothing;
+    a context manager."""
+
+    def __init__(
+        self, address: tuple[str, int], *, clients: int, start: int = 0, stream_type: int = 1
+    ) -> None:
+        self.connections: list[socket.socket] = []
+        for _ in range(clients):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(address[:2])
+            self.connections.append(connection)
+            _start(connection, start, stream_type)
+
+    def __enter__(self) -> Stalled:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for connection in self.connections:
+            connection.close()
+
+
 class LiveReaders:
     """`clients` connections in a process of their own that wait for `operations`
     operations, from entry `start` on; a context manager, ready when entered.

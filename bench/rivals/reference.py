@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.measure import Done, Latencies
-from bench.readers import LiveReaders, catch_up, point_reads
+from bench.readers import LiveReaders, Stalled, catch_up, point_reads
 from tests.interop.peer import GoPeer, build
 
 
@@ -76,11 +76,13 @@ class Reference:
         entries: int = 5,
         size: int = 200,
         timeout: float = 120.0,
+        stalled: int = 0,
     ) -> Latencies:
         """From commit to receipt, `rate` operations a second to `clients` raw readers
-        (100 at most: it refuses more)."""
+        (100 at most, with those that are `stalled`: it refuses more)."""
         with (
             self.serving() as server,
+            Stalled(server.address, clients=stalled),
             LiveReaders(
                 server.address,
                 clients=clients,
