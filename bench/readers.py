@@ -108,6 +108,32 @@ def point_reads(
     return waits
 
 
+def some_numbers(entries: int, count: int) -> list[int]:
+    """`count` numbers of entries, near to no order."""
+    step = 7919
+    return [(at * step) % entries for at in range(count)]
+
+
+def pipelined(
+    address: tuple[str, int], *, count: int, entries: int, size: int, in_flight: int = 100
+) -> Done:
+    """Ask for `count` of the first `entries` entries, so many questions under way at a time."""
+    request = b"".join(START.pack(5, 1, number) for number in some_numbers(entries, count))
+    answer = len(RESULT_OK) + HEAD + size
+    with _connect(address) as connection:
+        begin = time.perf_counter()
+        sent, got, total = 0, 0, count * answer
+        while got < total:
+            window = (got // answer + in_flight) * START.size
+            if sent < min(window, len(request)):
+                sent += connection.send(request[sent:window])
+            received = len(connection.recv(1 << 16))
+            if not received:
+                raise ConnectionError(f"the server closed after {got} of {total} bytes")
+            got += received
+        return Done(count, time.perf_counter() - begin)
+
+
 def echoes(address: tuple[str, int], count: int, *, size: int) -> list[float]:
     """As `point_reads`, of a server that answers anything with `size` bytes."""
     waits = []
