@@ -17,11 +17,10 @@ from bench.bench_serving import (
     BARE_ECHO,
     SIZE,
     helper,
-    some_numbers,
     stored,
 )
 from bench.measure import Done, Latencies
-from bench.readers import catch_up
+from bench.readers import catch_up, some_numbers
 from datastreamer import BlockingClient, connect
 from datastreamer._lines import json_lines
 from datastreamer.format import TYPE_BOOKMARK
