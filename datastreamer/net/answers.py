@@ -24,7 +24,7 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
 )
-from datastreamer.protocol.server import Refuse
+from datastreamer.protocol.server import Event, Refuse
 
 Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery
 
@@ -72,20 +72,32 @@ class Answers:
         """Read the answer to `question`. Raises what the stream raises."""
         self.add(await self._answer_to(question), question)
 
-    def answer_entry(self, question: EntryQuery) -> bool:
-        """As `answer`, where the entry is known to be in memory; whether that is so."""
-        found = self._stream.reader.packed_from(
-            self._live.cold.warm, question.number, prefix=messages.OK, packet_type=PACKET_ANSWER
-        )
-        if found is None:
-            return False
-        # As `begin` and `add`, which cost two calls more.
-        if not self._answers:
+    def answer_entries(
+        self, question: EntryQuery, next_event: Callable[[], Event | None], most: int
+    ) -> tuple[int, Event | None]:
+        """As `answer`, this question and those like it behind it, up to `most` and until
+        answers are `full`, while they are about entries known to be in memory; how many, and
+        the event that is left to be dealt with, if any."""
+        packed_from, warm = self._stream.reader.packed_from, self._live.cold.warm
+        answers, questions = self._answers, self._questions
+        if not answers:
             self._epoch = self._stream.epoch
-        self._answers.append(found)
-        self._questions.append(question)
-        self.size += len(found)
-        return True
+        size, before = self.size, len(answers)
+        most += before
+        left: Event | None = question
+        while type(left) is EntryQuery:
+            found = packed_from(warm, left.number, messages.OK, PACKET_ANSWER)
+            if found is None:
+                break
+            answers.append(found)
+            questions.append(left)
+            size += len(found)
+            if size >= _ANSWERS_BYTES or len(answers) >= most:
+                left = None
+                break
+            left = next_event()
+        self.size = size
+        return len(answers) - before, left
 
     def add(self, answer: bytes, question: Question | None = None) -> None:
         self._answers.append(answer)

@@ -198,8 +198,11 @@ class Session:
                 continue
             # The most frequent question has the shortest way.
             if type(event) is EntryQuery and self._pace is None and not live.changing:
-                answered, event = self._answer_entries(event, _QUESTIONS_A_TURN - asked)
+                most = _QUESTIONS_A_TURN - asked
+                answered, event = answers.answer_entries(event, protocol.next_event, most)
                 asked += answered
+                self.taken += answered
+                self._counts.commands[_ENTRY] += answered
             if event is not None:
                 self.taken += 1
                 if self._pace is not None:
@@ -213,22 +216,6 @@ class Session:
                     await answers.send()
                 await trio.lowlevel.checkpoint()
         await self._run_dry()
-
-    def _answer_entries(self, event: EntryQuery, most: int) -> tuple[int, Event | None]:
-        """Answer this question and those like it that have come behind it, up to `most`, while
-        they are about entries in memory; how many, and the event that is left, if any."""
-        answer, next_event = self.answers.answer_entry, self.protocol.next_event
-        answered = 0
-        left: Event | None = event
-        while type(left) is EntryQuery and answer(left):
-            answered += 1
-            if answered >= most or self.answers.full:
-                left = None
-                break
-            left = next_event()
-        self.taken += answered
-        self._counts.commands[_ENTRY] += answered
-        return answered, left
 
     async def _obey(self, nursery: trio.Nursery, event: Event) -> bool:
         """Do what was asked; True when the connection is over with it."""

@@ -188,7 +188,7 @@ class Reader:
         return b"%b%c%b" % (prefix, packet_type, near[start + 1 : start + ENTRY_HEAD_SIZE + size])
 
     def packed_from(
-        self, pages: Container[int], number: int, *, prefix: bytes, packet_type: int
+        self, pages: Container[int], number: int, prefix: bytes, packet_type: int
     ) -> bytes | None:
         """As `packed`, where the entry is known to stand in one of `pages`, which are told by
         their file offsets; else None."""
