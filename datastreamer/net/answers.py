@@ -92,10 +92,9 @@ class Answers:
             answers.append(found)
             questions.append(left)
             size += len(found)
-            if size >= _ANSWERS_BYTES or len(answers) >= most:
-                left = None
-                break
             left = next_event()
+            if size >= _ANSWERS_BYTES or len(answers) >= most:
+                break
         self.size = size
         return len(answers) - before, left
 

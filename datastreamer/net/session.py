@@ -180,10 +180,10 @@ class Session:
     async def _read_commands(self, nursery: trio.Nursery) -> None:
         protocol, answers, live = self.protocol, self.answers, self._live
         asked = 0
+        event = protocol.next_event()
         while not self._draining:
-            event = protocol.next_event()
             if event is None:
-                if answers:
+                if answers.size:
                     await answers.send()
                     await trio.lowlevel.checkpoint()
                 if self._finishing and not self.sender.streaming:
@@ -195,6 +195,7 @@ class Session:
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)
+                event = protocol.next_event()
                 continue
             # The most frequent question has the shortest way.
             if type(event) is EntryQuery and self._pace is None and not live.changing:
@@ -203,12 +204,15 @@ class Session:
                 asked += answered
                 self.taken += answered
                 self._counts.commands[_ENTRY] += answered
-            if event is not None:
+                if event is None:
+                    continue
+            if asked < _QUESTIONS_A_TURN and not answers.full:
                 self.taken += 1
                 if self._pace is not None:
                     await self._keep_pace(self._pace)
                 if await self._obey(nursery, event):
                     return
+                event = protocol.next_event()
                 asked += 1
             if asked >= _QUESTIONS_A_TURN or answers.full:
                 asked = 0
