@@ -7,7 +7,6 @@ given, and ends with its parent. What the two say to each other stands in `contr
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -18,8 +17,11 @@ import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
+from datastreamer.metrics.block import WriterNumbers
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
+from datastreamer.net.log import log_to_stderr
+from datastreamer.net.scrape import serve_metrics_of
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
@@ -73,6 +75,8 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 
 async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
+    metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
+    numbers = WriterNumbers(order["numbers"], write=False) if order["numbers"] >= 0 else None
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
     with DataStream.open(
@@ -82,6 +86,8 @@ async def _serve(order: dict[str, Any]) -> None:
         server = Server(stream, limits=limits, waker=order["waker"], tls=tls)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
+            if metrics:
+                await nursery.start(serve_metrics_of, server, metrics, numbers)
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
@@ -94,10 +100,11 @@ def main() -> None:
     # Ctrl-C in the parent's terminal is the parent's; it ends this process in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.loads(sys.argv[1])
-    logging.basicConfig(
-        level=order["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for fd in (order["file"], order["waker"], order["control"], *order["listeners"]):
+    log_to_stderr(order["log_style"], order["log_level"])
+    handed = (order["file"], order["waker"], order["control"], order["numbers"])
+    for fd in (*handed, *order["listeners"], *order["metrics"]):
+        if fd < 0:
+            continue
         os.set_inheritable(fd, False)
     try:
         trio.run(_serve, order)

@@ -21,6 +21,7 @@ from datastreamer.errors import ServerFailed
 from datastreamer.format import U64_MAX
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
+from datastreamer.net.log import style_of_log
 from datastreamer.net.tls import ServerTLS
 from datastreamer.storage.stream import DataStream
 
@@ -50,8 +51,11 @@ class ServingProcess:
         listeners: list[socket.socket],
         limits: Limits,
         tls: ServerTLS | None,
+        metrics: list[socket.socket],
     ) -> None:
         self._stream = stream
+        self._metrics = metrics
+        self._numbers = stream.share_numbers() if metrics else None
         # As it is now: a child that is started later finds the index by it, too.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
@@ -93,10 +97,13 @@ class ServingProcess:
                 "waker": hand_down(self._waking),
                 "control": hand_down(theirs.fileno()),
                 "parent": self._hand_down_parent(hand_down),
+                "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
+                "numbers": -1 if self._numbers is None else hand_down(self._numbers.fd),
                 "name": self._name,
                 "index": self._stream.index_name,
                 "limits": self._limits.as_json(),
                 "tls": None if self._tls is None else self._tls.to_json(),
+                "log_style": style_of_log(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }
             process = subprocess.Popen(
@@ -171,6 +178,7 @@ class ServingProcess:
                 self._stream.path,
                 code,
                 lived,
+                extra={"exit_code": code},
             )
             while True:
                 if failures > _ATTEMPTS:
