@@ -78,7 +78,7 @@ async def serve_metrics(
     """
     listeners = list(listeners)
     shown = ", ".join(f"http://{address_of(name_of(each))}/metrics" for each in listeners)
-    _log.info("metrics on %s", shown)
+    _log.info("metrics on %s", shown, extra={"address": shown})
     ours = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in listeners]
     await trio.serve_listeners(_Endpoint(gather, unready).handle, ours, task_status=task_status)
 

@@ -340,14 +340,20 @@ async def test_refused_and_ended_by_reason(stream: DataStream) -> None:
     assert value(samples, "connections_ended_total", reason=ended) == 1
 
 
-async def test_alive_and_ready(stream: DataStream, caplog: pytest.LogCaptureFixture) -> None:
+async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> bool:
+        raise OSError(errno.EIO, "made up")
+
     async with over_loopback(stream) as rig, scraping(rig.server) as port:
         assert (await ask(port, "/healthz"))[0] == 200
         assert (await ask(port, "/readyz"))[::2] == (200, b"serving\n")
-        rig.server.live.trouble = "the header is damaged"
-        assert (await ask(port, "/readyz"))[::2] == (503, b"the header is damaged\n")
-        assert (await ask(port, "/healthz"))[0] == 200
-        rig.server.live.trouble = ""
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "refresh", unreadable)
+            while not rig.server.live.trouble:
+                await trio.lowlevel.checkpoint()
+            code, _, why = await ask(port, "/readyz")
+            assert (code, b"made up" in why) == (503, True)
+            assert (await ask(port, "/healthz"))[0] == 200
         await rig.server.finish(0)
         code, _, why = await ask(port, "/readyz")
         assert (code, b"end" in why) == (503, True)
