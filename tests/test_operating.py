@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datastreamer.metrics.exposition import LISTED, expose, histogram_of
+from datastreamer.metrics.exposition import LISTED, Tally, expose
 from datastreamer.metrics.names import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +21,13 @@ DASHBOARD = ROOT / "contrib" / "grafana" / "datastreamer.json"
 PROMETHEUS = ROOT / "contrib" / "prometheus"
 
 NAME = re.compile(r"\b(?:datastreamer|process)_\w+")
+
+
+def histogram_of(name: str, values: Iterable[float]) -> Any:
+    tally = Tally(name)
+    for value in values:
+        tally.add(value)
+    return tally.histogram()
 
 
 def series() -> set[str]:

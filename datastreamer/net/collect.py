@@ -22,8 +22,8 @@ from datastreamer.metrics.exposition import (
     Sampled,
     Samples,
     Snapshot,
+    Tally,
     furthest_behind,
-    histogram_of,
 )
 from datastreamer.metrics.process import process_samples
 from datastreamer.net.sender import State
@@ -47,10 +47,24 @@ async def collect(
     by what happened meanwhile.
     """
     head = server.stream.reader.head
-    clients, states = await _clients(server, head)
-    entries = [c["lag_entries"] for c in clients if c["lag_entries"] is not None]
-    sizes = [c["lag_bytes"] for c in clients if c["lag_bytes"] is not None]
-    await trio.lowlevel.checkpoint()
+    entries = Tally("datastreamer_clients_lag_entries")
+    sizes = Tally("datastreamer_clients_lag_bytes")
+    states: Counter[str] = Counter()
+    clients: list[Client] = []
+    now = trio.current_time()
+    for at, session in enumerate(list(server.sessions), 1):
+        client = _client(session, head, now)
+        clients.append(client)
+        states[client["state"]] += 1
+        if client["lag_entries"] is not None:
+            entries.add(client["lag_entries"])
+        if client["lag_bytes"] is not None:
+            sizes.add(client["lag_bytes"])
+        if at % _SESSIONS_A_TURN == 0:
+            if len(clients) > _SESSIONS_A_TURN + 2 * limit:
+                clients = furthest_behind(clients, limit)
+            await trio.lowlevel.checkpoint()
+    clients = furthest_behind(clients, limit)
     counts = server.counts
     samples: Samples = {
         **_build(),
@@ -68,32 +82,11 @@ async def collect(
         "datastreamer_sent_bytes_total": [([], counts.bytes_sent)],
         "datastreamer_sent_entries_total": [([], counts.entries_sent)],
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
+        "datastreamer_clients_lag_entries": [([], entries.histogram())],
+        "datastreamer_clients_lag_bytes": [([], sizes.histogram())],
         **process_samples(),
     }
-    for name, values in (
-        ("datastreamer_clients_lag_entries", entries),
-        ("datastreamer_clients_lag_bytes", sizes),
-    ):
-        samples[name] = [([], histogram_of(name, values))]
-        await trio.lowlevel.checkpoint()
-    return {
-        "time": time.time(),
-        "samples": samples,
-        "clients": furthest_behind(clients, limit),
-    }
-
-
-async def _clients(server: Server, head: Head) -> tuple[list[Client], Counter[str]]:
-    now = trio.current_time()
-    clients: list[Client] = []
-    states: Counter[str] = Counter()
-    for at, session in enumerate(list(server.sessions)):
-        if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
-            await trio.lowlevel.checkpoint()
-        client = _client(session, head, now)
-        states[client["state"]] += 1
-        clients.append(client)
-    return clients, states
+    return {"time": time.time(), "samples": samples, "clients": clients}
 
 
 def _client(session: Session, head: Head, now: float) -> Client:

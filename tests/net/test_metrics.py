@@ -7,7 +7,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.metrics import block, exposition
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import expose, histogram_of, merge
+from datastreamer.metrics.exposition import Tally, expose, merge
 from datastreamer.metrics.names import METRICS
 from datastreamer.net import listen
 from datastreamer.net.collect import collect
@@ -83,6 +83,13 @@ async def answering(serving: Callable[..., Any]) -> AsyncIterator[int]:
 
 def scraping(server: Server) -> Any:
     return answering(partial(serve_metrics_of, server, numbers=server.stream.share_numbers()))
+
+
+def histogram_of(name: str, values: Iterable[float]) -> Any:
+    tally = Tally(name)
+    for value in values:
+        tally.add(value)
+    return tally.histogram()
 
 
 # The writer's numbers.
