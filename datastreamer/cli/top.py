@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
+from datastreamer.cli.ending import Ending, asked_to_end
 from datastreamer.cli.options import (
     Format,
     JsonOption,
@@ -18,7 +18,7 @@ from datastreamer.cli.options import (
     chosen_format,
     number_option,
 )
-from datastreamer.cli.outcome import asked_to_end, write_out
+from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.watching import (
     LimitOption,
@@ -76,7 +76,7 @@ def top(
 
 
 def _looks(
-    server: str, interval: float, count: int, limit: int, ending: threading.Event
+    server: str, interval: float, count: int, limit: int, ending: Ending
 ) -> Iterator[Overview]:
     before: Overview | None = None
     looked = 0
