@@ -478,11 +478,13 @@ class DataStream(StreamView):
                 if self._keeper is not None:
                     self._keeper.close()
             finally:
-                self._file.close()
-                if file is not None and self._numbers is not None:
-                    file.end.count_in(None)
-                    self._numbers.close()
-                    self._numbers = None
+                try:
+                    self._file.close()
+                finally:
+                    if file is not None and self._numbers is not None:
+                        file.end.count_in(None)
+                        self._numbers.close()
+                        self._numbers = None
 
     def __enter__(self) -> DataStream:
         return self

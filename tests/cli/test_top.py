@@ -177,6 +177,17 @@ def test_wrong_usage(invoke: Invoke, words: tuple[str, ...]) -> None:
     assert done.err.startswith("error: ")
 
 
+def test_a_metrics_port_in_use(invoke: Invoke, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        words = ("serve", tmp_path / "new.bin", "--create", "--port", 0, "--metrics-port", port)
+        done = invoke(*words)
+    assert done.code == 1
+    assert done.err.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "new.bin").exists()
+
+
 def test_serve_says_where_its_metrics_are(copy: Path) -> None:
     with running(
         *("--log-format", "json", "serve", copy, "--host", "127.0.0.1", "--port", 0),
