@@ -32,10 +32,10 @@ Samples = dict[str, Sampled]
 
 
 class Client(TypedDict):
-    """One client that is connected. `entry` is the next it is sent, `offset` where in the file;
+    """One client that is connected. `id` is no other's, in whichever process; `entry` is the next it is sent, `offset` where in the file;
     the lags are None where it does not stream, that in bytes also until its place is found."""
 
-    id: int
+    id: str
     client: str
     state: str
     seconds: float

@@ -7,6 +7,7 @@ of several processes come together stands in `datastreamer.metrics`.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import time
 from collections import Counter
@@ -91,7 +92,7 @@ async def collect(
 
 def _client(session: Session, head: Head, now: float) -> Client:
     client: Client = {
-        "id": session.id,
+        "id": f"{os.getpid()}.{session.id}",
         "client": session.transport.peer,
         "state": session.state.value,
         "seconds": round(now - session.watch.came_at, 3),
