@@ -32,8 +32,9 @@ Samples = dict[str, Sampled]
 
 
 class Client(TypedDict):
-    """One client that is connected. `id` is no other's, in whichever process; `entry` is the next it is sent, `offset` where in the file;
-    the lags are None where it does not stream, that in bytes also until its place is found."""
+    """One client that is connected. `id` is no other's, in whichever process. `entry` is the
+    next it is sent, `offset` where in the file; the lags are None where it does not stream, that
+    in bytes also until its place is found."""
 
     id: str
     client: str
