@@ -48,6 +48,7 @@ ONLY_FOR = {
     "coincurve": {"zkevm"},
     "sha3": {"zkevm"},
     "google": {"zkevm"},
+    "prometheus_client": {"metrics"},
     "pyarrow": {"arrow", "spark"},
     "pyspark": {"spark"},
 }

@@ -6,15 +6,11 @@ import contextlib
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
-from typing import Literal
 
 from datastreamer.errors import DamagedFile
+from datastreamer.net.log import StderrLog, Style
 
-Style = Literal["text", "json"]
-
-_NAMES = {"warning": "warn", "critical": "error"}
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -23,38 +19,7 @@ _LEVELS = {
 }
 
 
-class _Stderr(logging.Handler):
-    """Writes to whatever stderr is at the moment."""
-
-    style: Style = "text"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        # A log that nobody reads any more is no reason to stop.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = _NAMES.get(record.levelname.lower(), record.levelname.lower())
-        message = record.getMessage()
-        if record.exc_info:
-            message += "\n" + logging.Formatter().formatException(record.exc_info)
-        moment = time.localtime(record.created)
-        milliseconds = int(record.created * 1000) % 1000
-        if self.style == "json":
-            zone = time.strftime("%z", moment)
-            line = {
-                "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{milliseconds:03}{zone}",
-                "level": level,
-                "logger": record.name,
-                "message": message,
-            }
-            return json.dumps(line)
-        shown = time.strftime("%Y-%m-%d %H:%M:%S", moment)
-        return f"{shown}.{milliseconds:03} {level:5} {message}"
-
-
-_handler = _Stderr()
+_handler = StderrLog()
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ def _ends_well(arguments: Sequence[str]) -> bool:
         if word in ("--log-level", "--log-format"):
             next(words, None)
         elif not word.startswith("-"):
-            return word in ("serve", "demo") or (word == "cat" and "--follow" in arguments)
+            return word in ("serve", "demo", "top") or (word == "cat" and "--follow" in arguments)
     return False
 
 

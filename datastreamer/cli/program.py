@@ -7,6 +7,7 @@ import typer
 from datastreamer.cli.append import append
 from datastreamer.cli.bookmark import bookmark
 from datastreamer.cli.cat import cat
+from datastreamer.cli.clients import clients
 from datastreamer.cli.demo import demo
 from datastreamer.cli.entry import entry
 from datastreamer.cli.import_leveldb import import_leveldb
@@ -16,6 +17,7 @@ from datastreamer.cli.reindex import reindex
 from datastreamer.cli.repair import repair
 from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
+from datastreamer.cli.top import top
 from datastreamer.cli.truncate import truncate
 from datastreamer.cli.verify import verify
 from datastreamer.cli.zkevm import zkevm
@@ -41,7 +43,7 @@ def datastreamer(
 for verb in (
     *(serve, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    demo,
+    *(top, clients, demo),
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")

@@ -157,6 +157,23 @@ GraceOption = Annotated[
         "--grace", "S", "At the end, clients have so long to take what is committed.", most=U32_MAX
     ),
 ]
+MetricsPortOption = Annotated[
+    int | None,
+    number_option(
+        "--metrics-port",
+        "PORT",
+        "Answer with metrics on this port, for Prometheus and `top`; 0 takes a free one.",
+        most=65535,
+    ),
+]
+MetricsHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics-host",
+        metavar="HOST",
+        help="On this address; repeatable [127.0.0.1].",
+    ),
+]
 SyncOption = Annotated[
     Sync,
     typer.Option(
@@ -189,6 +206,8 @@ def serve(
     inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
     write_timeout: WriteTimeoutOption = 0,
     grace: GraceOption = int(GRACE_SECONDS),
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
     sync: SyncOption = Sync.commit,
     index: IndexOption = Index.lmdb,
     log_level: LogLevelOption = None,
@@ -231,6 +250,11 @@ def serve(
             ", written by others" if follow else "" if stream.writable else ", read-only",
             "" if tls is None else ", with TLS",
             ", ".join(map(address_of, addresses)),
+            extra={
+                "file": file,
+                "entries": stream.total_entries,
+                "addresses": [address_of(address) for address in addresses],
+            },
         )
 
     # No signal is raised here as an exception: before this it ends the process, see `early`.
@@ -241,10 +265,20 @@ def serve(
         unix=unix,
         tls=tls,
         limits=limits,
+        metrics=metrics_at(metrics_host, metrics_port),
         workers=workers,
         listening=listening,
     )
-    _log.info("ended by %s", name)
+    _log.info("ended by %s", name, extra={"signal": name})
+
+
+def metrics_at(host: list[str] | None, port: int | None) -> tuple[list[str] | None, int] | None:
+    """Where metrics are to be found, by the options; None where nobody asked for them."""
+    if port is None:
+        if host:
+            raise typer.BadParameter("--metrics-host goes with a --metrics-port")
+        return None
+    return host or None, port
 
 
 def _tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:

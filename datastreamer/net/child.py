@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import signal
 import socket
@@ -21,8 +20,13 @@ import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
+from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics.exposition import prepare
 from datastreamer.net import control
+from datastreamer.net.collect import collect
 from datastreamer.net.limits import Limits
+from datastreamer.net.log import log_to_stderr
+from datastreamer.net.scrape import serve_metrics_of
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
@@ -60,6 +64,9 @@ async def _obey(
                 done = tls is not None and reload_and_log(tls)
             elif what == control.STATS:
                 told, done = json.dumps(_stats(server)).encode(), True
+            elif what == control.METRICS:
+                (limit,) = control.NUMBER.unpack(words)
+                told, done = json.dumps(await collect(server, limit=limit)).encode(), True
             else:
                 start, stop = control.RANGE.unpack(words)
                 if what == control.CHANGE or words in begun:
@@ -91,6 +98,10 @@ async def _end_with(parent: int, scope: trio.CancelScope) -> None:
 
 async def _serve(order: dict[str, Any]) -> None:
     listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
+    metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
+    numbers = None if order["numbers"] is None else WriterNumbers(order["numbers"], write=False)
+    if order["gathered"]:
+        prepare()
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
     with contextlib.ExitStack() as stack:
@@ -105,6 +116,8 @@ async def _serve(order: dict[str, Any]) -> None:
         server = Server(stream, limits=limits, waker=order["waker"], tls=tls, turns=turns)
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
+            if metrics:
+                await nursery.start(serve_metrics_of, server, metrics, numbers)
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
@@ -117,13 +130,10 @@ def main() -> None:
     # Ctrl-C in the parent's terminal is the parent's; it ends this process in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.loads(sys.argv[1])
-    logging.basicConfig(
-        level=order["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(order["log_style"], order["log_level"])
     given = [order["file"], order["waker"], order["control"], *order["listeners"]]
-    if order["turns"] is not None:
-        given.append(order["turns"])
-    for fd in given:
+    given += [fd for fd in (order["turns"], order["numbers"]) if fd is not None]
+    for fd in (*given, *order["metrics"]):
         os.set_inheritable(fd, False)
     try:
         trio.run(_serve, order)

@@ -35,6 +35,9 @@ RELOAD: Final = b"t"
 STATS: Final = b"s"
 """Tell what was done so far: answered with a JSON object."""
 
+METRICS: Final = b"m"
+"""Tell all there is to tell, with so many (u32) clients: answered with a `Snapshot` as JSON."""
+
 NUMBER: Final = struct.Struct(">I")
 ANSWER: Final = struct.Struct(">cII")
 """``y`` or ``n``, the question's number, the length of what follows."""
@@ -47,5 +50,6 @@ SIZES: Final = {
     CHANGED: RANGE.size,
     RELOAD: 0,
     STATS: 0,
+    METRICS: NUMBER.size,
 }
 """The bytes that follow the letter and the number."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.net.limits import Limits
-from datastreamer.net.listen import Hosts, name_of, open_listeners
+from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.workers import Workers
 from datastreamer.storage.durable import SyncPolicy
@@ -45,6 +45,9 @@ class StreamServer:
     `in_process` serves from a thread of this process: for tests, and for writers that
     are mostly idle.
 
+    `metrics_port` is where Prometheus finds metrics (0: a free port, see `metrics_port`), on
+    `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``.
+
     Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises, all before it
     returns. A serving process that dies takes its own clients along and is started again;
     should all die again and again, the next commit raises `ServerFailed` (nothing of it is
@@ -68,14 +71,20 @@ class StreamServer:
         limits: Limits | None = None,
         workers: int = 1,
         in_process: bool = False,
+        metrics_port: int | None = None,
+        metrics_host: Hosts = None,
     ) -> None:
         self._closed = False
         if in_process and workers != 1:
             raise UsageError("workers are processes; in_process serves from one thread")
         listeners = open_listeners(host, port, unix)
         self._addresses = [name_of(listener) for listener in listeners]
+        metrics: list[socket.socket] = []
         self._tls = tls
         try:
+            if metrics_port is not None:
+                metrics = metrics_listeners(metrics_host, metrics_port)
+            self._metrics_port = name_of(metrics[0])[1] if metrics else None
             if create:
                 self.stream = DataStream.open_or_create(
                     path,
@@ -90,19 +99,19 @@ class StreamServer:
             try:
                 limits = limits or Limits()
                 self._serving: _Thread | Workers = (
-                    _Thread(self.stream, listeners, limits, tls)
+                    _Thread(self.stream, listeners, limits, tls, metrics)
                     if in_process
-                    else Workers(self.stream, listeners, limits, tls, workers)
+                    else Workers(self.stream, listeners, limits, tls, workers, metrics)
                 )
             except BaseException:
                 self.stream.close()
                 raise
         except BaseException:
-            for listener in listeners:
+            for listener in (*listeners, *metrics):
                 listener.close()
             raise
         self.stream.commit_guard = self._serving.check
-        self._listeners = listeners
+        self._listeners = [*listeners, *metrics]
         _open_servers.add(self)
 
     @property
@@ -114,6 +123,11 @@ class StreamServer:
     def port(self) -> int:
         """The TCP port it listens on; 0 where it listens on a Unix socket alone."""
         return max(port for _, port in self._addresses)
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where it answers with metrics; None where it does not."""
+        return self._metrics_port
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every streaming client has been sent all that is committed.
@@ -173,6 +187,7 @@ class _Thread:
         listeners: list[socket.socket],
         limits: Limits,
         tls: ServerTLS | None,
+        metrics: list[socket.socket],
     ) -> None:
         import trio
 
@@ -185,22 +200,29 @@ class _Thread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._ready = threading.Event()
         # The listeners stay this object's: the loop gets copies and closes those.
-        self._copies = [listener.dup() for listener in listeners]
+        served = [listener.dup() for listener in listeners]
+        asked = [listener.dup() for listener in metrics]
+        self._copies = [*served, *asked]
         self._thread = threading.Thread(
-            target=self._run, args=(self._copies,), name=f"server of {stream.path}", daemon=True
+            target=self._run, args=(served, asked), name=f"server of {stream.path}", daemon=True
         )
         self._thread.start()
         self._ready.wait()
         self.check()
 
-    def _run(self, listeners: list[socket.socket]) -> None:
+    def _run(self, listeners: list[socket.socket], metrics: list[socket.socket]) -> None:
         import trio
+
+        from datastreamer.net.scrape import serve_metrics_of
 
         async def main() -> None:
             self._token = trio.lowlevel.current_trio_token()
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._server.run, listeners)
+                    if metrics:
+                        numbers = self._server.stream.share_numbers()
+                        await nursery.start(serve_metrics_of, self._server, metrics, numbers)
                     self._ready.set()
 
         try:

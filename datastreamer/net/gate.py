@@ -32,7 +32,7 @@ class Gate:
         self._log_after = -_LOG_SECONDS
         # Since the last line: who was refused last, why, and how many others were.
         self._untold = 0
-        self._last = ""
+        self._last = self._last_kind = ""
 
     def admit(self, host: str, shown: str, now: float) -> bool:
         """Whether a connection from `host` may come in; it is counted then, until `leave`.
@@ -65,7 +65,7 @@ class Gate:
     def _refuse(self, kind: str, words: str, now: float) -> None:
         self._counts.refused[kind] += 1
         self._untold += 1
-        self._last = f"{words}, which is the limit"
+        self._last, self._last_kind = f"{words}, which is the limit", kind
         if now >= self._log_after:
             self.tell(now)
 
@@ -74,7 +74,8 @@ class Gate:
         if not self._untold or now < self._log_after:
             return
         others = f" ({self._untold} refused since the last such line)" * (self._untold > 1)
-        _log.warning("%s%s", self._last, others)
+        told = {"reason": self._last_kind, "refused": self._untold}
+        _log.warning("%s%s", self._last, others, extra=told)
         self._log_after = now + _LOG_SECONDS
         self._untold = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import os
 import socket
 import stat
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from datastreamer.errors import ListenFailed
+from datastreamer.errors import ExtraMissing, ListenFailed
 
 BACKLOG = 1024
 # How much may wait in the kernel unsent for one connection: enough to keep the wire
@@ -33,6 +34,9 @@ _TURN_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("iII")
 
 Hosts = str | Iterable[str] | None
+# Metrics name the clients' addresses: they are shown to others where that is asked for.
+_METRICS_HOST = "127.0.0.1"
+
 # Family, kind, protocol, and the address as the system takes it.
 _Place = tuple[int, int, int, tuple[object, ...]]
 
@@ -58,6 +62,16 @@ def open_listeners(
         _close(listeners)
         raise
     return listeners
+
+
+def metrics_listeners(host: Hosts, port: int) -> list[socket.socket]:
+    """Sockets for who asks for metrics; `host` None: this machine alone.
+
+    Raises `ListenFailed`, and `ExtraMissing` without prometheus-client.
+    """
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ExtraMissing("metrics need prometheus-client, which is not installed", "metrics")
+    return open_listeners(host or _METRICS_HOST, port)
 
 
 def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:

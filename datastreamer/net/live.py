@@ -47,6 +47,8 @@ class Live:
         self.counts = counts
         self.cold = ColdReads(stream.fileno())
         self.parked: set[Sender] = set()
+        self.trouble = ""
+        """Why nothing new can be seen, where that is so."""
         self._live: dict[Sender, int] = {}
         self._epoch = stream.epoch
         # How many changes of what was committed are under way in this process.
@@ -56,7 +58,6 @@ class Live:
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
         """Make a pass whenever `wakeup` can be read, for ever. `start_over` is called, and
         calls `begin_anew`, when another process has changed what was committed."""
-        trouble = ""
         while True:
             await self._settle()
             self.cold.look_again(trio.current_time())
@@ -64,12 +65,12 @@ class Live:
                 self.stream.refresh()
             except (StreamFileError, OSError) as error:
                 # The file may be repaired.
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.error("nothing new can be seen: %s", trouble)
+                if str(error) != self.trouble:
+                    self.trouble = str(error)
+                    _log.error("nothing new can be seen: %s", self.trouble)
                 await trio.sleep(_DAMAGE_PAUSE)
                 continue
-            trouble = ""
+            self.trouble = ""
             if self.stream.epoch != self._epoch:
                 start_over()
             if self._settling and not self.changing:

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from datastreamer.errors import ServerFailed
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
+from datastreamer.net.log import style_of_log
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.turns import Turns
 from datastreamer.storage.stream import DataStream
@@ -41,7 +42,8 @@ class ServingProcess:
 
     It is started when this is made and serves when `wait_until_ready` has returned.
     `shared` is the memory that it shares with the others behind the same listeners
-    (`turns.py`), `at` its number among them.
+    (`turns.py`), `at` its number among them. It answers with metrics on the listeners
+    `metrics`; where it is to be asked for them instead they are `gathered`.
     """
 
     def __init__(
@@ -53,8 +55,13 @@ class ServingProcess:
         *,
         shared: int | None = None,
         at: int = 0,
+        metrics: Sequence[socket.socket] = (),
+        gathered: bool = False,
     ) -> None:
         self._stream = stream
+        self._metrics = metrics
+        self._gathered = gathered
+        self._numbers = stream.share_numbers() if metrics else None
         # As it is now: a child that is started later finds the index by it, too.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
@@ -110,10 +117,14 @@ class ServingProcess:
                 "parent": self._hand_down_parent(hand_down),
                 "turns": None if self._shared is None else hand_down(self._shared),
                 "at": self._at,
+                "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
+                "gathered": self._gathered,
+                "numbers": None if self._numbers is None else hand_down(self._numbers.fd),
                 "name": self._name,
                 "index": self._stream.index_name,
                 "limits": self._limits.as_json(),
                 "tls": None if self._tls is None else self._tls.to_json(),
+                "log_style": style_of_log(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }
             process = subprocess.Popen(
@@ -198,6 +209,7 @@ class ServingProcess:
                 self._stream.path,
                 code,
                 lived,
+                extra={"exit_code": code},
             )
             while True:
                 if failures > _ATTEMPTS:

@@ -16,7 +16,8 @@ import trio
 from datastreamer.errors import ServerFailed
 from datastreamer.net import systemd
 from datastreamer.net.limits import Limits
-from datastreamer.net.listen import Hosts, name_of, open_listeners
+from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.net.scrape import serve_metrics_of
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
 from datastreamer.net.tls import ServerTLS
@@ -38,6 +39,7 @@ def serve_until_signal(
     unix: str | None = None,
     tls: ServerTLS | None = None,
     limits: Limits,
+    metrics: tuple[Hosts, int] | None = None,
     workers: int = 1,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
@@ -45,7 +47,8 @@ def serve_until_signal(
 
     The signal lets nobody in any more and gives clients the limits' grace to take what is
     committed; a second one ends that at once; more are ignored, while the stream is closed.
-    SIGHUP has the files of `tls` read again.
+    SIGHUP has the files of `tls` read again. `metrics` is host and port for those who ask for
+    metrics (`scrape.py`).
 
     The addresses are bound before the stream is opened, so that a port in use leaves no
     trace on disk; where systemd hands listeners down, these are used. systemd is told when
@@ -68,6 +71,8 @@ def serve_until_signal(
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             addresses = await nursery.start(server.run, listeners)
+            if asked:
+                await nursery.start(serve_metrics_of, server, asked, stream.share_numbers())
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
                 nursery.start_soon(_show_life, seconds)
@@ -102,7 +107,13 @@ def serve_until_signal(
             nursery.cancel_scope.cancel()
 
     limits.share(0, workers)  # whether they go together
-    listeners = systemd.take_listeners() or open_listeners(host, port, unix)
+    asked = [] if metrics is None else metrics_listeners(*metrics)
+    try:
+        listeners = systemd.take_listeners() or open_listeners(host, port, unix)
+    except BaseException:
+        for listener in asked:
+            listener.close()
+        raise
     # No signal is raised as an exception where it happens to arrive: that may be anywhere
     # in the event loop.
     before = [(number, signal.signal(number, ending.note)) for number in _ENDING]
@@ -111,7 +122,7 @@ def serve_until_signal(
             if workers == 1:
                 trio.run(main, stream)
             else:
-                many = Workers(stream, listeners, limits, tls, workers)
+                many = Workers(stream, listeners, limits, tls, workers, asked)
                 try:
                     trio.run(look_after, many, stream)
                     if not ending.caught:
@@ -121,7 +132,7 @@ def serve_until_signal(
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-        for listener in listeners:
+        for listener in (*listeners, *asked):
             listener.close()
     return signal.Signals(ending.caught[0]).name
 

@@ -157,7 +157,7 @@ class TLSTransport:
         except trio.BrokenResourceError as error:
             refused = client_fault(error.__cause__ or error)
         if refused:
-            _log.info("%s: refused: %s", self.peer, refused)
+            _log.info("%s: refused: %s", self.peer, refused, extra={"peer": self.peer})
         return not refused
 
     async def _shake_hands(self) -> str:

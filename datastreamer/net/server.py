@@ -103,6 +103,13 @@ class Server:
                     nursery.start_soon(self._accept_all, listeners, nursery)
                     task_status.started([name_of(listener) for listener in listeners])
 
+    @property
+    def unready(self) -> str:
+        """Why new clients had better go elsewhere; empty where they are served."""
+        if self._finishing:
+            return "the server is about to end"
+        return self.live.trouble
+
     def _fit_into_descriptors(self) -> None:
         wanted = self.limits.max_clients
         room, descriptors = room_for_clients(wanted)
@@ -230,7 +237,8 @@ class Server:
             behind = sum(session.sender.owes(entries) for session in self.sessions)
             await self._leave_within(grace * (1 - _UNHURRIED), 0)
             if behind:
-                _log.warning("%d clients did not take all within %g s", behind, grace)
+                words = "%d clients did not take all within %g s"
+                _log.warning(words, behind, grace, extra={"clients": behind})
         self._scope.cancel()
         return not late
 

@@ -7,6 +7,7 @@ nothing about the protocol (`protocol.server` does), reads nothing from the stre
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 from typing import Final
@@ -33,6 +34,7 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 
 _log = logging.getLogger(__name__)
+_ids = itertools.count(1)
 
 _DRAIN_SECONDS = 1.0
 # A client that asks without a pause lets the others have theirs after so many questions.
@@ -73,6 +75,8 @@ class Session:
         connection: socket.socket | None = None,
         request_rate: float | None = None,
     ) -> None:
+        self.id = next(_ids)
+        """Unlike that of any other in this process."""
         self.transport = transport
         self.socket = connection
         self.sender = Sender(live, transport)
@@ -131,7 +135,8 @@ class Session:
         """End the connection, now. With `reset`, what is under way to the client is dropped."""
         if not self.reason:
             self.reason = reason
-            _log.info("%s: connection ended: %s", self.transport.peer, words)
+            told = self._told(reason)
+            _log.info("%s: connection ended: %s", self.transport.peer, words, extra=told)
         self._live.leave(self.sender)
         if reset:
             self.transport.reset()
@@ -146,6 +151,11 @@ class Session:
             assert self._nursery is not None
             self._nursery.start_soon(self._say_goodbye)
 
+    def _told(self, reason: str) -> dict[str, object]:
+        """The end, in fields for the log."""
+        at = self.sender.cursor.number if self.sender.streaming else None
+        return {"peer": self.transport.peer, "reason": reason, "entry": at}
+
     def _failed(self, error: Exception) -> None:
         if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
             self.reason = self.reason or GONE
@@ -155,11 +165,15 @@ class Session:
         known = isinstance(error, DatastreamerError)
         self._counts.errors[type(error).__name__ if known else "fault"] += 1
         self.reason = self.reason or FAILED
+        told = {**self._told(FAILED), "error": type(error).__name__}
         if known:
-            _log.error("%s: connection ended: %s", self.transport.peer, error)
+            _log.error("%s: connection ended: %s", self.transport.peer, error, extra=told)
         else:
             _log.error(
-                "%s: connection ended by a fault of the server", self.transport.peer, exc_info=error
+                "%s: connection ended by a fault of the server",
+                self.transport.peer,
+                exc_info=error,
+                extra=told,
             )
         self.end(FAILED, "")
 

@@ -16,16 +16,20 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
+from datastreamer.metrics.exposition import Snapshot, merge
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
 from datastreamer.net.process import ServingProcess
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.turns import shared_block
 from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from datastreamer.net.gathered import GatheredMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,9 @@ _LONGEST = 1_000_000.0
 class Workers:
     """`count` processes that serve `stream`; all of them do when this is made.
 
+    Metrics are answered with on the listeners `metrics`, by a single process itself, for several
+    of them by this one.
+
     Raises `ServerFailed` where one does not start, and `UsageError`; then nothing is left.
     """
 
@@ -51,6 +58,7 @@ class Workers:
         limits: Limits,
         tls: ServerTLS | None,
         count: int = 1,
+        metrics: Sequence[socket.socket] = (),
     ) -> None:
         if count < 1:
             raise UsageError(f"workers are a whole number from 1, not {count!r}")
@@ -60,11 +68,21 @@ class Workers:
         self._closed = threading.Lock()
         self._shared = shared_block(count) if count > 1 else None
         self.processes: list[ServingProcess] = []
+        self._metrics: GatheredMetrics | None = None
+        several = bool(metrics) and count > 1
+        self._numbers = stream.share_numbers() if several else None
+        own = () if several else metrics
         try:
             # All are started before the first is waited for.
             for at, share in enumerate(shares):
                 self.processes.append(
-                    ServingProcess(stream, listeners, share, tls, shared=self._shared, at=at)
+                    ServingProcess(
+                        *(stream, listeners, share, tls),
+                        shared=self._shared,
+                        at=at,
+                        metrics=own,
+                        gathered=several,
+                    )
                 )
             for process in self.processes:
                 process.wait_until_ready()
@@ -74,6 +92,10 @@ class Workers:
             self._release()
             raise
         self._end_telling = stream.on_change(self._changing)
+        if several:
+            from datastreamer.net.gathered import GatheredMetrics
+
+            self._metrics = GatheredMetrics(metrics, self.snapshot, self._unready)
 
     @property
     def pids(self) -> list[int]:
@@ -112,6 +134,18 @@ class Workers:
         """
         answers = self._ask(control.STATS, b"", _STATS_SECONDS)
         return [json.loads(told) for told in answers if told is not None]
+
+    def snapshot(self, limit: int) -> Snapshot:
+        """What they tell together, with the `limit` clients furthest behind; one that does not
+        answer is left out. What they have counted begins again with a process."""
+        answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _STATS_SECONDS)
+        parts: list[Snapshot] = [json.loads(told) for told in answers if told is not None]
+        written = {} if self._numbers is None else self._numbers.samples()
+        own: Snapshot = {"time": time.time(), "samples": written, "clients": []}
+        return merge([*parts, own], limit)
+
+    def _unready(self) -> str:
+        return "" if self.serving else "no serving process is left"
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))
@@ -163,6 +197,8 @@ class Workers:
         if not self._closed.acquire(blocking=False):
             return
         self._end_telling()
+        if self._metrics is not None:
+            self._metrics.close()
         until = time.monotonic() + self._grace + 1
         self._ask_in(control.QUIT, self._grace, last=True)
         for process in self.processes:
@@ -177,6 +213,8 @@ class Workers:
 
     def abandon(self) -> None:
         """In the child of a fork: give up what is the parent's."""
+        if self._metrics is not None:
+            self._metrics.abandon()
         for process in self.processes:
             process.abandon()
         self._release()

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from mmap import mmap
 from typing import TypeAlias
 
 from xxhash import xxh3_64
@@ -55,6 +56,8 @@ class StreamEnd:
     commits: int
     durable: int
     sequence: int
+    def count_in(self, memory: mmap | bytearray | None) -> None: ...
+    def synced_in(self, ns: int) -> None: ...
     @property
     def ready(self) -> bool: ...
     def commit_on(self, packer: EntryPacker, writer: StreamWriter, wait: bool) -> Head | None: ...

@@ -22,6 +22,9 @@ from datastreamer._packer cimport Packed, segment_end
 
 import os
 
+from datastreamer.metrics import block
+from datastreamer.metrics.names import TIME_BOUNDS_NS
+
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 cdef new_hash = xxh3_64
@@ -39,6 +42,23 @@ cdef extern from *:
     #endif
     """
     int to_disk(int fd) noexcept nogil
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <time.h>
+    static inline uint64_t now_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    /* One writes, under its locks; others read at any time: whole numbers, no order. */
+    static inline void add_to(uint64_t *slot, uint64_t more) {
+        __atomic_store_n(slot, *slot + more, __ATOMIC_RELAXED);
+    }
+    """
+    uint64_t now_ns() noexcept nogil
+    void add_to(uint64_t* slot, uint64_t more) noexcept nogil
 
 cdef extern from "Python.h":
     bint PyMethod_Check(object) noexcept
@@ -58,6 +78,37 @@ STEP_MARK = 3
 
 cdef enum:
     FEW = 8  # pieces or wakers that need no memory of their own
+
+cdef enum:
+    MOST_BOUNDS = 32
+    MOST_SLOTS = 128
+
+# `metrics/block.py` says where what is counted.
+cdef uint64_t[MOST_BOUNDS] BOUNDS
+cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
+cdef Py_ssize_t SLOTS = block.SLOTS
+cdef Py_ssize_t ENTRIES = block.ENTRIES
+cdef Py_ssize_t BYTES = block.BYTES
+cdef Py_ssize_t FAILURES = block.FAILURES
+cdef Py_ssize_t COMMIT_NS = block.COMMIT_NS
+cdef Py_ssize_t COMMIT_BUCKETS = block.COMMIT_BUCKETS
+cdef Py_ssize_t SYNC_NS = block.SYNC_NS
+cdef Py_ssize_t SYNC_BUCKETS = block.SYNC_BUCKETS
+if BOUND_COUNT > MOST_BOUNDS or SLOTS > MOST_SLOTS:
+    raise ImportError("the writer's numbers outgrew their place")
+for _at, _bound in enumerate(TIME_BOUNDS_NS):
+    BOUNDS[_at] = _bound
+
+
+cdef void observe(uint64_t* numbers, Py_ssize_t total, Py_ssize_t first,
+                  uint64_t took) noexcept nogil:
+    """Count a time, in ns, in a histogram."""
+    cdef Py_ssize_t i = 0
+    while i < BOUND_COUNT and took > BOUNDS[i]:
+        i += 1
+    add_to(numbers + first + i, 1)
+    add_to(numbers + total, took)
+
 
 cdef struct Piece:
     int64_t offset      # in the file
@@ -79,6 +130,7 @@ cdef struct Plan:
     Span before
     Span after
     bint sync
+    uint64_t sync_ns    # how long it took; set where it succeeded
     int* wakers
     Py_ssize_t waker_count
 
@@ -113,11 +165,12 @@ cdef int sync_data(int fd) noexcept nogil:
     return 0
 
 
-cdef int carry_out(int fd, const Plan* plan, int* step) noexcept nogil:
+cdef int carry_out(int fd, Plan* plan, int* step) noexcept nogil:
     """0, or the errno of the step that failed."""
     cdef Py_ssize_t i
     cdef int failed
     cdef uint64_t one = 1
+    cdef uint64_t began
     step[0] = 0
     for i in range(plan.count):
         failed = write_all(fd, plan.arena + plan.pieces[i].start, plan.pieces[i].length,
@@ -131,9 +184,11 @@ cdef int carry_out(int fd, const Plan* plan, int* step) noexcept nogil:
         return failed
     if plan.sync:
         step[0] = 2
+        began = now_ns()
         failed = sync_data(fd)
         if failed:
             return failed
+        plan.sync_ns = now_ns() - began
     step[0] = 3
     failed = write_all(fd, plan.page + plan.after.start, plan.after.end - plan.after.start,
                        plan.after.start)
@@ -152,6 +207,7 @@ cdef int run(int fd, Plan* plan, wakers) except -1:
     cdef int failed, step
     cdef Py_ssize_t i
     plan.waker_count = len(wakers)
+    plan.sync_ns = 0
     if plan.waker_count > FEW:
         fds = <int*>malloc(plan.waker_count * sizeof(int))
         if fds == NULL:
@@ -239,8 +295,9 @@ cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit
 
 
 cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
-                      bint sync, wakers) except -1:
-    """`write_commit` of what a packer holds, without an object for any of it."""
+                      bint sync, wakers, uint64_t* sync_ns) except -1:
+    """`write_commit` of what a packer holds, without an object for any of it. `sync_ns` is
+    how long its sync took."""
     cdef Piece[FEW] few
     cdef Plan plan
     cdef Py_ssize_t i
@@ -264,6 +321,7 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
             plan.pieces[i].start = packed._segments[i].begin
             plan.pieces[i].length = segment_end(packed, i) - packed._segments[i].begin
         run(fd, &plan, wakers)
+        sync_ns[0] = plan.sync_ns
     finally:
         arena.exports -= 1
         if plan.pieces != few:
@@ -302,6 +360,11 @@ cdef class StreamEnd:
     cdef object _page
     cdef uint8_t* _bytes
     cdef Py_buffer _hold
+    # What is counted: in `_own` until it is shared, then in the buffer `_shared` holds.
+    cdef uint64_t[MOST_SLOTS] _own
+    cdef uint64_t* _numbers
+    cdef Py_buffer _shared
+    cdef bint _is_shared
     cdef Py_ssize_t _totals, _ends, _record_end, _mark, _mark_end
     cdef Py_ssize_t[2] _slots
     cdef Py_ssize_t _slot_sequence, _slot_totals, _slot_end
@@ -336,6 +399,7 @@ cdef class StreamEnd:
         self._bytes = <uint8_t*>self._hold.buf
         self._file = file
         self._head = type(head)
+        self._numbers = self._own
         self.limit = -1
         self.written = head
         self.all_on_disk(head)
@@ -343,6 +407,32 @@ cdef class StreamEnd:
     def __dealloc__(self):
         if self._bytes != NULL:
             PyBuffer_Release(&self._hold)
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+
+    def count_in(self, memory):
+        """Count in `memory` from now on, with what was counted before (None: in memory of its
+        own). The layout is that of `metrics.block`."""
+        cdef Py_buffer found
+        cdef uint64_t* numbers = self._own
+        if memory is not None:
+            PyObject_GetBuffer(memory, &found, PyBUF_WRITABLE)
+            if found.len < SLOTS * 8:
+                PyBuffer_Release(&found)
+                raise ValueError("the memory is too small for the numbers")
+            numbers = <uint64_t*>found.buf
+        if numbers != self._numbers:
+            memcpy(numbers, self._numbers, SLOTS * 8)
+        self._numbers = numbers
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+        self._is_shared = memory is not None
+        if self._is_shared:
+            self._shared = found
+
+    def synced_in(self, uint64_t ns):
+        """Count a sync that took `ns` and was not a commit's own."""
+        observe(self._numbers, SYNC_NS, SYNC_BUCKETS, ns)
 
     @property
     def ready(self):
@@ -439,6 +529,9 @@ cdef class StreamEnd:
         cdef uint8_t* page = self._bytes
         cdef uint8_t[HEADER_PAGE_SIZE] old
         cdef uint64_t sequence = self.sequence
+        cdef uint64_t began = now_ns()
+        cdef uint64_t sync_ns = 0
+        cdef uint64_t entries, length
         cdef Span before, after
         # As `Head(...)`, without a call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
@@ -466,14 +559,22 @@ cdef class StreamEnd:
             write = self._file.commit
             if PyMethod_Check(write) and PyMethod_GET_FUNCTION(write) == ITS_COMMIT:
                 write_packed((<Descriptor>PyMethod_GET_SELF(write))._fd, packed, <char*>page,
-                             before, after, sync, wakers)
+                             before, after, sync, wakers, &sync_ns)
             else:
                 write(packer.arena, packer.segments, self._page, (before.start, before.end),
                       (after.start, after.end), sync, wakers)
         except OSError:
             memcpy(page, old, HEADER_PAGE_SIZE)
             self.sequence = sequence
+            add_to(self._numbers + FAILURES, 1)
             raise
+        length = <object>PyTuple_GET_ITEM(self.written, 0)
+        entries = <object>PyTuple_GET_ITEM(self.written, 1)
+        add_to(self._numbers + ENTRIES, <uint64_t>packed._number - entries)
+        add_to(self._numbers + BYTES, <uint64_t>packed._offset - length)
+        if sync_ns:
+            observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
+        observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
         self.written = head
         self.commits += 1
         if sync:

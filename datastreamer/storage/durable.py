@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -86,12 +87,17 @@ class DurableFile(OwnedFile):
                 return
             self.end.unfinished = True
             try:
-                self.file.sync()
+                self._sync_timed()
             except OSError as error:
                 self._fail(error)
             else:
                 self._settle(self.written, self.commits)
                 self.end.unfinished = False
+
+    def _sync_timed(self) -> None:
+        began = time.monotonic_ns()
+        self.file.sync()
+        self.end.synced_in(time.monotonic_ns() - began)
 
     def _ask_for_sync(self) -> None:
         policy = self._policy
@@ -121,7 +127,7 @@ class DurableFile(OwnedFile):
                 end.first, end.mid = end.running.intdigest(), head
                 end.running = xxh3_64()
             try:
-                self.file.sync()
+                self._sync_timed()
             except OSError as error:
                 failed = error
             else:

@@ -24,6 +24,7 @@ from datastreamer.errors import (
     WriteFailed,
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
+from datastreamer.metrics.block import WriterNumbers
 from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.disk import Buffer, Disk
 from datastreamer.storage.durable import SyncPolicy
@@ -54,6 +55,7 @@ class DataStream(StreamView):
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
         self._on_change: list[ChangeCallback] = []
+        self._numbers: WriterNumbers | None = None
         # Operations that were committed and are to be seen once they are on disk.
         self._unseen: deque[tuple[list[tuple[bytes, int]], int, Head]] = deque()
         if isinstance(file, StreamWriter):
@@ -438,6 +440,21 @@ class DataStream(StreamView):
         self._on_change.append(callback)
         return lambda: self._on_change.remove(callback)
 
+    # What is counted.
+
+    def share_numbers(self) -> WriterNumbers | None:
+        """The writer's numbers, in memory that other processes can be given; the same each
+        time, until the stream is closed. None where it is open for reading."""
+        file = self._written
+        if file is None:
+            return None
+        self._ensure_open()
+        with file.alone():
+            if self._numbers is None:
+                self._numbers = WriterNumbers.create()
+                file.end.count_in(self._numbers.memory)
+            return self._numbers
+
     # The end.
 
     def _writer(self) -> StreamWriter:
@@ -461,7 +478,13 @@ class DataStream(StreamView):
                 if self._keeper is not None:
                     self._keeper.close()
             finally:
-                self._file.close()
+                try:
+                    self._file.close()
+                finally:
+                    if file is not None and self._numbers is not None:
+                        file.end.count_in(None)
+                        self._numbers.close()
+                        self._numbers = None
 
     def __enter__(self) -> DataStream:
         return self

@@ -96,6 +96,18 @@ class BookmarkKeeper(IndexBuilder):
         behind = self._reader.head.length - self._known_to.offset
         return max(0, gap) + max(0, behind)
 
+    def behind(self) -> tuple[int, int]:
+        """How many entries, and bytes of the stream, the index is behind the head; what is
+        newer is looked for in memory or in the file. Raises `IndexFailed`."""
+        head, index = self._reader.head, self._index
+        mark = None if index is None or self._write else index.watermark()
+        entries, length = (
+            (self._indexed.entries, self._indexed.length)
+            if mark is None
+            else (mark.entries, mark.length)
+        )
+        return max(0, head.entries - entries), max(0, head.length - length)
+
     def distrust(self, key: bytes, number: int) -> bool:
         """Entry `number` is no bookmark `key`, as `newest` said: if it still says so, the
         index is wrong, and is built again in the background (a reader does without)."""

@@ -1,0 +1,36 @@
+"""`datastreamer clients`: who is connected to a server, once."""
+
+from __future__ import annotations
+
+from datastreamer.cli.options import (
+    Format,
+    JsonOption,
+    LogFormatOption,
+    LogLevelOption,
+    ReportFormatOption,
+    chosen_format,
+)
+from datastreamer.cli.outcome import write_out
+from datastreamer.cli.output import json_line
+from datastreamer.cli.watching import LimitOption, MetricsAddressArgument, ask, rendered
+
+
+def clients(
+    server: MetricsAddressArgument,
+    limit: LimitOption = 1000,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Show who is connected to a server, once; those furthest behind first.
+
+    Asks the server's metrics port (serve --metrics-port). A line of JSON a client where
+    standard output is no terminal.
+    """
+    shape = chosen_format(format, json)
+    told = ask(server, limit)
+    if shape is Format.table:
+        write_out(rendered(told))
+    else:
+        write_out(b"".join([json_line(client) for client in told["clients"]]))

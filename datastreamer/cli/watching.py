@@ -1,0 +1,169 @@
+"""A server that is looked at through its metrics port: what it tells, rates, tables.
+
+Owns the question, and what is shown of the answer. Knows no streams.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from datastreamer.cli.options import number_option
+from datastreamer.cli.outcome import Failure
+from datastreamer.cli.source import read_address
+
+if TYPE_CHECKING:
+    import rich.console
+
+MetricsAddressArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOST:METRICSPORT", help="Where the server answers with metrics, see serve."
+    ),
+]
+LimitOption = Annotated[
+    int,
+    number_option("--limit", "N", "Show so many clients, those furthest behind.", most=10_000),
+]
+
+_SECONDS = 10.0
+_MOST_BYTES = 16 << 20
+_STATES = ("live", "catch-up", "idle", "draining")
+
+Overview = dict[str, Any]
+
+
+def ask(address: str, limit: int) -> Overview:
+    """What the server at `address` tells, with at most `limit` clients."""
+    place = read_address(address)
+    if place is None or place.tls or not place.port:
+        raise typer.BadParameter(f"{address!r}: a metrics port is named as HOST:PORT")
+    connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)
+    try:
+        connection.request("GET", f"/clients.json?limit={limit}")
+        answer = connection.getresponse()
+        body = answer.read(_MOST_BYTES)
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        raise Failure(f"{address}: no answer: {why}; is --metrics-port given there?") from None
+    except http.client.HTTPException:
+        raise _nothing_known(address) from None
+    finally:
+        connection.close()
+    if answer.status == http.client.INTERNAL_SERVER_ERROR:
+        raise Failure(f"{address}: the server could not tell; its log says why")
+    try:
+        told = json.loads(body)
+        if answer.status != http.client.OK or not _is_overview(told):
+            raise _nothing_known(address)
+    except ValueError:
+        raise _nothing_known(address) from None
+    return dict(told)
+
+
+def _nothing_known(address: str) -> Failure:
+    return Failure(f"{address}: this is no metrics port of a datastreamer; serve says which it is")
+
+
+def _is_overview(told: object) -> bool:
+    return (
+        isinstance(told, dict)
+        and {"time", "head_entries", "head_bytes", "connected", "clients"} <= told.keys()
+        and all(isinstance(c, dict) and {"id", "client", "state"} <= c.keys()
+                for c in told["clients"])
+    )  # fmt: skip
+
+
+def with_rates(now: Overview, before: Overview | None) -> Overview:
+    """`now`, and how fast things went since `before` (None: not known)."""
+    seconds = 0.0 if before is None else now["time"] - before["time"]
+
+    def rate(new: Mapping[str, Any], old: Mapping[str, Any] | None, name: str) -> float | None:
+        if old is None or seconds <= 0 or new.get(name) is None or old.get(name) is None:
+            return None
+        return round(max(0.0, float(new[name] - old[name])) / seconds, 1)
+
+    told = {client["id"]: client for client in before["clients"]} if before else {}
+    return {
+        **now,
+        "entries_per_second": rate(now, before, "head_entries"),
+        "sent_bytes_per_second": rate(now, before, "sent_bytes"),
+        "clients": [
+            {
+                **client,
+                "entries_per_second": rate(client, told.get(client["id"]), "entry"),
+                "bytes_per_second": rate(client, told.get(client["id"]), "offset"),
+            }
+            for client in now["clients"]
+        ],
+    }
+
+
+# For people.
+
+
+def table(told: Overview) -> rich.console.RenderableType:
+    """The head, and a row for each client; rates where they are known."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rated = told.get("entries_per_second") is not None
+    first = f"head {told['head_entries']:,} entries, {size(told['head_bytes'])}"
+    if rated:
+        first += (
+            f"   {told['entries_per_second']:,.1f} entries/s"
+            f"   sent {size(told['sent_bytes_per_second'])}/s"
+        )
+    connected = told["connected"]
+    counts = ", ".join(f"{connected[state]:,} {state}" for state in _STATES if state in connected)
+    clients = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    clients.add_column("client", no_wrap=True)
+    clients.add_column("state")
+    for name in ("since", "entry", "lag", "lag bytes", *(("entries/s", "bytes/s") * rated)):
+        clients.add_column(name, justify="right", no_wrap=True)
+    for client in told["clients"]:
+        row = [
+            f"{client['seconds']:,.0f} s",
+            _number(client["entry"]),
+            _number(client["lag_entries"]),
+            size(client["lag_bytes"]),
+        ]
+        if rated:
+            row += [_number(client["entries_per_second"]), size(client["bytes_per_second"])]
+        clients.add_row(*map(Text, (client["client"], client["state"], *row)))
+    shown, all_of_them = len(told["clients"]), sum(connected.values())
+    rest = [Text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
+    return Group(Text(first), Text(f"clients: {counts}"), clients, *rest)
+
+
+def rendered(told: Overview) -> bytes:
+    """The same as text, as wide as it wants where nobody's terminal is in the way."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    width = None if sys.stdout.isatty() else 200
+    Console(file=text, width=width).print(table(told))
+    return text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes, for people."""
+    if value is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"

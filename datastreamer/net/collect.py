@@ -1,0 +1,135 @@
+"""What one serving process tells of itself, its stream and its clients.
+
+Owns how each sample is found. Knows no HTTP and no text; what samples are called and how those
+of several processes come together stands in `datastreamer.metrics`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from datastreamer.errors import DatastreamerError
+from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics.exposition import (
+    LISTED,
+    Client,
+    Sampled,
+    Samples,
+    Snapshot,
+    Tally,
+    furthest_behind,
+)
+from datastreamer.metrics.process import process_samples
+from datastreamer.net.sender import State
+
+if TYPE_CHECKING:
+    from datastreamer.net.server import Server
+    from datastreamer.net.session import Session
+    from datastreamer.storage.record import Head
+
+# The clients being served have their turn after so many of them were looked at, some 0.3 ms.
+_SESSIONS_A_TURN = 128
+
+
+async def collect(
+    server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED
+) -> Snapshot:
+    """What there is to tell now, with the `limit` clients furthest behind.
+
+    `numbers` are the writer's, where it is known here. Plain values: to be handed to another
+    process as JSON. With many clients others have turns in between, so two samples may differ
+    by what happened meanwhile.
+    """
+    head = server.stream.reader.head
+    entries = Tally("datastreamer_clients_lag_entries")
+    sizes = Tally("datastreamer_clients_lag_bytes")
+    states: Counter[str] = Counter()
+    clients: list[Client] = []
+    now = trio.current_time()
+    for at, session in enumerate(list(server.sessions), 1):
+        client = _client(session, head, now)
+        clients.append(client)
+        states[client["state"]] += 1
+        if client["lag_entries"] is not None:
+            entries.add(client["lag_entries"])
+        if client["lag_bytes"] is not None:
+            sizes.add(client["lag_bytes"])
+        if at % _SESSIONS_A_TURN == 0:
+            if len(clients) > _SESSIONS_A_TURN + 2 * limit:
+                clients = furthest_behind(clients, limit)
+            await trio.lowlevel.checkpoint()
+    clients = furthest_behind(clients, limit)
+    counts = server.counts
+    samples: Samples = {
+        **_build(),
+        "datastreamer_head_entries": [([], head.entries)],
+        "datastreamer_head_bytes": [([], head.length)],
+        **_index(server),
+        **({} if numbers is None else numbers.samples()),
+        "datastreamer_clients": [([state.value], states[state.value]) for state in State],
+        "datastreamer_clients_limit": [([], server.limits.max_clients)],
+        "datastreamer_connections_accepted_total": [([], counts.accepted)],
+        "datastreamer_connections_refused_total": _by_label(counts.refused),
+        "datastreamer_connections_ended_total": _by_label(counts.ended),
+        "datastreamer_commands_total": _by_label(counts.commands),
+        "datastreamer_errors_total": _by_label(counts.errors),
+        "datastreamer_sent_bytes_total": [([], counts.bytes_sent)],
+        "datastreamer_sent_entries_total": [([], counts.entries_sent)],
+        "datastreamer_cold_reads_total": [([], counts.cold_reads)],
+        "datastreamer_clients_lag_entries": [([], entries.histogram())],
+        "datastreamer_clients_lag_bytes": [([], sizes.histogram())],
+        **process_samples(),
+    }
+    return {"time": time.time(), "samples": samples, "clients": clients}
+
+
+def _client(session: Session, head: Head, now: float) -> Client:
+    client: Client = {
+        "id": f"{os.getpid()}.{session.id}",
+        "client": session.transport.peer,
+        "state": session.state.value,
+        "seconds": round(now - session.watch.came_at, 3),
+        "entry": None,
+        "offset": None,
+        "lag_entries": None,
+        "lag_bytes": None,
+    }
+    if session.streaming:
+        cursor, at = session.sender.cursor, session.sender.at
+        client["entry"] = cursor.number
+        # Before the first look at the file the place has a number alone. Who was sent more than
+        # was there at the beginning of this look is behind by nothing.
+        client["lag_entries"] = max(0, head.entries - cursor.number)
+        if cursor.offset or at:
+            offset = max(cursor.offset, at)
+            client["offset"], client["lag_bytes"] = offset, max(0, head.length - offset)
+        elif cursor.number >= head.entries:
+            client["offset"], client["lag_bytes"] = head.length, 0
+    return client
+
+
+def _index(server: Server) -> Samples:
+    with contextlib.suppress(DatastreamerError, OSError):
+        entries, size = server.stream.bookmarks.behind()
+        return {
+            "datastreamer_index_lag_entries": [([], entries)],
+            "datastreamer_index_lag_bytes": [([], size)],
+        }
+    return {}
+
+
+def _build() -> Samples:
+    from datastreamer import __version__
+
+    return {"datastreamer_build_info": [([__version__, platform.python_version()], 1)]}
+
+
+def _by_label(counts: Counter[str]) -> Sampled:
+    return [([label], count) for label, count in sorted(counts.items())]
