@@ -14,15 +14,18 @@ except ImportError:
     raise ExtraMissing("Arrow needs a package that is not installed", "arrow") from None
 
 from datastreamer.arrow.batches import OnError, to_record_batch
+from datastreamer.arrow.export import Exported, export
 from datastreamer.arrow.reading import ArrowStream, StreamClient, StreamSource, reader
 from datastreamer.arrow.tables import NAMES, schema
 
 __all__ = [
     "NAMES",
     "ArrowStream",
+    "Exported",
     "OnError",
     "StreamClient",
     "StreamSource",
+    "export",
     "reader",
     "schema",
     "to_record_batch",

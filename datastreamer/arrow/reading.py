@@ -70,8 +70,8 @@ class ArrowStream:
         self._stop = stop
         self._batch_bytes = batch_bytes
         if table != ENTRIES and version is None:
-            with self._opened() as opened:
-                version = _header(opened).version
+            with opened(source) as found:
+                version = header_of(found).version
         self._converter = Converter(table, version=version, columns=columns, on_error=on_error)
 
     @property
@@ -95,46 +95,46 @@ class ArrowStream:
         """Arrow's C stream interface: a capsule with a stream over the range."""
         return self.reader().__arrow_c_stream__(requested_schema)
 
-    def _opened(self) -> AbstractContextManager[StreamView | StreamClient]:
-        if isinstance(self._source, str | os.PathLike):
-            return DataStream.open(os.fspath(self._source), read_only=True)
-        return nullcontext(self._source)
-
     def _runs(self) -> Iterator[EntryBatch]:
         """What is read is checked now, not when the first batch is asked for."""
-        opened = self._opened()
-        source = opened.__enter__()
-        try:
-            total = _header(source).total_entries
-            if self._start > total:
-                raise UnknownEntry(self._start, total)
-        except BaseException:
-            opened.__exit__(None, None, None)
-            raise
+        with opened(self._source) as source:
+            total = header_of(source).total_entries
+        if self._start > total:
+            raise UnknownEntry(self._start, total)
         stop = total if self._stop is None else min(self._stop, total)
-        return self._read(opened, source, stop)
+        return self._read(stop)
 
-    def _read(
-        self,
-        opened: AbstractContextManager[StreamView | StreamClient],
-        source: StreamView | StreamClient,
-        stop: int,
-    ) -> Iterator[EntryBatch]:
-        with opened:
-            if self._start >= stop:
-                return
-            if isinstance(source, StreamView):
-                yield from source.batches(self._start, stop, max_bytes=self._batch_bytes)
-            else:
-                with source.batches(from_entry=self._start, stop=stop) as batches:
-                    yield from batches
+    def _read(self, stop: int) -> Iterator[EntryBatch]:
+        if self._start < stop:
+            # Not before: a reader that nobody reads holds no file.
+            with opened(self._source) as source:
+                yield from runs(source, self._start, stop, self._batch_bytes)
 
 
-def _header(source: StreamView | StreamClient) -> Header:
+def opened(source: StreamSource) -> AbstractContextManager[StreamView | StreamClient]:
+    """The source, open; one that was open before stays so."""
+    if isinstance(source, str | os.PathLike):
+        return DataStream.open(os.fspath(source), read_only=True)
+    return nullcontext(source)
+
+
+def header_of(source: StreamView | StreamClient) -> Header:
+    """What is committed now."""
     if isinstance(source, StreamView):
         source.refresh()
         return source.header
     return source.header()
+
+
+def runs(
+    source: StreamView | StreamClient, start: int, stop: int, batch_bytes: int = PAGE_SIZE
+) -> Iterator[EntryBatch]:
+    """The entries from `start` up to, not including, `stop`, which are committed."""
+    if isinstance(source, StreamView):
+        yield from source.batches(start, stop, max_bytes=batch_bytes)
+    else:
+        with source.batches(from_entry=start, stop=stop) as batches:
+            yield from batches
 
 
 def reader(

@@ -9,6 +9,7 @@ from datastreamer.cli.bookmark import bookmark
 from datastreamer.cli.cat import cat
 from datastreamer.cli.demo import demo
 from datastreamer.cli.entry import entry
+from datastreamer.cli.export import export
 from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
@@ -41,7 +42,7 @@ def datastreamer(
 for verb in (
     *(serve, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    demo,
+    *(export, demo),
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")
