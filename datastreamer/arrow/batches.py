@@ -75,10 +75,11 @@ class Converter:
 
     def _entries(self, batch: EntryBatch) -> Any:
         rows = len(batch)
-        numbers, types, offsets, values = _columns.entry_columns(
-            batch, data="data" in self._names
-        )
-        made = {"number": _plain(pa.int64(), rows, numbers), "type": _plain(pa.int64(), rows, types)}
+        numbers, types, offsets, values = _columns.entry_columns(batch, data="data" in self._names)
+        made = {
+            "number": _plain(pa.int64(), rows, numbers),
+            "type": _plain(pa.int64(), rows, types),
+        }
         if offsets is not None:
             made["data"] = _plain(pa.binary(), rows, offsets, values)
         return self._made(made, rows)
@@ -119,7 +120,9 @@ class Converter:
         """Why the entry at `place` of a run is no row."""
         number = batch.numbers[place]
         try:
-            event = decode_data(type, bytes(batch.data(place)), version=self._version, number=number)
+            event = decode_data(
+                type, bytes(batch.data(place)), version=self._version, number=number
+            )
         except DecodeFailed as error:
             return error
         return _too_large(event, number)
@@ -149,6 +152,7 @@ class Converter:
             events.append(event)
             keys.append(entry.data)
         made = {"entry_number": pa.array(numbers, pa.int64())}
+        rows = [{} if event is None else event._asdict() for event in events]
         for name, _ in table.columns:
             if name not in self._names:
                 continue
@@ -157,7 +161,7 @@ class Converter:
                 made[name] = pa.array(keys, field.type)
                 continue
             here = table.renamed.get(name, name)
-            made[name] = pa.array([getattr(event, here, None) for event in events], field.type)
+            made[name] = pa.array([row.get(here) for row in rows], field.type)
         if ERROR in self._names:
             made[ERROR] = _texts(len(events), errors)
         stops = self._on_error == "raise" and errors
@@ -179,8 +183,11 @@ def _texts(rows: int, errors: list[tuple[int, DecodeFailed]]) -> Any:
 
 
 def _too_large(event: Event, number: int) -> DecodeFailed:
-    names = zip(event._fields, event, strict=True)
-    name, value = next(item for item in names if type(item[1]) is int and item[1] > _MOST)
+    name, value = next(
+        (name, value)
+        for name, value in event._asdict().items()
+        if type(value) is int and value > _MOST
+    )
     return DecodeFailed(
         number, f"{name} is {value}, above the most that a signed column holds, {_MOST}"
     )

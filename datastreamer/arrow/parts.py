@@ -8,10 +8,12 @@ Knows no stream.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +24,9 @@ from datastreamer.errors import BadPosition, FileExists, StreamFileError
 from datastreamer.position import Position
 from datastreamer.storage.disk import OsDisk
 
-_NAME: Final = re.compile(r"(?P<table>[a-z_]+)-(?P<first>[0-9]{12,20})-(?P<last>[0-9]{12,20})\.parquet")
+_NAME: Final = re.compile(
+    r"(?P<table>[a-z_]+)-(?P<first>[0-9]{12,20})-(?P<last>[0-9]{12,20})\.parquet"
+)
 _KEY: Final = b"datastreamer"
 # Row groups are what readers skip by: large enough for zstd, small against a part.
 _GROUP_BYTES: Final = 32 << 20
@@ -63,7 +67,7 @@ def parts_in(folder: Path, table: str) -> list[Part]:
         if found is not None and found["table"] == table:
             parts.append(Part(path, table, int(found["first"]), int(found["last"]) + 1))
     parts.sort(key=lambda part: (part.first, part.next))
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in itertools.pairwise(parts):
         if after.first != before.next:
             raise StreamFileError(
                 str(after.path),
@@ -76,7 +80,8 @@ def parts_in(folder: Path, table: str) -> list[Part]:
 class PartWriter:
     """A Parquet file under way; nothing has its name before `publish`.
 
-    Rows are gathered to row groups. Whoever does not publish has to `discard`.
+    Rows are gathered to row groups; one is compressed in a thread while the next is gathered.
+    Has to be discarded in the end, published or not.
     """
 
     def __init__(self, folder: Path, table: str, schema: Any) -> None:
@@ -86,6 +91,8 @@ class PartWriter:
         self._temporary = folder / f".{table}.{os.getpid()}.tmp"
         self._waiting: list[Any] = []
         self._bytes = self._rows = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"parquet-{table}")
+        self._writing: Future[None] | None = None
         names = schema.names
         self._writer: Any = pq.ParquetWriter(
             self._temporary,
@@ -93,9 +100,7 @@ class PartWriter:
             compression="zstd",
             use_dictionary=[name for name in names if name in _REPEATED],
             column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _RISING},
-            write_statistics=[
-                field.name for field in schema if pa.types.is_integer(field.type)
-            ],
+            write_statistics=[field.name for field in schema if pa.types.is_integer(field.type)],
             write_page_index=True,
             sorting_columns=[pq.SortingColumn(0)],
         )
@@ -111,11 +116,21 @@ class PartWriter:
             self._flush()
 
     def _flush(self) -> None:
+        self._settle()
         if self._waiting:
-            table = pa.Table.from_batches(self._waiting, self._schema)
-            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._writing = self._thread.submit(self._write_group, self._waiting)
         self._waiting = []
         self._bytes = self._rows = 0
+
+    def _write_group(self, batches: list[Any]) -> None:
+        table = pa.Table.from_batches(batches, self._schema)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def _settle(self) -> None:
+        """Wait for the row group that is being written; what it raised is raised here."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def publish(self, path: Path, first: int, position: Position) -> None:
         """The rows are all of the entries from `first` to the position; give them this name.
@@ -123,6 +138,7 @@ class PartWriter:
         Raises `FileExists` where something has it.
         """
         self._flush()
+        self._settle()
         told = {"table": self._table, "first": first, "position": json.loads(position.to_json())}
         self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(told)})
         self._writer.close()
@@ -130,6 +146,7 @@ class PartWriter:
 
     def discard(self) -> None:
         """Forget what was not published."""
+        self._thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
         self._temporary.unlink(missing_ok=True)

@@ -87,9 +87,7 @@ class ArrowStream:
         the rows before it. Raises `UnknownEntry` where the stream ends before `start`.
         """
         runs = self._runs()
-        return pa.RecordBatchReader.from_batches(
-            self.schema, record_batches(runs, self._converter)
-        )
+        return pa.RecordBatchReader.from_batches(self.schema, record_batches(runs, self._converter))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Arrow's C stream interface: a capsule with a stream over the range."""
