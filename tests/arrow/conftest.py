@@ -18,7 +18,9 @@ Make = Callable[..., Path]
 def make(tmp_path: Path) -> Make:
     """``make([(type, data), ...], version=2)``: a stream file of these entries."""
 
-    def make(entries: Iterable[tuple[int, bytes]], version: int = 2, name: str = "made.bin") -> Path:
+    def make(
+        entries: Iterable[tuple[int, bytes]], version: int = 2, name: str = "made.bin"
+    ) -> Path:
         path = tmp_path / name
         with (
             DataStream.create(path, version=version, system_id=7, sync="os") as stream,
