@@ -75,7 +75,9 @@ class Converter:
 
     def _entries(self, batch: EntryBatch) -> Any:
         rows = len(batch)
-        numbers, types, offsets, values = _columns.entry_columns(batch, data="data" in self._names)
+        numbers, types, offsets, values = _columns.entry_columns(
+            batch, pa.allocate_buffer, data="data" in self._names
+        )
         made = {
             "number": _plain(pa.int64(), rows, numbers),
             "type": _plain(pa.int64(), rows, types),
@@ -93,7 +95,7 @@ class Converter:
         ]
         wanted = bytes(name in self._names for name, _ in known)
         rows, numbers, parts, valid, bad = _columns.message_columns(
-            batch, type, table.kinds, wanted, _BAD_ROWS[self._on_error]
+            batch, type, table.kinds, wanted, _BAD_ROWS[self._on_error], pa.allocate_buffer
         )
         made = {"entry_number": _plain(pa.int64(), rows, numbers)}
         shared = None if valid is None else pa.py_buffer(valid)
@@ -168,7 +170,7 @@ class Converter:
         return Converted(self._made(made, len(events)), errors[0][1] if stops else None)
 
 
-def _plain(type: Any, rows: int, *buffers: bytes | None) -> Any:
+def _plain(type: Any, rows: int, *buffers: Any) -> Any:
     """An array without nulls."""
     return pa.Array.from_buffers(type, rows, [None, *map(pa.py_buffer, buffers)])
 
