@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow.batches import Converter, OnError
 from datastreamer.arrow.lines import LineWriter, writer_of
@@ -96,7 +98,8 @@ def export(
     `table`, `on_error` and `version` are as in `ArrowStream`; `advance(done, total)` is told of
     entries. Where an entry or a page is damaged a folder has everything before it when the error
     is raised. Raises `StreamFileError` for files of another stream, history or form,
-    `UnknownEntry` and `BadRange` for a range that is not in the stream, and what reading raises.
+    or where the disk refuses, `UnknownEntry` and `BadRange` for a range that is not in the stream,
+    and what reading raises.
     """
     if table != ALL and table not in NAMES:
         raise UsageError(f"there is no table {table!r}: the tables are {', '.join(NAMES)}, all")
@@ -106,29 +109,42 @@ def export(
     single = path.suffix in _FILES
     if single and table == ALL:
         raise UsageError(f"{path} is one file: all tables want a folder")
-    with opened(source) as stream:
-        header = header_of(stream)
-        total = header.total_entries
-        if start is not None and start > total:
-            raise UnknownEntry(start, total)
-        stop = total if stop is None else min(stop, total)
-        if start is not None and stop < start:
-            raise BadRange(f"stop {stop} stands before start {start}")
-        job = _Job(
-            stream,
-            Identity.of(header),
-            header.version if version is None else version,
-            on_error,
-            part_bytes,
-            advance or (lambda done, total: None),
+    if not single and path.exists() and not path.is_dir():
+        raise FileExists(
+            str(path),
+            f"it is a file: OUT is a folder, or a new file that ends in {', '.join(_FILES)}",
         )
-        if single:
-            return job.to_file(path, table, start or 0, stop)
-        path.mkdir(parents=True, exist_ok=True)
-        with locked(path):
+    try:
+        with opened(source) as stream:
+            header = header_of(stream)
+            total = header.total_entries
+            if start is not None and start > total:
+                raise UnknownEntry(start, total)
+            stop = total if stop is None else min(stop, total)
+            if start is not None and stop < start:
+                raise BadRange(f"stop {stop} stands before start {start}")
+            job = _Job(
+                stream,
+                Identity.of(header),
+                header.version if version is None else version,
+                on_error,
+                part_bytes,
+                advance or (lambda done, total: None),
+            )
+            if single:
+                return job.to_file(path, table, start or 0, stop)
             tables = NAMES if table == ALL else (table,)
             folders = {name: path / name if table == ALL else path for name in tables}
-            return job.to_folders(folders, start, stop)
+            with contextlib.ExitStack() as stack:
+                # A table's folder may be another export's OUT.
+                for folder in dict.fromkeys((path, *folders.values())):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(locked(folder))
+                return job.to_folders(folders, start, stop)
+    except DatastreamerError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise StreamFileError(path, f"it was not written: {error}") from error
 
 
 class _Job:
@@ -210,7 +226,6 @@ class _Job:
         return Exported(first, max(first, stop), rows, self._files)
 
     def _plan(self, table: str, folder: Path, start: int | None) -> _Plan:
-        folder.mkdir(exist_ok=True)
         parts = parts_in(folder, table)
         if not parts:
             return _Plan(table, folder, start or 0)

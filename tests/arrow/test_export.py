@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +229,7 @@ def test_other_columns_are_refused(make: Make, tmp_path: Path) -> None:
 
 
 def test_two_exports_at_once(three: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "entries"
     out.mkdir()
     left = out / ".entries.1.tmp"
     left.write_bytes(b"unfinished")
@@ -236,6 +238,8 @@ def test_two_exports_at_once(three: Path, tmp_path: Path) -> None:
     with pytest.raises(StreamFileError, match="another export writes there"):
         export(three, out)
     assert left.exists()
+    with pytest.raises(StreamFileError, match="another export writes there"):
+        export(three, tmp_path, "all")
     os.close(other)
     export(three, out)
     assert names(out) == ["entries-000000000000-000000000002.parquet"]
@@ -262,6 +266,8 @@ def test_what_is_refused(three: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRange):
         export(three, tmp_path / "out", start=2, stop=1)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(FileExists, match="it is a file: OUT is a folder, or a new file"):
+        export(three, three)
 
 
 # Damage.
@@ -303,6 +309,50 @@ def test_an_entry_that_is_no_event(make: Make, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "null.jsonl").read_text().splitlines()]
     assert [line["number"] for line in lines] == [1, None, 0]
     assert lines[1]["error"].startswith("entry 2: no L2Block")
+
+
+def test_a_killed_export_is_gone_on_with(real_stream: Path, tmp_path: Path) -> None:
+    program = (
+        "import os; from datastreamer.arrow import export; "
+        "export({!r}, {!r}, 'all', part_bytes=1, "
+        "advance=lambda done, total: os._exit(9) if done > {} else None)"
+    )
+    for after in (1, 9_000, 20_000, 30_000):
+        killed = subprocess.run(
+            [sys.executable, "-c", program.format(str(real_stream), str(tmp_path), after)],
+            check=False,
+            timeout=60,
+        )
+        assert killed.returncode == 9
+        assert [each for each in names(tmp_path / "blocks") if each.endswith(".tmp")]
+    export(real_stream, tmp_path, "all")
+    for table in arrow.NAMES:
+        parts = names(tmp_path / table)
+        assert len(parts) > 2
+        found = pa.concat_tables(pq.read_table(tmp_path / table / part) for part in parts)
+        assert found.equals(arrow.reader(real_stream, table).read_all())
+
+
+def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+        "from datastreamer.cli.main import main; raise SystemExit(main(['export', {!r}, {!r}]))"
+    )
+    for name in ("out", "out.parquet", "out.csv"):
+        out = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(str(real_stream), str(out))],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: {out}: it was not written: "), done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert "File too large" in done.stderr or "errno 27" in done.stderr
+    assert names(tmp_path / "out") == []
+    assert not [each for each in names(tmp_path) if each not in ("made.bin", "out")]
 
 
 # Text.
