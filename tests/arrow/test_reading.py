@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datastreamer import BlockingClient, DataStream, StreamServer, arrow
 from datastreamer.arrow.tables import TABLES
@@ -25,6 +29,8 @@ from datastreamer.zkevm import encode, events
 from datastreamer.zkevm.schema import MESSAGES
 from tests import oracle
 from tests.arrow.conftest import Make
+from tests.arrow.test_batches import fits, plain
+from tests.zkevm.made_up import messages
 
 REAL = {
     "blocks": 11318,
@@ -156,6 +162,56 @@ def first_version(make: Make) -> Path:
 
     start = fixed.StartL2Block(1, 3, 5, None, None, None, b"g" * 32, b"c" * 20, 9, None)
     return make([encode(start, version=1)], version=1)
+
+
+def test_all_events_through_a_file(tmp_path: Path) -> None:
+    """Encoded, appended, read back: every table has its events in order, at their numbers."""
+    kinds = {table.type: name for name, table in TABLES.items()}
+    events_of_all = st.one_of(
+        [st.tuples(st.just(kind), made) for kind, made in messages.items()]
+    ).filter(lambda pair: fits(pair[1]))
+    # A bookmark's key is 1 to 16 bytes; entries that fill pages stand in between.
+    anything = st.lists(
+        events_of_all.filter(lambda pair: pair[0] != 0xB0 or 1 <= len(packed(pair)) <= 16)
+        | st.just((9, None)),
+        max_size=30,
+    )
+    counter = itertools.count()
+
+    def packed(pair: tuple[int, Any]) -> bytes:
+        return bytes(400_000) if pair[1] is None else encode(pair[1], version=3)[1]
+
+    @settings(max_examples=40)
+    @given(anything)
+    def check(pairs: list[tuple[int, Any]]) -> None:
+        path = tmp_path / f"{next(counter)}.bin"
+        with (
+            DataStream.create(path, version=3, sync="os", index="memory") as stream,
+            stream.atomic_op() as op,
+        ):
+            for pair in pairs:
+                add = op.add_bookmark if pair[0] == 0xB0 else partial(op.add_entry, pair[0])
+                add(packed(pair))
+        rows = arrow.reader(path).read_all().to_pylist()
+        assert [(row["type"], row["data"]) for row in rows] == [
+            (pair[0], packed(pair)) for pair in pairs
+        ]
+        for kind, name in kinds.items():
+            table = arrow.reader(path, name).read_all()
+            table.validate(full=True)
+            expected = [
+                {"entry_number": i} | plain(event)
+                for i, (its_kind, event) in enumerate(pairs)
+                if its_kind == kind
+            ]
+            found = [
+                {column: row[column] for column in want}
+                for row, want in zip(table.to_pylist(), expected, strict=True)
+            ]
+            assert found == expected
+        path.unlink()
+
+    check()
 
 
 # Damage.
