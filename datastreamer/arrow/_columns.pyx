@@ -48,12 +48,12 @@ cdef struct Target:
     const uint8_t** sources
 
 
-cdef object too_long(uint64_t number):
+cdef object number_too_large(uint64_t number):
     return UsageError(f"entry number {number} is above {INT64_MAX}, the most that a column of "
                       "signed numbers holds")
 
 
-cdef object too_large():
+cdef object too_many_bytes():
     return UsageError(f"a column of bytes holds {INT32_MAX:,} of them: slice the batch")
 
 
@@ -107,7 +107,7 @@ def entry_columns(batch, allocate, *, bint data=True):
     cdef int32_t* offset
     cdef char* to
     if count and number_at(&columns, count - 1) > <uint64_t>INT64_MAX:
-        raise too_long(number_at(&columns, count - 1))
+        raise number_too_large(number_at(&columns, count - 1))
     for i in range(count):
         number[i] = <int64_t>number_at(&columns, i)
         kind[i] = columns.types[i]
@@ -115,7 +115,7 @@ def entry_columns(batch, allocate, *, bint data=True):
     if not data:
         return numbers, types, None, None
     if total > <uint64_t>INT32_MAX:
-        raise too_large()
+        raise too_many_bytes()
     cdef bytes offsets = room((count + 1) * 4)
     cdef Py_buffer view
     values = allocate(total)
@@ -304,7 +304,7 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
     for i in range(columns.count):
         most += columns.types[i] == entry_type
     if columns.count and number_at(&columns, columns.count - 1) > <uint64_t>INT64_MAX:
-        raise too_long(number_at(&columns, columns.count - 1))
+        raise number_too_large(number_at(&columns, columns.count - 1))
     cdef bytes numbers = room(most * 8), valid = room((most + 7) // 8), part
     cdef int64_t* number = <int64_t*>PyBytes_AS_STRING(numbers)
     cdef char* ok = PyBytes_AS_STRING(valid)
@@ -374,7 +374,7 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
     for at in range(count):
         if targets[at].kind >= BYTES:
             if not gather(&targets[at], row, &total):
-                raise too_large()
+                raise too_many_bytes()
             values = allocate(total)
             targets[at].values = hold(values, &view, total)
             with nogil:
