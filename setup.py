@@ -11,6 +11,7 @@ checked = os.environ.get("DATASTREAMER_CHECKED") == "1"
 flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
+    "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],

@@ -10,6 +10,7 @@ from datastreamer.cli.cat import cat
 from datastreamer.cli.clients import clients
 from datastreamer.cli.demo import demo
 from datastreamer.cli.entry import entry
+from datastreamer.cli.export import export
 from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
@@ -43,7 +44,7 @@ def datastreamer(
 for verb in (
     *(serve, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    *(top, clients, demo),
+    *(export, top, clients, demo),
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")

@@ -205,6 +205,10 @@ class ServerSource:
         )
         self.name = self._client.peer
 
+    @property
+    def client(self) -> BlockingClient:
+        return self._client
+
     def __enter__(self) -> ServerSource:
         return self
 

@@ -64,6 +64,7 @@ async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> No
         for at, session in enumerate(list(sessions)):
             if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
+            session.sender.note_received()
             reason = due(session, limits, trio.current_time())
             if reason is not None:
                 seconds = getattr(limits, reason)

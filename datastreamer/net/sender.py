@@ -343,12 +343,15 @@ class Sender:
 
     # Changes of what was sent.
 
-    def concerned(self, start: int, offset: int, stop: int | None, end: int) -> bool:
+    def concerned(
+        self, start: int, offset: int, stop: int | None, end: int, *, late: bool = False
+    ) -> bool:
         """Whether a change of the entries from `start` to `stop` may reach this client.
 
         They stand from file offset `offset` to `end`. A truncation (`stop` None) concerns
         who has been sent any of them; an update who may not have received yet what the
-        kernel only refers to.
+        kernel only refers to. With `late` it was made some time ago, and the peer may have
+        confirmed such bytes since.
         """
         if self.streaming:
             half_sent = self.half_sent
@@ -358,10 +361,17 @@ class Sender:
                 return True  # it would get the end of another entry than the beginning
         if self._sent_by_file <= offset:
             return False
+        if late:
+            return stop is None or self._sent_from < stop
         unsent = self._unacknowledged()
         if not unsent or stop is None:
             return unsent > 0
         return self._sent_from < stop and min(self.at, self._sent_by_file) - unsent < end
+
+    def note_received(self) -> None:
+        """No change concerns bytes that the peer has confirmed before it."""
+        if self._sent_by_file and not self._unacknowledged() and not self._live.outdated():
+            self._sent_by_file = 0
 
     def cut_short(self, start: int, offset: int) -> None:
         """The entries from `start` on, at file offset `offset`, are about to go."""

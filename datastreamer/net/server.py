@@ -266,13 +266,16 @@ class Server:
         self.live.hold(Head(offset, start) if stop is None else None)
         self._carry_out(start, stop, offset, concerned)
 
-    def _concerned(self, start: int, stop: int | None) -> tuple[int, set[Session]]:
+    def _concerned(
+        self, start: int, stop: int | None, *, late: bool = False
+    ) -> tuple[int, set[Session]]:
         """Where the entries from `start` on stand, and whom a change of them, up to
         `stop`, concerns."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
-        return offset, {s for s in self.sessions if s.concerned(start, offset, stop, end)}
+        found = {s for s in self.sessions if s.concerned(start, offset, stop, end, late)}
+        return offset, found
 
     def _carry_out(
         self, start: int, stop: int | None, offset: int, concerned: set[Session], by: str = ""
@@ -305,10 +308,10 @@ class Server:
         cut = min((change.start for change in told if change.stop is None), default=entries)
         for _, start, stop in told:
             if stop is not None and stop <= cut:
-                offset, concerned = self._concerned(start, stop)
+                offset, concerned = self._concerned(start, stop, late=True)
                 self._carry_out(start, stop, offset, concerned, _ELSEWHERE)
         if any(change.stop is None for change in told):
-            offset, concerned = self._concerned(cut, None)
+            offset, concerned = self._concerned(cut, None, late=True)
             self.live.cut_short(Head(offset, cut))
             self._carry_out(cut, None, offset, concerned, _ELSEWHERE)
 

@@ -125,9 +125,11 @@ class Session:
         """Changes whenever the system took a byte for the client."""
         return self.sender.at, self.answers.sent
 
-    def concerned(self, start: int, offset: int, stop: int | None, end: int) -> bool:
+    def concerned(self, start: int, offset: int, stop: int | None, end: int, late: bool) -> bool:
         """As `Sender.concerned`; nothing concerns who has been ended."""
-        return not self._scope.cancel_called and self.sender.concerned(start, offset, stop, end)
+        if self._scope.cancel_called:
+            return False
+        return self.sender.concerned(start, offset, stop, end, late=late)
 
     # The end.
 

@@ -68,12 +68,18 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
 def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
     """The same for an open file, and more. Whoever holds the writer's lock with `file` may."""
     for _ in range(_TRIES):
-        examination = _Examiner(file, path, progress).run()
+        examiner = _Examiner(file, path, progress)
+        try:
+            examination = examiner.run()
+        except DamagedEntry:
+            # It was there a moment ago.
+            if _read_steadily(file) == examiner.page:
+                raise
+            continue
         now = _read_steadily(file)
         if not _has_moved(examination, now):
             return examination
-    examination.report.notes.append("the stream was being changed all the while it was checked")
-    return examination
+    return examiner.give_up()
 
 
 def _has_moved(examination: Examination, now: bytes) -> bool:
@@ -106,7 +112,7 @@ class _Examiner:
         self._file = file
         self._path = path
         self._progress = progress
-        self._page = _read_steadily(file)
+        self.page = _read_steadily(file)
         self._size = file.size()
         self._report = Report()
         self._odd_bookmarks = 0
@@ -114,9 +120,9 @@ class _Examiner:
         self._whole = Head()  # how far the entries go without a break, as far as was looked
 
     def run(self) -> Examination:
-        if len(self._page) < HEADER_PAGE_SIZE:
+        if len(self.page) < HEADER_PAGE_SIZE:
             return self._too_short()
-        front = read_front(self._page)
+        front = read_front(self.page)
         record = front.record
         live = (
             self._file.locked_elsewhere()
@@ -124,7 +130,7 @@ class _Examiner:
             and front.proven is None
             and record.boot_id == boot_id()
         )
-        self._done = done = Examination(self._report, self._page, self._size, front, live)
+        self._done = done = Examination(self._report, self.page, self._size, front, live)
         if (front.wrong and front.wrong[0][0] == 0) and front.known is None:
             self._done.problem(0, f"{front.wrong[0][1]}: no stream file", Help.NOTHING)
             return self._finished()
@@ -149,12 +155,20 @@ class _Examiner:
         self._look_around()
         return self._finished()
 
+    def give_up(self) -> Examination:
+        """Nothing can be said: the file does not hold still."""
+        front = read_front(self.page)
+        self._done = Examination(Report(), self.page, self._size, front, True)
+        what = "taken back or changed again and again while they were checked"
+        self._done.problem("the entries", what, Help.SNAPSHOT)
+        return self._finished()
+
     def _finished(self) -> Examination:
         self._done.finish()
         return self._done
 
     def _too_short(self) -> Examination:
-        page = self._page.ljust(HEADER_PAGE_SIZE, b"\0")
+        page = self.page.ljust(HEADER_PAGE_SIZE, b"\0")
         self._done = Examination(self._report, page, self._size, read_front(page), False)
         what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
         self._done.problem(self._size, what, Help.NOTHING)
@@ -200,7 +214,7 @@ class _Examiner:
     def _claim(self) -> Head | None:
         """The end that the header names (beside a writer: that is visible), if possible."""
         if self._done.live:
-            seen = visible(self._page)
+            seen = visible(self.page)
             if seen is not None:
                 return seen[0]
         _, _, _, length, entries = self._done.front.raw

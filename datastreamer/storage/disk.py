@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from datastreamer.errors import StreamClosed
 from datastreamer.storage._commit import Descriptor
 
 Buffer = bytes | bytearray | memoryview
@@ -82,14 +83,19 @@ class OsFile(Descriptor):
         return found.st_dev, found.st_ino
 
     def read(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._fd, size, offset)
-        if len(data) == size or not data:
-            return data
-        parts, got = [data], len(data)
-        while got < size and (data := os.pread(self._fd, size - got, offset + got)):
-            parts.append(data)
-            got += len(data)
-        return b"".join(parts)
+        fd = self._fd
+        try:
+            data = os.pread(fd, size, offset)
+            if len(data) < size and data:
+                data = _read_on(fd, data, size, offset)
+        except OSError:
+            if self._fd != fd or fd < 0:
+                raise _closed() from None
+            raise
+        if self._fd != fd:
+            # The number may have been given to another file meanwhile.
+            raise _closed()
+        return data
 
     def write(self, data: Buffer, offset: int) -> None:
         view = memoryview(data)
@@ -150,6 +156,18 @@ class OsFile(Descriptor):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _read_on(fd: int, data: bytes, size: int, offset: int) -> bytes:
+    parts, got = [data], len(data)
+    while got < size and (data := os.pread(fd, size - got, offset + got)):
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def _closed() -> StreamClosed:
+    return StreamClosed("the stream was closed while it was read")
 
 
 class Disk(Protocol):

@@ -55,6 +55,8 @@ class StreamFile:
         # What of it a reader beside a writer looked at last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
+        # By what name the journal of an update is found; None where only a descriptor is known.
+        self._named: tuple[Disk, str] | None = None
         # The rises of `epoch` that this reader saw, and what each was about.
         self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
         self._closed = False
@@ -80,12 +82,17 @@ class StreamFile:
             page = read_page(file)
             header = read_header(page, shown, stream_type)
             boot = boot_id()
+            named = None if isinstance(path, int) else (disk, os.path.abspath(path))
             if file.locked_elsewhere() and not _of_another_boot(page, boot):
-                return cls._open_beside_writer(file, shown, page, header)
-            judged = judge(file, page, shown, header, boot)
-            if not isinstance(path, int):
-                _ensure_whole(disk, file, shown)
-            return cls(file, shown, page, judged._replace(head=_seen(page, judged, boot)))
+                opened = cls._open_beside_writer(file, shown, page, header)
+            else:
+                judged = judge(file, page, shown, header, boot)
+                if named is not None:
+                    _ensure_whole(*named, file, shown)
+                judged = judged._replace(head=_seen(page, judged, boot))
+                opened = cls(file, shown, page, judged)
+            opened._named = named
+            return opened
         except OSError as error:
             file.close()
             raise os_error(shown, error, "cannot be read") from error
@@ -127,10 +134,17 @@ class StreamFile:
         A rise of `epoch` means that entries were taken back or changed.
         """
         # As it was: also what an open judged not to have reached the disk stays so.
-        if self.file.read(_SEEN_BYTES, 0) == self._seen:
-            return False
-        with self._lock:
-            return self._see(read_page(self.file))
+        moved = False
+        if self.file.read(_SEEN_BYTES, 0) != self._seen:
+            with self._lock:
+                moved = self._see(read_page(self.file))
+        self._ensure_whole()
+        return moved
+
+    def _ensure_whole(self) -> None:
+        """Raise where the writer died in the middle of an update, and left a mixture."""
+        if self._unsettled and self._named is not None:
+            _ensure_whole(*self._named, self.file, self.path)
 
     def outdated(self) -> bool:
         """Whether entries were taken back or changed since this reader last looked.
@@ -141,6 +155,7 @@ class StreamFile:
         for _ in range(_TORN_READS):
             page = read_page(self.file)
             if page[:_SEEN_BYTES] == self._seen:
+                self._ensure_whole()
                 return False
             record = records.get_record(page)
             if record is not None:
@@ -232,13 +247,15 @@ def _seen(page: bytes, judged: Judgement, boot: bytes) -> Head:
     return min(judged.head, found[0])
 
 
-def _ensure_whole(disk: Disk, file: File, path: str) -> None:
+def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
     """Raise where an update in place was cut off and its bytes are a mixture."""
-    undo = journal.find(disk, path)
-    if undo is None or file.locked_elsewhere():
+    if file.locked_elsewhere():
+        return
+    undo = journal.find(disk, place)
+    if undo is None:
         return
     found = undo.standing(file)
-    if found is not None and found not in (undo.old, undo.new):
+    if found is not None and found not in (undo.old, undo.new) and not file.locked_elsewhere():
         raise DamagedEntry(
             path,
             undo.offset,

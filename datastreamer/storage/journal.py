@@ -117,7 +117,10 @@ def find(disk: Disk, path: str) -> Undo | None:
     """The journal of the stream file at `path`, if a whole one stands there."""
     if not disk.exists(path + SUFFIX):
         return None
-    file = disk.open(path + SUFFIX, write=False)
+    try:
+        file = disk.open(path + SUFFIX, write=False)
+    except FileNotFoundError:
+        return None  # the update is over by now
     try:
         return Undo.unpack(file.read(file.size(), 0))
     finally:

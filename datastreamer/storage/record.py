@@ -301,6 +301,8 @@ def get_changes(page: bytes | bytearray) -> list[Change]:
 def changes_between(page: bytes | bytearray, before: int, epoch: int) -> Sequence[Change] | None:
     """What changed behind epoch `before` up to `epoch`; None where the page does not tell all."""
     found = [change for change in get_changes(page) if before < change.epoch <= epoch]
+    if len(found) != epoch - before:
+        return None
     told = [change.epoch for change in found] == list(range(before + 1, epoch + 1))
     return found if told and found else None
 

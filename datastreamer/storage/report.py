@@ -30,6 +30,7 @@ class Help(Enum):
     SIZE = auto()
     UNDO = auto()
     REINDEX = auto()
+    SNAPSHOT = auto()
     NOTHING = auto()
 
 
@@ -98,7 +99,7 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps != Help.UNDO:
+        elif helps not in (Help.UNDO, Help.SNAPSHOT):
             self.touch = True
 
     def finish(self) -> None:
@@ -113,6 +114,8 @@ class Examination:
         end = self.end
         if helps == Help.REINDEX:
             return "reindex"
+        if helps == Help.SNAPSHOT:
+            return "none: make a snapshot, and verify that"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:

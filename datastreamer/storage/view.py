@@ -163,25 +163,34 @@ class StreamView:
     ) -> Iterator[EntryBatch]:
         """The same entries in runs of about `max_bytes` of file, without an object each."""
         self._ensure_open()
-        return self._while_open(self._file.reader.batches(start, stop, max_bytes), start)
+        if stop is None:
+            stop = max(start, self._file.head.entries)
+        return self._while_open(start, stop, max_bytes)
 
-    def _while_open(self, batches: Iterator[EntryBatch], number: int) -> Iterator[EntryBatch]:
-        changes = self._file.reader.changes
+    def _while_open(self, number: int, stop: int, max_bytes: int) -> Iterator[EntryBatch]:
+        file, begun = self._file, False
         while True:
             self._ensure_open()
+            changes, epoch = file.reader.changes, file.epoch
             try:
-                batch = next(batches, None)
-            except DamagedEntry:
-                if self._was_changed(changes):
-                    raise cut_back(number) from None
-                raise
-            if batch is None:
-                return
-            # In this process the reader knows what was changed, and has looked.
-            if self._follows and self._was_changed(changes):
+                for batch in file.reader.batches(number, stop, max_bytes):
+                    # In this process the reader knows what was changed, and has looked.
+                    if self._follows and self._was_changed(changes):
+                        break
+                    number, begun = batch.next_number, True
+                    yield batch
+                    self._ensure_open()
+                else:
+                    return
+            except (DamagedEntry, NotFound):
+                if not self._was_changed(changes):
+                    raise
+            told = file.changes_since(epoch)
+            gone = told is None or any(c.stop is None and c.start < number for c in told)
+            if begun and gone:
                 raise cut_back(number)
-            number = batch.next_number
-            yield batch
+            # What was taken back or changed is still ahead.
+            stop = min(stop, file.head.entries)
 
     # Bookmarks.
 

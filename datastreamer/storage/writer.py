@@ -25,18 +25,20 @@ from datastreamer.errors import (
     WriteFailed,
 )
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
 from datastreamer.storage.changes import ChangeableFile, undo_update
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.durable import SyncPolicy, write_again
 from datastreamer.storage.file import open_file, os_error, read_page
-from datastreamer.storage.newfile import new_file
+from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.owned import refused
 from datastreamer.storage.record import CommitRecord, Head, Writer
 from datastreamer.storage.recovery import (
     NO_HASH,
     Judgement,
+    changing,
     hash_entries,
     judge,
     longest_whole,
@@ -140,6 +142,8 @@ class StreamWriter(ChangeableFile):
             read_header(page, shown, stream_type)
             if not file.lock():
                 raise locked_by(page, shown)
+            for left in (shown, shown + journal.SUFFIX):
+                remove_left_overs(disk, left)
             undone = undo_update(disk, file, os.path.abspath(path))
             page = read_page(file)
             header = read_header(page, shown, stream_type)
@@ -162,8 +166,9 @@ class StreamWriter(ChangeableFile):
         if went_back:
             assert record is not None
             self._keep_cut_bytes(record)
-        if undone or went_back or (record is None and slots):
-            # Entries were taken back, or another program may have.
+        if undone or went_back or (record is None and slots) or changing(bytes(self._page)):
+            # Entries were taken back, or another program may have; or a change was cut off, and
+            # who saw it begin has to hear of its end.
             self.epoch += 1
             self._forget_changes()
         self._room.round_up()

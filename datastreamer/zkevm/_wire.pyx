@@ -13,101 +13,17 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
-cdef enum:
-    U64 = 1
-    U32 = 2
-    BOOL = 3
-    ENUM = 4
-    BYTES = 5
-    DEBUG = 6
-
-cdef enum:
-    MAX_FIELDS = 15  # tags of one byte
-    MAX_DEPTH = 100  # of groups inside groups, which unknown fields may be
-
-cdef enum:
-    VARINT = 0
-    FIXED64 = 1
-    LENGTH = 2
-    GROUP = 3
-    GROUP_END = 4
-    FIXED32 = 5
+from datastreamer.zkevm._protobuf cimport (
+    BOOL, BYTES, DEBUG, ENUM, LENGTH, MAX_FIELDS, U32, U64, VARINT, read_size, read_tag,
+    read_varint, skip_value,
+)
 
 cdef object _new_tuple = tuple.__new__
 cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t U32_MAX = 0xFFFFFFFF
-cdef uint64_t MAX_SIZE = 0x7FFFFFFF
 
 cdef tuple _WIRE_NAMES = ("a varint", "8 bytes", "bytes with a length", "a group",
                           "the end of a group", "4 bytes", "wire type 6", "wire type 7")
-
-
-cdef const uint8_t* _varint(const uint8_t* p, const uint8_t* end, uint64_t* value) noexcept nogil:
-    """Past a varint; NULL where it is cut off or of more than ten bytes.
-
-    What the tenth has past 64 bits is dropped, as protobuf's own readers do.
-    """
-    cdef uint64_t found = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while p < end and shift < 70:
-        byte = p[0]
-        p += 1
-        found |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            value[0] = found
-            return p
-        shift += 7
-    return NULL
-
-
-cdef const uint8_t* _tag(const uint8_t* p, const uint8_t* end, uint32_t* tag) noexcept nogil:
-    """Past a field's tag; NULL where it is none."""
-    cdef uint64_t value = 0
-    cdef const uint8_t* after = _varint(p, end, &value)
-    if after == NULL or after - p > 5 or value > U32_MAX:
-        return NULL
-    tag[0] = <uint32_t>value
-    return after
-
-
-cdef const uint8_t* _size(const uint8_t* p, const uint8_t* end, uint64_t* size) noexcept nogil:
-    """Past a length of five bytes at most, which is not held to what follows; or NULL."""
-    cdef const uint8_t* after = _varint(p, end, size)
-    if after == NULL or after - p > 5 or size[0] > MAX_SIZE:
-        return NULL
-    return after
-
-
-cdef const uint8_t* _skip(
-    const uint8_t* p, const uint8_t* end, uint32_t tag, int depth
-) noexcept nogil:
-    """Past the value of an unknown field; NULL where it is not whole."""
-    cdef uint64_t value = 0
-    cdef uint32_t inner = 0
-    cdef int wire = tag & 7
-    if wire == VARINT:
-        return _varint(p, end, &value)
-    if wire == FIXED64:
-        return p + 8 if end - p >= 8 else NULL
-    if wire == FIXED32:
-        return p + 4 if end - p >= 4 else NULL
-    if wire == LENGTH:
-        p = _size(p, end, &value)
-        if p == NULL or value > <uint64_t>(end - p):
-            return NULL
-        return p + value
-    if wire == GROUP and depth < MAX_DEPTH:
-        while True:
-            p = _tag(p, end, &inner)
-            if p == NULL:
-                return NULL
-            if inner & 7 == GROUP_END:
-                return p if inner >> 3 == tag >> 3 else NULL
-            p = _skip(p, end, inner, depth + 1)
-            if p == NULL:
-                return NULL
-    return NULL
 
 
 cdef class Layout:
@@ -165,12 +81,12 @@ cdef class Layout:
         cdef list values = self.defaults.copy()
         while p < end:
             at = p
-            p = _tag(p, end, &tag)
+            p = read_tag(p, end, &tag)
             if p == NULL or tag >> 3 == 0:
                 raise ValueError(f"at byte {at - start}: no field begins there")
             field = <int>(tag >> 3) - 1 if tag >> 3 <= MAX_FIELDS else MAX_FIELDS
             if field >= self.count:
-                p = _skip(p, end, tag, 0)
+                p = skip_value(p, end, tag, 0)
                 if p == NULL:
                     raise ValueError(f"at byte {at - start}: unknown field {tag >> 3} is not whole")
                 continue
@@ -181,7 +97,7 @@ cdef class Layout:
                     f"at byte {at - start}: {self.names[field]} is {_WIRE_NAMES[tag & 7]}, "
                     f"not {_WIRE_NAMES[wanted]}"
                 )
-            p = _size(p, end, &value) if wanted == LENGTH else _varint(p, end, &value)
+            p = read_size(p, end, &value) if wanted == LENGTH else read_varint(p, end, &value)
             if p == NULL:
                 raise ValueError(f"at byte {at - start}: {self.names[field]} is cut off")
             if kind == U64:
@@ -216,11 +132,11 @@ cdef class Layout:
         text = "" if before is None else before
         while p < end:
             at = p
-            p = _tag(p, end, &tag)
+            p = read_tag(p, end, &tag)
             if p == NULL or tag >> 3 == 0:
                 raise ValueError(f"at byte {at - start}: no field of debug begins there")
             if tag >> 3 != 1:
-                p = _skip(p, end, tag, 1)
+                p = skip_value(p, end, tag, 1)
                 if p == NULL:
                     raise ValueError(
                         f"at byte {at - start}: unknown field {tag >> 3} of debug is not whole"
@@ -231,7 +147,7 @@ cdef class Layout:
                     f"at byte {at - start}: debug.message is {_WIRE_NAMES[tag & 7]}, not "
                     f"{_WIRE_NAMES[LENGTH]}"
                 )
-            p = _size(p, end, &value)
+            p = read_size(p, end, &value)
             if p == NULL or value > <uint64_t>(end - p):
                 raise ValueError(f"at byte {at - start}: debug.message is cut off")
             try:

@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from datastreamer.net import guard as guard_module
 from datastreamer.net import live as live_module
 from datastreamer.storage.disk import Buffer, OsDisk, OsFile
 from datastreamer.storage.record import get_record, put_record
@@ -223,13 +224,13 @@ async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
         await live.ask(wire.start(0), OK + modelled(path).packed())
         concerned = rig.server._concerned
 
-        def meanwhile(start: int, stop: int | None) -> object:
+        def meanwhile(start: int, stop: int | None, *, late: bool) -> object:
             monkeypatch.undo()
             writer.truncate(20)
             thread = threading.Thread(target=follower.refresh)
             thread.start()
             thread.join()
-            return concerned(start, stop)
+            return concerned(start, stop, late=late)
 
         monkeypatch.setattr(rig.server, "_concerned", meanwhile)
         writer.update_entry(changed, 1, b"new")
@@ -237,6 +238,39 @@ async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
         append(writer, *[(1, b"%03d" % number) for number in range(20, 60)])
         async with rig.client() as peer:
             await peer.ask(wire.start(0), OK + modelled(path).packed())
+
+
+async def test_an_update_elsewhere_of_what_was_received_in_between(
+    writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel was pointed to may have been read and confirmed since the bytes changed,
+    and before this server looks."""
+    monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
+    monkeypatch.setattr(guard_module, "_LOOK_SECONDS", 1_000)
+    append(writer, *[(1, bytes([n % 251]) * 20_000) for n in range(600)])
+    waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        async with (
+            over_loopback(follower, waker=waker) as rig,
+            rig.client() as late,
+            rig.client() as copied,
+            rig.client() as received,
+        ):
+            old = modelled(path)
+            await received.ask(wire.start(0), OK + old.packed())
+            for session in rig.server.sessions:
+                session.sender.note_received()
+            await late.ask(wire.start(0), OK + old.packed())
+            await copied.ask(wire.start(590), OK + old.packed(590))
+            writer.update_entry(10, 1, bytes(20_000))
+            os.eventfd_write(waker, 1)
+            assert await late.was_reset() == b""
+            append(writer, (1, b"later"))
+            os.eventfd_write(waker, 1)
+            for peer in (copied, received):
+                await peer.expect(modelled(path).packed(602))
+    finally:
+        os.close(waker)
 
 
 async def test_changes_elsewhere_that_nobody_tells(

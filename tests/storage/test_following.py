@@ -17,7 +17,7 @@ from datastreamer.errors import (
     UnknownBookmark,
     UnknownEntry,
 )
-from datastreamer.storage.record import Change, put_change
+from datastreamer.storage.record import Change, changes_between, put_change
 from tests.storage.made import (
     BOOKMARK,
     FIRST,
@@ -385,6 +385,38 @@ def test_a_follower_is_told_what_changed(path: Path) -> None:
         assert follower.changes_since(epoch + 1) == both
         assert follower.changes_since(3) == []
         assert follower.changes_since(7) is None
+
+
+def test_an_iteration_goes_on_over_changes_ahead_of_it(path: Path) -> None:
+    with DataStream.create(path) as stream, DataStream.open(path, follow=True) as follower:
+        add(stream, [(1, b"%02d" % number) for number in range(40)])
+        follower.refresh()
+        entries = follower.entries()
+        batches = follower.batches(max_bytes=100)
+        assert [next(entries).number for _ in range(3)] == [0, 1, 2]
+        assert next(batches).next_number < 30
+        stream.update_entry(39, 1, b"xx")
+        first = next(batches).first_number
+        rest = [entry.data for batch in batches for entry in batch]
+        assert rest[-1] == b"xx"
+        assert first + len(rest) <= 40
+        behind = follower.batches(max_bytes=100)
+        next(behind)
+        stream.truncate(30)
+        add(stream, [(1, b"new")])
+        assert max(batch.next_number for batch in behind) == 31
+        behind = follower.batches(max_bytes=100)
+        next(behind)
+        stream.truncate(1)
+        with pytest.raises(NotFound, match="cut back"):
+            next(behind)
+
+
+def test_an_epoch_far_ahead_is_told_by_nobody(path: Path) -> None:
+    """Another file was copied over it, maybe."""
+    page = bytearray(4096)
+    put_change(page, Change(2**63, 0, None))
+    assert changes_between(page, 0, 2**63) is None
 
 
 def test_a_follower_that_slept_too_long_is_not_told(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import NotFound
+from datastreamer.errors import NotFound, StreamClosed
+from datastreamer.storage import disk as disk_module
 from datastreamer.storage import file as file_module
 
 
@@ -138,3 +140,29 @@ def test_an_iteration_ends_where_its_history_does(writer: DataStream) -> None:
     fill(writer, 5, 195, b"new", 190)
     with pytest.raises(NotFound, match="the stream was cut back while it was read"):
         next(entries)
+
+
+def test_a_number_of_a_closed_file_that_another_got(tmp_path: Path) -> None:
+    """A read that was under way at the close is of nobody's file."""
+    names = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    for name in names:
+        with DataStream.create(name, index="memory") as stream, stream.atomic_op() as op:
+            op.add_entries(1, [name.name.encode()] * 10)
+    stream = DataStream.open(names[0], read_only=True, index="memory")
+    other = os.open(names[1], os.O_RDONLY)
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        stream.close()
+        os.dup2(other, fd)
+        return real(fd, size, offset)
+
+    fd = stream.fileno()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk_module.os, "pread", pread)
+        with pytest.raises(StreamClosed):
+            stream.entry(3)
+    os.close(fd)
+    os.close(other)
+    with pytest.raises(StreamClosed):
+        stream.entry(3)

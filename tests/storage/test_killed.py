@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks.base import Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex
+from datastreamer.storage.check import verify
 from tests.storage.made import BOOKMARK, scan_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,6 +207,93 @@ def test_a_full_file_system(small: Path) -> None:
     with DataStream.open(path) as stream:
         assert stream.total_entries == written + 3
         assert stream.bookmark(b"k") == 0
+
+
+DIES_IN_AN_UPDATE = """
+import os, signal, sys
+from datastreamer.storage.disk import OsDisk, OsFile
+from datastreamer.storage.stream import DataStream
+
+class Halting(OsFile):
+    def write(self, data, offset):
+        if len(data) != 1000:
+            return super().write(data, offset)
+        super().write(memoryview(data)[:500], offset)
+        sys.stdin.readline()
+
+class HaltingDisk(OsDisk):
+    def open(self, path, *, write):
+        return Halting(super().open(path, write=write).fileno())
+
+with DataStream.open(sys.argv[1], index="memory", disk=HaltingDisk()) as stream:
+    print("open", flush=True)
+    sys.stdin.readline()
+    stream.update_entry(2, 1, b"B" * 1000)
+"""
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_writer_that_dies_in_the_middle_of_an_update(tmp_path: Path, looks: bool) -> None:
+    """Who follows it hands out no mixture; the next writer puts the old bytes back."""
+    path = tmp_path / "s.bin"
+    with DataStream.create(path, index="memory") as stream, stream.atomic_op() as op:
+        op.add_entries(1, [b"A" * 1000] * 5)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", DIES_IN_AN_UPDATE, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with writer, DataStream.open(path, follow=True, index="memory") as follower:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"open\n"
+        follower.refresh()
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+        while b"BBBB" not in path.read_bytes():
+            pass
+        if looks:
+            follower.refresh()
+        writer.kill()
+        writer.wait()
+        for read in (lambda: follower.entry(2), lambda: list(follower.entries()), follower.refresh):
+            with pytest.raises(DamagedEntry, match="a crash cut off the update of an entry"):
+                read()
+        with DataStream.open(path, index="memory"):
+            pass
+        assert {entry.data for entry in follower.entries()} == {b"A" * 1000}
+
+
+def test_what_a_killed_writer_leaves_beside_goes_with_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path, index="memory") as stream, stream.atomic_op() as op:
+        op.add_entry(1, b"one")
+    for name in ("s.bin.0123abcd.new", "s.bin.undo.89abcdef.new", "s.bin.other.new"):
+        (tmp_path / name).write_bytes(b"begun")
+    with DataStream.open(path, index="memory"):
+        pass
+    assert sorted(left.name for left in tmp_path.iterdir()) == ["s.bin", "s.bin.other.new"]
+
+
+def test_a_writer_killed_while_it_makes_the_index(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path) as stream, stream.atomic_op() as op:
+        op.add_bookmark(b"k")
+    folder = tmp_path / "s.bin.index"
+    for file in folder.iterdir():
+        file.unlink()
+    lmdb.open(str(folder), max_dbs=2).close()
+    report = verify(path)
+    assert report.ok
+    assert report.notes == [
+        "the bookmark index is empty: its making was cut off; the next writer, or reindex, fills it"
+    ]
+    with DataStream.open(path, follow=True) as follower:
+        assert follower.bookmark(b"k") == 0
+    with DataStream.open(path) as stream:
+        assert stream.bookmark(b"k") == 0
+    assert verify(path).notes == []
 
 
 def test_an_index_on_a_full_file_system(small: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.base import IndexUnmade, Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk import File
@@ -50,6 +50,9 @@ class IndexAudit:
         try:
             self._index = LmdbIndex(self.folder, False, beside_writer=live)
             mark = self._index.watermark()
+        except IndexUnmade as error:
+            self.notes.append(f"{error.what}; the next writer, or reindex, fills it")
+            return
         except IndexFailed as error:
             self._failed(error)
             return

@@ -96,6 +96,10 @@ class IndexDamaged(IndexFailed):
     """It will not be written again before it was cleared."""
 
 
+class IndexUnmade(IndexFailed):
+    """Nothing was ever put into it: its maker was ended before."""
+
+
 class IndexReadOnly(StreamFileError):
     """An index opened for reading is not there, or cannot be used as it is."""
 

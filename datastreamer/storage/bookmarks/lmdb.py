@@ -25,6 +25,7 @@ from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
     IndexDamaged,
     IndexReadOnly,
+    IndexUnmade,
     Pace,
     Watermark,
     at_once,
@@ -245,6 +246,8 @@ class LmdbIndex(BookmarkIndex):
 
 
 def _cannot_open(folder: str, error: Exception, write: bool) -> IndexFailed:
+    if isinstance(error, lmdb.NotFoundError):
+        return IndexUnmade(folder, "the bookmark index is empty: its making was cut off")
     why = _why(error, os.path.dirname(folder))
     return IndexFailed(folder, f"the bookmark index cannot be opened: {why}{_WAY_OUT * write}")
 

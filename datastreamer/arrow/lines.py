@@ -1,0 +1,79 @@
+"""Rows as lines of text: JSON objects and CSV.
+
+Owns what a value looks like: bytes as 0x and hex, an entry as the commands print it. Values that
+are null are null in JSON and nothing in CSV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+
+class LineWriter(ABC):
+    """A text file under way at `temporary`, beside `path`, which is not touched."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self.temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+        self._names = schema.names
+        self._file = self.temporary.open("w", encoding="utf-8", newline="")
+        self._is_entries = self._names == ["number", "type", "data"]
+
+    @abstractmethod
+    def write(self, batch: Any) -> None:
+        """These rows come next."""
+
+    def rows(self, batch: Any) -> Any:
+        """The values of each row, as text and numbers."""
+        return zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
+
+    def finish(self) -> None:
+        """No row comes any more."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Forget what was not given another name."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+class JsonWriter(LineWriter):
+    """A JSON object a row."""
+
+    def write(self, batch: Any) -> None:
+        lines = []
+        for row in self.rows(batch):
+            told = dict(zip(self._names, row, strict=True))
+            if self._is_entries:
+                # Entries look as `cat` prints them.
+                data = told.pop("data")
+                told |= {"length": len(data) // 2 - 1, "data": data}
+            lines.append(json.dumps(told) + "\n")
+        self._file.write("".join(lines))
+
+
+class CsvWriter(LineWriter):
+    """A line a row, under a line with the columns' names."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        super().__init__(path, schema)
+        self._csv = csv.writer(self._file, lineterminator="\n")
+        self._csv.writerow(self._names)
+
+    def write(self, batch: Any) -> None:
+        self._csv.writerows(self.rows(batch))
+
+
+def writer_of(path: Path, schema: Any) -> LineWriter:
+    """What writes the form that the file's name says."""
+    return CsvWriter(path, schema) if path.suffix == ".csv" else JsonWriter(path, schema)
+
+
+def _plain(value: Any) -> Any:
+    return f"0x{value.hex()}" if isinstance(value, bytes) else value

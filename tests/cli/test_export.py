@@ -1,0 +1,84 @@
+"""`export`: files and servers to files, as users call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import BLOCKS, ENTRIES, Invoke
+
+pq = pytest.importorskip(
+    "pyarrow.parquet", reason="pyarrow is not installed: pip install 'datastreamer[arrow]'"
+)
+
+
+def test_a_folder_and_again(invoke: Invoke, source: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = invoke("export", source, out, "--to", ENTRIES // 2 - 1)
+    assert (done.code, done.out) == (0, b"")
+    assert done.err == f"{out}: {ENTRIES // 2} entries, in 1 new file\n"
+    done = invoke("export", source, out)
+    assert done.err == f"{out}: {ENTRIES // 2} entries, in 1 new file\n"
+    done = invoke("export", source, out)
+    assert (done.code, done.err) == (0, f"{out} has all entries before {ENTRIES} already\n")
+    assert sum(pq.read_table(part).num_rows for part in out.iterdir()) == ENTRIES
+
+
+def test_json_lines_are_those_of_cat(invoke: Invoke, source: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert invoke("export", source, out, "--from", 3, "--to", 17).code == 0
+    assert out.read_bytes() == invoke("cat", source, "--from", 3, "--to", 17, "--json").out
+
+
+def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:
+    # What the made-up sequencer writes is of version 1.
+    done = invoke("export", source, tmp_path, "--table", "all")
+    assert done.code == 0
+    assert f"{ENTRIES} entries, {BLOCKS} blocks, {BLOCKS} block_ends" in done.err
+    assert done.err.endswith(f"from entries 0 to {ENTRIES - 1}, in 8 new files\n")
+    (blocks,) = (tmp_path / "blocks").iterdir()
+    decoded = [
+        json.loads(line)
+        for line in invoke("cat", source, "--type", 1, "--decode", "zkevm", "--json").lines
+    ]
+    told = pq.read_table(blocks).to_pylist()
+    assert [row["entry_number"] for row in told] == [line["number"] for line in decoded]
+    assert [row["number"] for row in told] == [line["fields"]["number"] for line in decoded]
+    assert [f"0x{row['coinbase'].hex()}" for row in told] == [
+        line["fields"]["coinbase"] for line in decoded
+    ]
+
+
+def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
+    assert "'logs' is not one of" in invoke("export", made, "x", "--table", "logs").failed(2)
+    order = invoke("export", made, "x", "--from", 2, "--to", 1).failed(2)
+    assert order.endswith("--to 1 stands before --from 2")
+    one = tmp_path / "all.parquet"
+    assert "all tables want a folder" in invoke("export", made, one, "--table", "all").failed()
+    one.touch()
+    assert "something stands there already" in invoke("export", made, one).failed()
+    missing = tmp_path / "missing.bin"
+    assert "no such file" in invoke("export", missing, tmp_path / "out").failed()
+    told = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
+    assert f"entry {ENTRIES + 1}" in told
+    wrong = invoke("export", made, tmp_path / "w", "--table", "blocks", "--stream-version", 2)
+    assert wrong.failed().startswith("entry ")
+
+
+def test_without_pyarrow_one_line_says_what_to_install(made: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; from datastreamer.cli.main import main; "
+        f"sys.exit(main(['export', {str(made)!r}, {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: Arrow needs a package that is not installed: install it with pip install "
+        "'datastreamer[arrow]'\n"
+    )
