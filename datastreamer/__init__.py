@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from datastreamer.errors import DatastreamerError as DatastreamerError
     from datastreamer.format import Header as Header
     from datastreamer.net.blocking import BlockingClient as BlockingClient
+    from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
     from datastreamer.net.limits import Limits as Limits
+    from datastreamer.net.relay import Relay as Relay
     from datastreamer.net.server import serve as serve
     from datastreamer.net.tls import ServerTLS as ServerTLS
     from datastreamer.net.tls import client_tls as client_tls
+    from datastreamer.net.upstream import Upstream as Upstream
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
     from datastreamer.protocol.resume import Backoff as Backoff
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Backoff": "datastreamer.protocol.resume",
     "BlockingClient": "datastreamer.net.blocking",
+    "BlockingRelay": "datastreamer.net.blocking_relay",
     "Client": "datastreamer.net.client",
     "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
@@ -44,9 +48,11 @@ _HOME = {
     "Limits": "datastreamer.net.limits",
     "LmdbCursor": "datastreamer.storage.cursors",
     "Position": "datastreamer.position",
+    "Relay": "datastreamer.net.relay",
     "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.net.tls",
     "StreamServer": "datastreamer.net.embed",
+    "Upstream": "datastreamer.net.upstream",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
     "serve": "datastreamer.net.server",

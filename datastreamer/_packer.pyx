@@ -278,18 +278,22 @@ cdef class EntryPacker(Packed):
         Bookmarks are welcome, and noted where their key is 1 to 16 bytes.
         """
         cdef BatchColumns columns
-        cdef Py_ssize_t i, size
+        cdef Py_ssize_t i = 0, size
         cdef const uint8_t* data
         cdef uint64_t first = self._number
         columns_of(batch, &columns)
         self._check(<uint64_t>columns.count)
-        for i in range(columns.count):
+        while i < columns.count:
             data = columns.base + columns.offsets[i] + HEAD_SIZE
             size = columns.lengths[i]
             self._ready(size)
             if columns.types[i] == TYPE_BOOKMARK and 1 <= size <= MAX_BOOKMARK_SIZE:
                 self._remember(PyBytes_FromStringAndSize(<const char*>data, size))
             self._put(columns.types[i], data, size)
+            i += 1
+            if columns.numbers == NULL and self._number == columns.first_number + <uint64_t>i:
+                # Head and all they stand there as they will stand here.
+                i = self._put_run(&columns, i)
         return range(first, first + <uint64_t>columns.count)
 
     @cython.final
@@ -420,6 +424,42 @@ cdef class EntryPacker(Packed):
         self._offset += length
         self._room -= length
         self._number += 1
+
+    @cython.final
+    cdef Py_ssize_t _put_run(self, BatchColumns* columns, Py_ssize_t first) except -1:
+        """Pack the batch's entries from `first` on in one copy, as many as stand together and
+        fit in the page, up to a bookmark and to the next spill; gives the first that is left.
+        """
+        cdef int64_t begin, end
+        cdef Py_ssize_t i = first, room = self._room, length
+        if first >= columns.count or self._count == 0:
+            return first
+        if self._spill_at < self._used:
+            return first
+        if room > self._spill_at - self._used + 1:
+            room = self._spill_at - self._used + 1
+        begin = end = columns.offsets[first]
+        while i < columns.count:
+            length = HEAD_SIZE + <Py_ssize_t>columns.lengths[i]
+            if (
+                columns.types[i] == TYPE_BOOKMARK
+                or columns.offsets[i] != end
+                or length > room
+                or columns.base[end] != PACKET_ENTRY
+            ):
+                break
+            end += length
+            room -= length
+            i += 1
+        if i > first:
+            length = <Py_ssize_t>(end - begin)
+            self._ensure(length + 1)
+            memcpy(self._bytes + self._used, columns.base + begin, length)
+            self._used += length
+            self._offset += length
+            self._room -= length
+            self._number += <uint64_t>(i - first)
+        return i
 
     @cython.final
     cdef inline uint64_t _add(self, uint32_t kind, const uint8_t* data,

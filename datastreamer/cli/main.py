@@ -33,7 +33,8 @@ def _ends_well(arguments: Sequence[str]) -> bool:
         if word in ("--log-level", "--log-format"):
             next(words, None)
         elif not word.startswith("-"):
-            return word in ("serve", "demo", "top") or (word == "cat" and "--follow" in arguments)
+            ends_well = word in ("serve", "relay", "demo", "top")
+            return ends_well or (word == "cat" and "--follow" in arguments)
     return False
 
 

@@ -15,6 +15,7 @@ from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
 from datastreamer.cli.reindex import reindex
+from datastreamer.cli.relay import relay
 from datastreamer.cli.repair import repair
 from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
@@ -42,7 +43,7 @@ def datastreamer(
 
 
 for verb in (
-    *(serve, info, cat, entry, bookmark),
+    *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
     *(export, top, clients, demo),
 ):

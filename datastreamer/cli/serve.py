@@ -233,7 +233,7 @@ def serve(
         raise typer.BadParameter(
             "--create makes a stream to write to, --follow leaves that to others"
         )
-    tls = _tls(tls_cert or [], tls_key or [], tls_client_ca)
+    tls = server_tls(tls_cert or [], tls_key or [], tls_client_ca)
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
 
@@ -281,7 +281,8 @@ def metrics_at(host: list[str] | None, port: int | None) -> tuple[list[str] | No
     return host or None, port
 
 
-def _tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:
+def server_tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:
+    """What --tls-cert, --tls-key and --tls-client-ca come to."""
     if not certs:
         if keys or client_ca is not None:
             option = "--tls-key" if keys else "--tls-client-ca"

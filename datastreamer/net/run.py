@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import trio
@@ -60,7 +60,7 @@ def serve_until_signal(
     it, and so many others serve it (`workers.py`); `ServerFailed` is raised where none of them
     can be kept alive, and `UsageError` where there are more of them than clients.
     """
-    ending = _Ending()
+    ending = Ending()
 
     async def main(stream: DataStream) -> None:
         server = Server(stream, limits=limits, tls=tls)
@@ -75,7 +75,7 @@ def serve_until_signal(
                 await nursery.start(serve_metrics_of, server, asked, stream.share_numbers())
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
-                nursery.start_soon(_show_life, seconds)
+                nursery.start_soon(show_life, seconds)
             listening(stream, addresses)
             systemd.notify(systemd.READY)
             await ending.begun.wait()
@@ -91,7 +91,7 @@ def serve_until_signal(
                 await nursery.start(_reload_all_on_hangup, tls, many)
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
-                nursery.start_soon(_show_life, seconds)
+                nursery.start_soon(show_life, seconds)
             if not ending.begun.is_set():
                 listening(stream, [name_of(listener) for listener in listeners])
                 systemd.notify(systemd.READY)
@@ -114,11 +114,8 @@ def serve_until_signal(
         for listener in asked:
             listener.close()
         raise
-    # No signal is raised as an exception where it happens to arrive: that may be anywhere
-    # in the event loop.
-    before = [(number, signal.signal(number, ending.note)) for number in _ENDING]
     try:
-        with open_stream() as stream:
+        with ending.noted(), open_stream() as stream:
             if workers == 1:
                 trio.run(main, stream)
             else:
@@ -130,14 +127,12 @@ def serve_until_signal(
                 finally:
                     many.close()
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
         for listener in (*listeners, *asked):
             listener.close()
-    return signal.Signals(ending.caught[0]).name
+    return ending.name
 
 
-class _Ending:
+class Ending:
     """What signals have asked for, noted wherever they arrive."""
 
     def __init__(self) -> None:
@@ -145,6 +140,22 @@ class _Ending:
         self.begun = trio.Event()
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
+
+    @property
+    def name(self) -> str:
+        """The first signal's."""
+        return signal.Signals(self.caught[0]).name
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Within this, no signal is raised as an exception where it happens to arrive: that
+        may be anywhere in the event loop."""
+        before = [(number, signal.signal(number, self.note)) for number in _ENDING]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
 
     def enter_loop(self, scope: trio.CancelScope) -> None:
         """From now on a signal is passed on to the loop; `scope` is what the second ends."""
@@ -187,7 +198,8 @@ async def _reload_all_on_hangup(
                     _log.error("%s", error)
 
 
-async def _show_life(seconds: float) -> None:
+async def show_life(seconds: float) -> None:
+    """Tell systemd every so many seconds that the loop turns."""
     while True:
         systemd.notify(systemd.WATCHDOG)
         await trio.sleep(seconds)

@@ -274,6 +274,11 @@ class DataStream(StreamView):
         op._committing = False
         return pending
 
+    def takes_at_once(self, size: int) -> bool:
+        """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
+        not to wait for the disk: the file need not grow for it, and nothing is to be mended."""
+        return self._writer().takes_at_once(size)
+
     def _ensure_repeatable(self, file: StreamWriter, op: AtomicOp) -> None:
         """After a failed sync: whether the open operation can still be committed."""
         self._mend()

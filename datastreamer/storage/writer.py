@@ -24,7 +24,7 @@ from datastreamer.errors import (
     StreamLocked,
     WriteFailed,
 )
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
@@ -299,6 +299,14 @@ class StreamWriter(ChangeableFile):
             if visible and self.inside_wakers:
                 self.wake_inside()
             return head
+
+    def takes_at_once(self, size: int) -> bool:
+        """Whether an operation of `size` packed bytes goes into the file as large as it is: a
+        commit that does not wait is some writes then, and no sync."""
+        offset = self.written.length
+        following = page_start(page_of(offset) + 1)
+        end = offset + size if offset + size <= following else following + size
+        return not self.failed and end < self._room.size
 
     def not_committed(self, error: OSError) -> NoReturn:
         """After a commit's writes that failed: page and end are as they were."""

@@ -92,7 +92,8 @@ def test_what_is_not_there(
         ["client", "--bookmarktype", "256"],
         ["client", "--log", "loud"],
         ["server", "--opers", "x"],
-        ["relay"],
+        ["relay", "--server", "nowhere"],
+        ["repeat"],
     ],
 )
 def test_wrong_usage(invoke_dsapp: Invoke, words: list[str]) -> None:

@@ -629,3 +629,17 @@ assert packer.next_number == 1
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(found.stdout) > 48 << 20
+
+
+@given(places, st.data())
+@usual
+def test_a_batch_with_the_numbers_that_are_due(length: int, drawn: st.DataObject) -> None:
+    """It is copied in runs: the pages are the same as for any other."""
+    sizes = st.integers(0, 60) | st.sampled_from([PAGE // 2, PAGE // 3, PAGE - 17, PAGE - 18])
+    several = drawn.draw(st.lists(st.tuples(kinds, sizes), min_size=1, max_size=40))
+    entries = [(kind, bytes([n + 1]) * size) for n, (kind, size) in enumerate(several)]
+    due = drawn.draw(st.integers(0, 2**40))
+    packed = b"".join(pack(due + i, *entry) for i, entry in enumerate(entries))
+    packer = begun(length, due)
+    assert packer.add_batch(scan(packed)) == range(due, due + len(entries))
+    check(packer, entries, length, due)

@@ -16,6 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed, StreamEnd
 from datastreamer.storage.disk import OsDisk, OsFile
+from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.record import CommitRecord, Head, Mark, SyncedHeader
 from tests.storage.steps import SteppedCommit, Writes
 
@@ -207,3 +208,16 @@ def test_a_policy_that_is_set_while_a_commit_begins(
         assert not end.ready
         add(stream)
         assert end.base == end.written
+
+
+@pytest.mark.parametrize("sync", ["commit", "os", 5])
+def test_what_is_taken_at_once_does_not_grow_the_file(tmp_path: Path, sync: SyncPolicy) -> None:
+    with DataStream.create(tmp_path / "s.bin", sync=sync, index="memory") as stream:
+        for size in (1, 500_000, 500_000, 40_000, 8_000, 100_000, 700_000, 1_048_000):
+            before = (tmp_path / "s.bin").stat().st_size
+            at_once = stream.takes_at_once(size + 17)
+            with stream.atomic_op() as op:
+                op.add_entry(1, bytes(size))
+                op.commit(wait=False)
+            grown = (tmp_path / "s.bin").stat().st_size > before
+            assert at_once is not grown

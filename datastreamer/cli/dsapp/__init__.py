@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `dsapp` with `arguments` (None: the process's); gives the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and given and given[0] in ("server", "client"):
+    if arguments is None and given and given[0] in ("server", "client", "relay"):
         from datastreamer.cli.early import end_well_from_now_on
 
         end_well_from_now_on()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.dsapp.client import client
+from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
 from datastreamer.cli.options import new_program
 
@@ -15,7 +16,7 @@ program = new_program()
 
 @program.callback(invoke_without_command=True)
 def dsapp(context: typer.Context) -> None:
-    """Demo server and client of a stream.
+    """Demo server, client and relay of a stream.
 
     The operator's tool is datastreamer.
     """
@@ -41,5 +42,5 @@ def show_help(
         typer.echo(its.get_help())
 
 
-for verb in (server, client):
+for verb in (server, client, relay):
     program.command()(verb)

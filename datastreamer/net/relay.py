@@ -1,0 +1,441 @@
+"""A relay: a stream that is downloaded, kept in a file and served on.
+
+Owns the choice among upstreams and what follows from their being lost, behind or rewritten.
+How a file is compared with an upstream is `upstream`'s, how it is written `keeping`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import trio
+
+from datastreamer.errors import (
+    ConnectionLost,
+    DatastreamerError,
+    FileMissing,
+    PeerError,
+    UsageError,
+)
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.net.iteration import Batches
+from datastreamer.net.keeping import Keeper
+from datastreamer.net.limits import Limits
+from datastreamer.net.listen import Hosts, open_listeners
+from datastreamer.net.server import Server
+from datastreamer.net.tls import ServerTLS
+from datastreamer.net.upstream import (
+    AnotherStream,
+    Behind,
+    Rewritten,
+    Upstream,
+    client_of,
+    common_entries,
+    header_of,
+    join,
+)
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.resume import BACKOFF, Backoff
+from datastreamer.storage.durable import SyncPolicy
+from datastreamer.storage.stream import DataStream, PathLike
+from datastreamer.storage.view import IndexName
+
+_log = logging.getLogger(__name__)
+
+OnRewrite = Literal["stop", "follow"]
+
+DEFAULT_PORT: Final = 7900
+"""Where a relay listens, unless told otherwise."""
+
+# While a relay is behind, or without an upstream, it says so this often.
+_SAY_SECONDS = 10.0
+_REMIND_SECONDS = 60.0
+# An upstream that is lost sooner, and gave nothing, counts as one that is not there.
+_STEADY_SECONDS = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class UpstreamState:
+    """What is known of one upstream."""
+
+    upstream: Upstream
+    entries: int | None = None
+    """How many it held when it last said so; None: it never did."""
+
+    set_aside: DatastreamerError | None = None
+    """Why nothing is taken from it any more, until the relay is started anew."""
+
+    lost: str = ""
+    """Why it cannot be had now."""
+
+    behind_since: float | None = None
+    """Since when, by the loop's clock, it has been found to hold less than we do."""
+
+
+class Relay:
+    """Downloads a stream, keeps it in the file at `path`, and serves it.
+
+    ``await nursery.start(relay.run)``, and ``await relay.finish()`` for a good end.
+
+    `upstreams` are tried in this order, each an `Upstream` or (host, port); when a later one
+    is used and an earlier one is there again and holds as much, the relay goes back to it. A
+    new file becomes the upstream's stream (`stream_type` is what it is asked for); an
+    existing one is compared with each upstream before anything of it is appended.
+
+    `on_rewrite` says what becomes of an upstream that holds other entries than ours, or has
+    taken some back: with "stop" it is set aside, and when none is left `failure` says why
+    nothing is downloaded any more; with "follow" our file is cut back to the last entry in
+    common. A stream of another version, system id or type is always set aside. What is here
+    is served all the time. An upstream that is merely behind, where there are others, is
+    waited for; "follow" does so for `patience` seconds.
+
+    `sync` is that of `DataStream`: with "commit" readers get what is on disk, with syncs
+    that many commits share. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`.
+    `timeout`, `heartbeat` and `backoff` are those of `connect`. Every `look_seconds` the
+    upstreams are asked how far they are.
+    """
+
+    def __init__(
+        self,
+        upstreams: Sequence[Upstream | tuple[str, int]],
+        path: PathLike,
+        *,
+        host: Hosts = None,
+        port: int | None = DEFAULT_PORT,
+        unix: PathLike | None = None,
+        tls: ServerTLS | None = None,
+        limits: Limits | None = None,
+        sync: SyncPolicy = "commit",
+        index: IndexName = "lmdb",
+        stream_type: int | None = None,
+        on_rewrite: OnRewrite = "stop",
+        patience: float = 30.0,
+        timeout: float = exchanges.TIMEOUT,
+        heartbeat: float | None = 10.0,
+        backoff: Backoff = BACKOFF,
+        look_seconds: float = 10.0,
+    ) -> None:
+        if not upstreams:
+            raise UsageError("a relay needs a server to download from")
+        if on_rewrite not in ("stop", "follow"):
+            raise UsageError(f'on_rewrite is "stop" or "follow", not {on_rewrite!r}')
+        self.states = [
+            UpstreamState(each if isinstance(each, Upstream) else Upstream(*each))
+            for each in upstreams
+        ]
+        self.path = os.fspath(path)
+        self.stream: DataStream | None = None
+        self.server: Server | None = None
+        self.failure: DatastreamerError | None = None
+        self.current: UpstreamState | None = None
+        self.caught_up = False
+        self._source: UpstreamState | None = None
+        self.listen = (host, port, unix)
+        self.tls = tls
+        self._limits = limits
+        self._sync: SyncPolicy = sync
+        self._index = index
+        self._stream_type = stream_type
+        self._follow = on_rewrite == "follow"
+        self._patience = patience
+        self._timeout = timeout
+        self._heartbeat = heartbeat
+        self._backoff = backoff
+        self._look_seconds = look_seconds
+        self._downloading = trio.CancelScope()
+        self._said = 0.0
+
+    @property
+    def lag(self) -> int | None:
+        """How many entries the upstream in use is known to hold that are not here; None
+        where there is no such upstream."""
+        if self.current is None or self.current.entries is None or self.stream is None:
+            return None
+        return max(0, self.current.entries - self.stream.total_entries)
+
+    # Its life.
+
+    async def run(
+        self,
+        listeners: Iterable[socket.socket] | None = None,
+        task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Relay until cancelled, or until `finish` is through.
+
+        Starts with the addresses it listens on, when clients are served: at once where there
+        is a file; where there is none, as soon as an upstream says whose stream it is.
+        `listeners` are used in place of `host`, `port` and `unix`, and closed at the end.
+
+        Raises `ListenFailed` and what `DataStream.open` raises. Whatever becomes of upstreams
+        or of the disk afterwards is told in the log and by `failure`.
+        """
+        listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
+        try:
+            stream = self.stream = await self._open()
+            try:
+                self.server = Server(stream, limits=self._limits, tls=self.tls)
+                async with trio.open_nursery() as nursery:
+                    addresses = await nursery.start(self.server.run, listeners)
+                    task_status.started(addresses)
+                    nursery.start_soon(self._download, stream)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(stream.close)
+        finally:
+            for listener in listeners:
+                listener.close()
+
+    async def finish(self, grace: float | None = None) -> bool:
+        """Download nothing more, then as `Server.finish`; `run` returns then."""
+        self._downloading.cancel()
+        if self.server is None or self.stream is None:
+            return True
+        try:
+            await trio.to_thread.run_sync(self.stream.sync)
+        except DatastreamerError as error:
+            _log.error("%s", error)
+        return await self.server.finish(grace)
+
+    async def _open(self) -> DataStream:
+        def existing() -> DataStream:
+            return DataStream.open(
+                self.path, stream_type=self._stream_type, sync=self._sync, index=self._index
+            )
+
+        def new() -> DataStream:
+            return DataStream.create(
+                self.path,
+                version=header.version,
+                system_id=header.system_id,
+                stream_type=header.stream_type,
+                sync=self._sync,
+                index=self._index,
+            )
+
+        try:
+            return await trio.to_thread.run_sync(existing)
+        except FileMissing:
+            header = await self._first_header()
+        return await trio.to_thread.run_sync(new)
+
+    async def _first_header(self) -> Header:
+        """Whose stream a new file will hold, from the first upstream that says so."""
+        wanted = STREAM_TYPE_SEQUENCER if self._stream_type is None else self._stream_type
+        attempt = 0
+        while True:
+            for state in self.states:
+                try:
+                    header = await header_of(state.upstream, wanted, self._timeout)
+                except PeerError as error:
+                    self._lost(state, error)
+                else:
+                    state.lost = ""
+                    return header
+            await self._pause(attempt, f"{self.path} is not there yet")
+            attempt += 1
+
+    # Upstreams, one after the other.
+
+    async def _download(self, stream: DataStream) -> None:
+        with self._downloading:
+            attempt = 0
+            while candidates := [state for state in self.states if state.set_aside is None]:
+                for state in candidates:
+                    if await self._relay_from(state, stream):
+                        attempt = 0
+                        break
+                else:
+                    if any(state.set_aside is None for state in candidates):
+                        await self._pause(attempt, f"serving {stream.total_entries} entries")
+                        attempt += 1
+            self.failure = self.states[0].set_aside
+            _log.error(
+                "nothing is downloaded any more, %d entries are served on: %s",
+                stream.total_entries,
+                self.failure,
+            )
+
+    async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
+        """Download from one upstream while that goes well; whether it did at all."""
+        began, before = trio.current_time(), stream.total_entries
+        try:
+            async with client_of(
+                state.upstream, stream.header.stream_type, self._timeout, self._heartbeat
+            ) as client:
+                try:
+                    await trio.to_thread.run_sync(stream.sync)
+                    batches, header = await join(client, stream, self._timeout)
+                except (Behind, Rewritten) as error:
+                    if not self._is_followed(state, error):
+                        return False
+                    await self._go_back(state, stream, error)
+                    return True
+                self._joined(state, stream, header)
+                try:
+                    if await self._stream_on(state, stream, batches):
+                        return True
+                finally:
+                    self.current, self.caught_up = None, False
+        except AnotherStream as error:
+            self._set_aside(state, error)
+        except DatastreamerError as error:
+            # Of the connection, or of our own disk: both may be well again.
+            self._lost(state, error)
+        steady = trio.current_time() - began >= _STEADY_SECONDS
+        return steady or stream.total_entries > before
+
+    async def _stream_on(self, state: UpstreamState, stream: DataStream, batches: Batches) -> bool:
+        """Keep what comes. True where an earlier upstream is to be used; else it raises."""
+        back = False
+        failure: DatastreamerError | None = None
+
+        async with trio.open_nursery() as nursery:
+            keeper = Keeper(stream, nursery.cancel_scope)
+            nursery.start_soon(keeper.run)
+
+            async def look() -> None:
+                nonlocal back
+                await self._look_around(state, stream)
+                back = True
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(look)
+            try:
+                async for batch in batches:
+                    self._source = state
+                    await keeper.keep(batch)
+                    self._progress(state, stream, batch.next_number)
+                failure = ConnectionLost(f"{state.upstream.name} ended the stream")
+            except DatastreamerError as error:
+                failure = error
+            # What came before is good: an upstream may get no further the next time either.
+            await keeper.settle()
+            nursery.cancel_scope.cancel()
+        failure = keeper.failure or failure
+        if failure is not None and not back:
+            raise failure
+        return back
+
+    async def _look_around(self, current: UpstreamState, stream: DataStream) -> None:
+        """Ask upstreams how far they are; returns when an earlier one is to be used again."""
+        kind = stream.header.stream_type
+        while True:
+            await trio.sleep(self._look_seconds)
+            earlier = True
+            for state in self.states:
+                earlier = earlier and state is not current
+                if state.set_aside is not None:
+                    continue
+                try:
+                    header = await header_of(state.upstream, kind, self._timeout)
+                except PeerError as error:
+                    if earlier:
+                        self._lost(state, error)
+                    continue
+                state.entries = header.total_entries
+                if earlier and header.total_entries >= stream.total_entries:
+                    _log.warning("%s is there again, going back to it", state.upstream.name)
+                    return
+
+    # Differences.
+
+    def _is_followed(self, state: UpstreamState, error: Behind | Rewritten) -> bool:
+        """What an upstream that does not hold what we do comes to: whether we go back."""
+        now = trio.current_time()
+        if isinstance(error, Behind):
+            state.entries = error.total
+            since = state.behind_since
+            if since is None:
+                since = state.behind_since = now
+                _log.warning("%s", error)
+            # Where it is not the one that gave us these entries, it may well get them yet.
+            sure = len(self.states) == 1 or self._source is state
+            if not sure and not (self._follow and now - since >= self._patience):
+                state.lost = state.lost or str(error)
+                return False
+        if self._follow:
+            return True
+        self._set_aside(state, error)
+        return False
+
+    async def _go_back(
+        self, state: UpstreamState, stream: DataStream, error: Behind | Rewritten
+    ) -> None:
+        """Cut our file back to what the upstream holds too."""
+        total = stream.total_entries
+        common = error.total if isinstance(error, Behind) else error.first_differing
+        if common is None:
+            async with client_of(
+                state.upstream, stream.header.stream_type, self._timeout
+            ) as client:
+                common = await common_entries(client, stream, total)
+        if common < total:
+            _log.warning(
+                "following %s back to %d entries: entries %d to %d are cut off (%s)",
+                state.upstream.name,
+                common,
+                common,
+                total - 1,
+                error,
+            )
+            await trio.to_thread.run_sync(stream.truncate, common)
+        state.behind_since = None
+
+    # What is said.
+
+    def _set_aside(self, state: UpstreamState, error: DatastreamerError) -> None:
+        state.set_aside = error
+        _log.error("nothing more is taken from %s: %s", state.upstream.name, error)
+
+    def _lost(self, state: UpstreamState, error: DatastreamerError) -> None:
+        """A line when an upstream, or our disk, fails; none for each attempt after."""
+        if not state.lost:
+            _log.warning("%s: %s", state.upstream.name, str(error).partition(";")[0])
+        state.lost = str(error)
+
+    def _joined(self, state: UpstreamState, stream: DataStream, header: Header) -> None:
+        self.current, self.caught_up = state, False
+        state.entries = header.total_entries
+        state.behind_since = None
+        _log.info(
+            "relaying from %s: entry %d is next, it holds %d",
+            state.upstream.name,
+            stream.total_entries,
+            header.total_entries,
+        )
+        state.lost = ""
+        self._said = trio.current_time()
+        self._progress(state, stream, stream.total_entries)
+
+    def _progress(self, state: UpstreamState, stream: DataStream, next_number: int) -> None:
+        if next_number >= (state.entries or 0):
+            state.entries = next_number
+            if not self.caught_up:
+                self.caught_up = True
+                _log.info("caught up with %s at entry %d", state.upstream.name, next_number)
+            return
+        now = trio.current_time()
+        if now - self._said >= _SAY_SECONDS:
+            self._said = now
+            _log.info(
+                "catching up with %s: entry %d of %d",
+                state.upstream.name,
+                next_number,
+                state.entries,
+            )
+
+    async def _pause(self, attempt: int, what: str) -> None:
+        now = trio.current_time()
+        if attempt == 0:
+            self._said = now
+        elif now - self._said >= _REMIND_SECONDS:
+            self._said = now
+            why = "; ".join(state.lost for state in self.states if state.lost)
+            _log.warning("still nothing to relay from, %s: %s", what, why)
+        await trio.sleep(self._backoff.wait(attempt, random.random()))  # noqa: S311
