@@ -61,16 +61,14 @@ def bare_copy(path: Path, address: tuple[str, int], total: int) -> Done:
             buffer = memoryview(bytearray(1 << 20))
             begin = time.perf_counter()
             connection.sendall(START)
+            end = total + len(OK)
             at = 0
-            while at < total + len(OK):
-                got = connection.recv_into(buffer, 0, socket.MSG_WAITALL)
+            while at < end:
+                got = connection.recv_into(buffer[: end - at], 0, socket.MSG_WAITALL)
                 if not got:
                     raise AssertionError("the server ended the connection")
                 os.pwrite(fd, buffer[:got], at)
                 at += got
-                left = total + len(OK) - at
-                if left < len(buffer):
-                    buffer = buffer[:left]
             return Done(total, time.perf_counter() - begin)
     finally:
         os.close(fd)
