@@ -19,7 +19,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
-from datastreamer.storage.disk import File
+from datastreamer.storage.disk import File, Readable
 from datastreamer.storage.record import Head
 
 # Of an entry's number in its head.
@@ -77,7 +77,7 @@ def walk_file(
     behind damage. `progress(offset)` is told how far it is. After damage it goes on with the
     next page, which begins with an entry whose number says what is missing.
     """
-    chain = _Chain()
+    chain = Chain()
     pages, unread = 0, False
     start = HEADER_PAGE_SIZE
     while start < stop and not (to_first_damage and not chain.intact):
@@ -90,7 +90,7 @@ def walk_file(
         if not content:
             break
         pages += 1
-        intact = chain.goes_on(_read_page(file, content, start, chain.due))
+        intact = chain.goes_on(read_page(file, content, start, chain.due))
         batch = chain.take(to_the_end=start + PAGE_SIZE <= stop)
         if batch and visit is not None:
             visit(batch, intact)
@@ -100,20 +100,21 @@ def walk_file(
     return Walk(chain.whole, chain.padded, pages, chain.damages + chain.missing, unread)
 
 
-class _Chain:
+class Chain:
     """The pages that were read so far, and how they go together.
 
-    `due` is the entry that comes next, None behind what cannot be read. `missing` are damages
-    behind which no entry was found yet. For the rest see `Walk`.
+    `due` is the entry that comes next, None behind what cannot be read and before the first
+    page of a part of a file. `missing` are damages behind which no entry was found yet. For
+    the rest see `Walk`.
     """
 
-    def __init__(self) -> None:
-        self.due: int | None = 0
+    def __init__(self, due: int | None = 0) -> None:
+        self.due = due
         self.whole = Head()
         self.padded = False
         self.damages: list[Damage] = []
         self.missing: list[Damage] = []
-        self._page = _Page(HEADER_PAGE_SIZE, b"", scan(b""), None)
+        self._page = Page(HEADER_PAGE_SIZE, b"", scan(b""), None)
 
     @property
     def intact(self) -> bool:
@@ -122,7 +123,7 @@ class _Chain:
     def miss(self, offset: int, what: str) -> None:
         self.missing.append(Damage(offset, what, self.due, None))
 
-    def goes_on(self, page: _Page) -> bool:
+    def goes_on(self, page: Page) -> bool:
         """Put the next page behind the last one; whether nothing is broken up to its start."""
         before, self._page = self._page, page
         found = page.batch.first_number if page.batch else None
@@ -138,7 +139,7 @@ class _Chain:
             self.due = page.batch.next_number
         return self.intact
 
-    def _doubt_padding(self, before: _Page, due: int, found: int | None) -> None:
+    def _doubt_padding(self, before: Page, due: int, found: int | None) -> None:
         """Zeros over the end of a page pass for padding, and so does a length's first byte
         where an entry is taken for one byte longer."""
         what = f"padding where entry {due} is due: the next page begins with entry {found}"
@@ -163,7 +164,7 @@ class _Chain:
         return page.batch
 
 
-class _Page(NamedTuple):
+class Page(NamedTuple):
     """A page, or as much of it as there is: its entries up to what is none, if anything is not.
 
     `broken` is an offset in the page and what stands there.
@@ -187,7 +188,7 @@ class _Page(NamedTuple):
             due = min(due, self.batch.first_number)
         return Damage(self.start + offset, what, due, None)
 
-    def broken_at(self, what: str, following: bytes = b"") -> _Page:
+    def broken_at(self, what: str, following: bytes = b"") -> Page:
         """The page with a break behind its entries - or before the last, where that is at fault.
 
         Nothing but the place of the next entry tells that an entry's length is right: where
@@ -213,13 +214,14 @@ class _Page(NamedTuple):
         return self._replace(batch=batch[:-1], broken=(last, what))
 
 
-def _read_page(file: File, content: bytes, start: int, due: int | None) -> _Page:
+def read_page(file: Readable, content: bytes, start: int, due: int | None) -> Page:
+    """The page that begins at file offset `start`, of which `content` was read."""
     try:
         batch = scan(content, due, file_offset=start)
     except CorruptEntries as error:
         offset, what = error.offset, error.reason
     else:
-        page = _Page(start, content, batch, None)
+        page = Page(start, content, batch, None)
         if batch.more:
             what = f"the entry goes on past byte {start + len(content)}, where the data ends"
             page = page._replace(broken=(batch.end, what))
@@ -227,12 +229,12 @@ def _read_page(file: File, content: bytes, start: int, due: int | None) -> _Page
     if offset == 0 and due is not None:
         try:
             # Whole, but of another place: stale, or swapped with another page.
-            return _Page(start, content, scan(content, None, file_offset=start), None)
+            return Page(start, content, scan(content, None, file_offset=start), None)
         except CorruptEntries:
             pass
     batch = scan(content, due, file_offset=start, end=offset)
     following = file.read(ENTRY_HEAD_SIZE, start + PAGE_SIZE)
-    return _Page(start, content, batch, None).broken_at(what, following)
+    return Page(start, content, batch, None).broken_at(what, following)
 
 
 def entries_before(file: File, length: int) -> int | None:

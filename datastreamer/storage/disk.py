@@ -25,16 +25,22 @@ _LINUX = sys.platform.startswith("linux")
 _FLOCK = struct.Struct("hhqqi4x")
 
 
-class File(Protocol):
-    """One open file. Offsets and sizes are in bytes."""
+class Readable(Protocol):
+    """An open file as far as it is read. Offsets and sizes are in bytes."""
 
-    def fileno(self) -> int: ...
     def size(self) -> int: ...
-    def identity(self) -> tuple[int, int]:
-        """Device and inode: the same for two descriptors of one file."""
-
     def read(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer only where the file ends."""
+
+    def close(self) -> None: ...
+
+
+class File(Readable, Protocol):
+    """One open file of a disk."""
+
+    def fileno(self) -> int: ...
+    def identity(self) -> tuple[int, int]:
+        """Device and inode: the same for two descriptors of one file."""
 
     def write(self, data: Buffer, offset: int) -> None:
         """All of `data` at `offset`."""
@@ -65,8 +71,6 @@ class File(Protocol):
 
     def locked_elsewhere(self) -> bool:
         """Whether another open file holds the writer's lock."""
-
-    def close(self) -> None: ...
 
 
 class OsFile(Descriptor):

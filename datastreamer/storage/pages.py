@@ -21,7 +21,7 @@ from datastreamer.format import (
     page_start,
     pages_for,
 )
-from datastreamer.storage.disk import File
+from datastreamer.storage.disk import Readable
 from datastreamer.storage.record import Head
 
 # Bounds of the directory's memory: 16 bytes and two small ints a page; tables (1.2 KB for
@@ -39,7 +39,7 @@ class Pages:
     reads beside the change keeps what he finds to the old one. `path` is for messages.
     """
 
-    def __init__(self, file: File, path: str) -> None:
+    def __init__(self, file: Readable, path: str) -> None:
         self._file = file
         self._path = path
         self._guard = threading.Lock()

@@ -31,7 +31,7 @@ from datastreamer.format import (
     page_start,
     pages_for,
 )
-from datastreamer.storage.disk import File
+from datastreamer.storage.disk import Readable
 from datastreamer.storage.pages import Pages
 from datastreamer.storage.record import Head
 
@@ -85,7 +85,7 @@ class Reader:
     bytes are not what the format promises, after having read them twice.
     """
 
-    def __init__(self, file: File, path: str, head: Head) -> None:
+    def __init__(self, file: Readable, path: str, head: Head) -> None:
         self._file = file
         self._path = path
         self._state = _State(head, 0, Pages(file, path))
@@ -436,7 +436,7 @@ def cut_back(number: int) -> NotFound:
     return NotFound(f"the stream was cut back while it was read, to before entry {number}")
 
 
-def doubt(file: File, head: Head) -> str:
+def doubt(file: Readable, head: Head) -> str:
     """Why the entries of the last page do not end exactly at `head`; empty where they do.
 
     A head at the start of a page may stand behind the padding of the page before.

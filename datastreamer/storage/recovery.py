@@ -28,7 +28,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
-from datastreamer.storage.disk import File
+from datastreamer.storage.disk import Readable
 from datastreamer.storage.reader import doubt
 from datastreamer.storage.record import (
     NO_ID,
@@ -82,7 +82,7 @@ def read_header(page: bytes, path: str, stream_type: int | None = None) -> Heade
     return header
 
 
-def judge(file: File, page: bytes, path: str, header: Header, boot: bytes) -> Judgement:
+def judge(file: Readable, page: bytes, path: str, header: Header, boot: bytes) -> Judgement:
     """Decide where the stream in `file` ends.
 
     Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
@@ -140,7 +140,9 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
         )
 
 
-def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: Head) -> Judgement:
+def _judge_unrecorded(
+    file: Readable, page: bytes, path: str, header: Header, head: Head
+) -> Judgement:
     """A header that no record vouches for: another program's, or a torn one."""
     slots = get_synced(page)
     why = doubt(file, head)
@@ -168,7 +170,7 @@ def _judge_unrecorded(file: File, page: bytes, path: str, header: Header, head: 
     return Judgement(header, head, Head(), None, stream_id, epoch, False)
 
 
-def longest_whole(file: File, record: CommitRecord) -> Head:
+def longest_whole(file: Readable, record: CommitRecord) -> Head:
     """The farthest of the record's heads that the bytes in the file reach whole."""
     base, mid, after = record.base, record.mid, record.after
     if not is_whole(file, base, mid, record.first_hash):
@@ -176,12 +178,12 @@ def longest_whole(file: File, record: CommitRecord) -> Head:
     return after if is_whole(file, mid, after, record.second_hash) else mid
 
 
-def is_whole(file: File, start: Head, stop: Head, expected: int) -> bool:
+def is_whole(file: Readable, start: Head, stop: Head, expected: int) -> bool:
     hasher = xxh3_64()
     return hash_entries(file, start, stop, hasher) and hasher.intdigest() == expected
 
 
-def hash_entries(file: File, start: Head, stop: Head, hasher: xxh3_64) -> bool:
+def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bool:
     """Feed the entries between two heads to `hasher`, padding left out; False if not whole."""
     offset, number = start
     while offset < stop.length:

@@ -1,0 +1,21 @@
+"""Streams as Spark's DataFrames: ``spark.read.format("datastream")``.
+
+Needs pyspark 4.2 or later and pyarrow (``pip install 'datastreamer[spark]'``), and a Java;
+importing this without the packages raises `ExtraMissing`.
+"""
+
+from __future__ import annotations
+
+try:
+    import pyarrow  # noqa: F401
+    import pyspark.sql.datasource  # noqa: F401
+except ImportError:
+    from datastreamer.errors import ExtraMissing
+
+    raise ExtraMissing("Spark needs packages that are not installed", "spark") from None
+
+from datastreamer.spark.java import find_java
+from datastreamer.spark.session import SETTINGS, register, session
+from datastreamer.spark.source import DatastreamSource
+
+__all__ = ["SETTINGS", "DatastreamSource", "find_java", "register", "session"]

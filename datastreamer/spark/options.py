@@ -1,0 +1,234 @@
+"""What a query says of itself: the options of `spark.read`, checked before anything is opened.
+
+Owns the names of all options and what their texts mean. Knows no file, no server, no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+
+from datastreamer.arrow.batches import OnError
+from datastreamer.arrow.tables import ENTRIES, NAMES
+from datastreamer.errors import UsageError
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+
+Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+ON_ERROR: Final[dict[Mode, OnError]] = {
+    "FAILFAST": "raise",
+    "PERMISSIVE": "null",
+    "DROPMALFORMED": "drop",
+}
+
+PARTITION_BYTES: Final = 128 << 20
+RETRY_SECONDS: Final = 30.0
+
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE: Final = re.compile(r"(\d+)\s*([bkmg]?)b?", re.IGNORECASE)
+_PLACE: Final = re.compile(r"(block|batch):(\d+)")
+_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
+
+# Spark's own, which it hands to every source.
+_OF_SPARK: Final = ("spark.", "serialization.", "__")
+
+
+class Mark(NamedTuple):
+    """A place in a stream that a block's or a batch's bookmark names."""
+
+    kind: Literal["block", "batch"]
+    number: int
+
+
+Offset: TypeAlias = int | Mark
+"""The number of an entry, or the place of a block or batch."""
+
+
+class Address(NamedTuple):
+    """A server's address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if self.host.startswith("unix:"):
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TLS:
+    """How servers are spoken to: files are those of the machine that reads."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a query. Made by `read_options`; either `paths` or `servers` are given."""
+
+    paths: tuple[str, ...] = ()
+    servers: tuple[Address, ...] = ()
+    table: str = ENTRIES
+    mode: Mode = "FAILFAST"
+    start: Offset = 0
+    stop: Offset | None = None
+    """Excluded; None: what is committed when the query is planned."""
+
+    partition_bytes: int = PARTITION_BYTES
+    system_id: bool | None = None
+    """Whether rows say which stream they are of; None: where there may be several."""
+
+    stream_type: int = STREAM_TYPE_SEQUENCER
+    version: int | None = None
+    tls: TLS | None = None
+    timeout: float = 10.0
+    retry_for: float = RETRY_SECONDS
+
+    @property
+    def on_error(self) -> OnError:
+        """What becomes of an entry that is no event, in the words of the Arrow reader."""
+        return ON_ERROR[self.mode]
+
+
+NAMES_OF_OPTIONS: Final = (
+    *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
+    *("partitionBytes", "systemId", "streamType", "streamVersion"),
+    *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
+)
+
+
+def read_options(given: Mapping[str, str]) -> Options:
+    """The options of a query, whatever the case of their names. Raises `UsageError`."""
+    told = {name.lower(): value.strip() for name, value in given.items()}
+    known = {name.lower(): name for name in NAMES_OF_OPTIONS}
+    for name in given:
+        if name.lower() not in known and not name.lower().startswith(_OF_SPARK):
+            raise UsageError(
+                f"there is no option {name!r}: the options are {', '.join(NAMES_OF_OPTIONS)}"
+            )
+    read = _Texts({known[name]: text for name, text in told.items() if name in known and text})
+    paths, servers = read.paths(), read.servers()
+    if bool(paths) == bool(servers):
+        raise UsageError(
+            "say where the stream is: the option path (a file, a folder, a glob) or the option "
+            "server (HOST:PORT)" + (", not both" if paths else "")
+        )
+    return Options(
+        paths=paths,
+        servers=servers,
+        table=read.choice("table", NAMES, ENTRIES),
+        mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
+        start=read.offset("startingOffset", "earliest", 0),
+        stop=read.offset("endingOffset", "latest", None),
+        partition_bytes=read.size("partitionBytes", PARTITION_BYTES),
+        system_id=read.flag("systemId"),
+        stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
+        version=read.number("streamVersion", None, 255),
+        tls=read.tls(),
+        timeout=read.seconds("timeout", 10.0),
+        retry_for=read.seconds("retryFor", RETRY_SECONDS),
+    )
+
+
+class _Texts:
+    """The texts that were given, by the options' names; each method reads one."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def _bad(self, name: str, wanted: str) -> UsageError:
+        return UsageError(f"option {name}: {self._texts[name]!r} is not {wanted}")
+
+    def paths(self) -> tuple[str, ...]:
+        one = self._texts.get("path") or self._texts.get("file")
+        if "paths" not in self._texts:
+            return (one,) if one else ()
+        try:
+            several = json.loads(self._texts["paths"])
+        except ValueError:
+            several = None
+        if not isinstance(several, list) or not all(isinstance(path, str) for path in several):
+            raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
+        return (*((one,) if one else ()), *several)
+
+    def servers(self) -> tuple[Address, ...]:
+        text = self._texts.get("server", "")
+        return tuple(self._address(part.strip()) for part in text.split(",") if part.strip())
+
+    def _address(self, text: str) -> Address:
+        if text.startswith("unix:") and text != "unix:":
+            return Address(text, 0)
+        found = _ADDRESS.fullmatch(text)
+        if found is None or not 0 < int(found["port"]) < 1 << 16:
+            raise self._bad("server", "HOST:PORT, or several of them with commas between")
+        return Address(found["v6"] or found["host"], int(found["port"]))
+
+    def choice(
+        self, name: str, choices: tuple[str, ...], default: str, *, upper: bool = False
+    ) -> str:
+        text = self._texts.get(name, default)
+        text = text.upper() if upper else text.lower()
+        if text not in choices:
+            raise self._bad(name, f"one of {', '.join(choices)}")
+        return text
+
+    def offset(self, name: str, word: str, default: int | None) -> Offset:
+        text = self._texts.get(name, word).lower()
+        found = _PLACE.fullmatch(text)
+        if text == word:
+            return cast("int", default)
+        if found is not None and int(found[2]) <= U64_MAX:
+            return Mark(cast("Literal['block', 'batch']", found[1]), int(found[2]))
+        if text.isdecimal() and int(text) <= U64_MAX:
+            return int(text)
+        raise self._bad(name, f"{word}, an entry's number, block:N or batch:N")
+
+    def size(self, name: str, default: int) -> int:
+        found = _SIZE.fullmatch(self._texts.get(name, str(default)))
+        size = 0 if found is None else int(found[1]) * _UNITS[found[2].lower()]
+        if not size:
+            raise self._bad(name, "a number of bytes, such as 134217728 or 128m")
+        return size
+
+    def flag(self, name: str) -> bool | None:
+        text = self._texts.get(name, "").lower()
+        if text not in ("", "true", "false"):
+            raise self._bad(name, "true or false")
+        return None if not text else text == "true"
+
+    def number(self, name: str, default: Any, most: int) -> Any:
+        text = self._texts.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or int(text) > most:
+            raise self._bad(name, f"a number from 0 to {most}")
+        return int(text)
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self._texts.get(name, str(default))
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            raise self._bad(name, "a number of seconds")
+        return seconds
+
+    def tls(self) -> TLS | None:
+        names = {
+            "ca": "tlsCa",
+            "certificate": "tlsCert",
+            "key": "tlsKey",
+            "server_name": "tlsServerName",
+        }
+        told = {field: self._texts.get(name) for field, name in names.items()}
+        wanted = self.flag("tls")
+        if wanted is False or (wanted is None and not any(told.values())):
+            return None
+        return TLS(**told)

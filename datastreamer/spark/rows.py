@@ -1,0 +1,107 @@
+"""Entries as the record batches that a query wants, and what becomes of bad ones.
+
+Owns the modes: FAILFAST raises, PERMISSIVE makes a row that says what is wrong, DROPMALFORMED
+leaves it out - of an entry that is no event as of a page that is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from datastreamer._codec import EntryBatch
+from datastreamer.arrow.batches import Converter
+from datastreamer.arrow.tables import ERROR
+from datastreamer.errors import UsageError
+from datastreamer.format import U64_MAX, Header
+from datastreamer.spark.files import Lost
+from datastreamer.spark.options import Options
+from datastreamer.spark.schemas import SYSTEM_ID, Columns, number_column
+
+_MOST: Final = U64_MAX >> 1
+
+
+class RowMaker:
+    """Makes the record batches of one part of one stream."""
+
+    def __init__(self, options: Options, columns: Columns, header: Header) -> None:
+        self._columns = columns
+        self._mode = options.mode
+        self._number = number_column(options.table)
+        self._system_id = header.system_id
+        version = header.version if options.version is None else options.version
+        # Rows are counted by a column, so there is one, wanted or not.
+        own = columns.own or (self._number,)
+        self._converter = Converter(
+            options.table, version=version, columns=own, on_error=options.on_error
+        )
+        if SYSTEM_ID in columns.schema.names and header.system_id > _MOST:
+            raise UsageError(
+                f"the system id {header.system_id} is above {_MOST}, the most that a column of "
+                "signed numbers holds: leave the column system_id out"
+            )
+
+    def batches(self, runs: Iterable[EntryBatch | Lost], start: int, stop: int) -> Iterator[Any]:
+        """The rows of the entries from `start` up to, not including, `stop`.
+
+        Raises `DamagedEntry` and `DecodeFailed` in mode FAILFAST, after the rows before.
+        """
+        for run in runs:
+            if isinstance(run, Lost):
+                yield from self._lost(run, start, stop)
+                continue
+            within = _within(run, start, stop)
+            if not within:
+                continue
+            found = self._converter.convert(within)
+            if found.batch.num_rows:
+                yield self._shaped(found.batch)
+            if found.error is not None:
+                raise found.error
+
+    def _shaped(self, batch: Any) -> Any:
+        """A batch of the converter's with the columns that the query wants."""
+        rows = batch.num_rows
+        columns = [
+            self._constant(rows)
+            if field.name == SYSTEM_ID
+            else batch.column(field.name)
+            if field.name in batch.schema.names
+            else pa.nulls(rows, field.type)
+            for field in self._columns.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
+
+    def _constant(self, rows: int) -> Any:
+        return pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
+
+    def _lost(self, lost: Lost, start: int, stop: int) -> Iterator[Any]:
+        first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
+        beyond = lost.next is not None and lost.next <= start
+        if first >= stop or beyond:
+            return
+        if self._mode == "FAILFAST":
+            raise lost.error
+        if self._mode == "PERMISSIVE":
+            told = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
+            columns = [
+                pa.array([told.get(field.name)], field.type) for field in self._columns.schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
+
+
+def _within(run: EntryBatch, start: int, stop: int) -> EntryBatch:
+    """The entries of a run without gaps that are within the bounds."""
+    if run.first_number >= start and run.next_number <= stop:
+        return run
+    return run[max(0, start - run.first_number) : max(0, stop - run.first_number)]
+
+
+def _what(lost: Lost) -> str:
+    which = "an unknown number of entries"
+    if lost.first is not None and lost.next is not None:
+        count = lost.next - lost.first
+        which = f"entry {lost.first}" if count == 1 else f"entries {lost.first} to {lost.next - 1}"
+    return f"{lost.error}; {which} cannot be read"

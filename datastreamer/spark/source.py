@@ -1,0 +1,38 @@
+"""The data source as Spark sees it: its name, its columns, who reads it.
+
+Spark pickles it by this module's name, so executors need the package installed.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from datastreamer.spark import places
+from datastreamer.spark.batch import BatchReader
+from datastreamer.spark.options import Options, read_options
+from datastreamer.spark.schemas import table_schema
+
+
+class DatastreamSource(DataSource):
+    """``spark.read.format("datastream")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return "datastream"
+
+    def schema(self) -> StructType:
+        """All columns of the table. Raises `UsageError` for options that say nothing."""
+        options = read_options(self.options)
+        return table_schema(options, system_id=_has_system_id(options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Who reads these columns."""
+        return BatchReader(read_options(self.options), schema)
+
+
+def _has_system_id(options: Options) -> bool:
+    if options.system_id is not None:
+        return options.system_id
+    return bool(options.paths) and not places.is_single(options.paths)
