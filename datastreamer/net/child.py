@@ -127,8 +127,11 @@ async def _serve(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve as the order in the first argument says, until the parent ends it."""
-    # Ctrl-C in the parent's terminal is the parent's; it ends this process in good order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in the parent's terminal is the parent's, and so is what a service manager sends
+    # to all processes; the parent ends this one in good order, and should it die this one does.
+    for number in control.OF_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, control.OF_PARENT)
     order = json.loads(sys.argv[1])
     log_to_stderr(order["log_style"], order["log_level"])
     given = [order["file"], order["waker"], order["control"], *order["listeners"]]

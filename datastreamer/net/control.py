@@ -9,8 +9,12 @@ byte, unasked, says that it serves (``r``).
 
 from __future__ import annotations
 
+import signal
 import struct
 from typing import Final
+
+OF_PARENT: Final = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask for the end: the writing side's to answer, the serving one ignores them."""
 
 READY: Final = b"r"
 YES: Final = b"y"

@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -127,13 +128,18 @@ class ServingProcess:
                 "log_style": style_of_log(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }
-            process = subprocess.Popen(
-                [sys.executable, "-m", "datastreamer.net.child", json.dumps(order)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                start_new_session=True,
-                env=_environment(),
-            )
+            # Until the child ignores these they wait: a service manager signals all at once.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, control.OF_PARENT)
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "datastreamer.net.child", json.dumps(order)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=passed,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         except BaseException:
             ours.close()
             raise

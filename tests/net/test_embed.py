@@ -381,6 +381,41 @@ def test_the_child_ends_with_its_parent(path: Path, how: signal.Signals) -> None
 
 
 @needs_pidfd
+def test_signals_for_all_at_once_leave_the_end_to_the_parent(path: Path) -> None:
+    """As service managers send them: what is committed goes out all the same."""
+    with serving(path) as server:
+        append(server.stream, *[(1, bytes(100_000))] * 100)
+        assert isinstance(server._serving, Workers)
+        pid = server._serving.pids[0]
+        whole = modelled(path).packed()
+        with Plain(server.port) as client:
+            client.ask(wire.start(0), OK)
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            assert client.rest() == whole
+            closing.join()
+
+
+def test_a_signal_to_a_child_that_has_just_begun(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits there until it is ignored."""
+    popen = subprocess.Popen
+
+    def signalled(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        begun = popen(*words, **named)
+        begun.send_signal(signal.SIGTERM)
+        return begun
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    with serving(path) as server, Plain(server.port) as client:
+        client.ask(wire.start(0), OK)
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@needs_pidfd
 def test_an_interrupt_for_the_whole_group_ends_both_in_good_order(path: Path) -> None:
     parent = run_script(SERVE_UNTIL_TOLD, str(path))
     assert parent.stdout is not None
