@@ -6,10 +6,12 @@ a notebook loads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
@@ -57,9 +59,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+# While a server is waited for, how often it is looked whether that is still wanted.
+_LOOK_SECONDS = 0.1
+
 
 class BlockingClient:
-    """A connection to a server, made at once. Not for several threads at a time.
+    """A connection to a server, made at once. One thread at a time: a call while another is
+    underway raises `UsageError`, but for `stop` and `close`.
 
     `host`, `port`, `tls` and `tls_server_name` are those of `connect`.
 
@@ -105,15 +111,22 @@ class BlockingClient:
         self._active: Iteration[Any] | None = None
         self._suspect = False
         self._closed = False
-        self._busy = False
+        # Held during a call; never waited for, so that a signal's handler may come to it, too.
+        self._turn = threading.Lock()
         self._socket: socket.socket | None = None
         self._connection: ClientConnection
         self._connect()
 
     def close(self) -> None:
-        """Close the connection. A second call does nothing."""
+        """Close the connection. A second call does nothing.
+
+        While another thread is in a call, that call raises `StreamClosed`.
+        """
         self._closed = True
-        self._drop()
+        if self._turn.acquire(blocking=False):
+            self._release()
+        else:
+            self._interrupt()
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -246,9 +259,30 @@ class BlockingClient:
                 callback(entry)
 
     def stop(self) -> None:
-        """End the iteration that is open, if there is one; it ends without an error."""
-        if self._active is not None:
-            self._active.close()
+        """End the iteration that is open, if there is one; it ends without an error.
+
+        While another thread waits for its next item, that thread still gets what has arrived,
+        and the connection is given up; the next call makes another.
+        """
+        active = self._active
+        if active is None:
+            return
+        active.finish()
+        if self._turn.acquire(blocking=False):
+            try:
+                self._restore()
+            finally:
+                self._release()
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Wake who waits for the connection; he sees that it has ended, and why."""
+        channel = self._socket
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                # Not TLS's own, which takes its state from under the thread that is in it.
+                socket.socket.shutdown(channel, socket.SHUT_RDWR)
 
     # Exchanges
 
@@ -277,7 +311,7 @@ class BlockingClient:
             self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
-            self._busy = False
+            self._release()
 
     def begin(self, iteration: Iteration[Any]) -> None:
         """The first part of an exchange of many parts."""
@@ -289,27 +323,32 @@ class BlockingClient:
         self._active = iteration
 
     def join(self, iteration: Iteration[Any]) -> None:
-        """Join the stream again where its connection was lost."""
+        """Join the stream again where its connection was lost, until it is stopped."""
         if self._socket is not None or not isinstance(iteration.work, Resumable):
             return
         self._claim()
         try:
-            while not self._rejoin(iteration, iteration.work):
+            while not iteration.over and not self._rejoin(iteration, iteration.work):
                 pass
         except PeerError:
             self._drop()
             raise
         finally:
-            self._busy = False
+            self._release()
 
     def advance(self, iteration: Iteration[T], timeout: float | None) -> T | Lost | None:
-        """The next part."""
+        """The next part; None at the end, and where it was stopped."""
         self._claim()
         work = iteration.work
         try:
+            if iteration.over:
+                return None
             watched = work if isinstance(work, Resumable) else None
             item = self._drive(work.advance(), timeout, watched)
         except BaseException as error:
+            if isinstance(error, PeerError) and iteration.over:
+                self._drop()
+                return None
             if isinstance(error, PeerError) and self._resumes:
                 try:
                     lost = self._survives(iteration, error)
@@ -325,7 +364,7 @@ class BlockingClient:
             iteration.recovery = None
             return item
         finally:
-            self._busy = False
+            self._release()
 
     @property
     def _resumes(self) -> bool:
@@ -350,7 +389,10 @@ class BlockingClient:
     def _rejoin(self, iteration: Iteration[Any], work: Resumable) -> bool:
         """One attempt; false where it failed and there is to be another."""
         if iteration.recovery is not None:
-            time.sleep(max(0.0, iteration.recovery.due - time.monotonic()))
+            left = _LOOK_SECONDS
+            while left >= _LOOK_SECONDS and not (iteration.over or self._closed):
+                left = max(0.0, iteration.recovery.due - time.monotonic())
+                time.sleep(min(left, _LOOK_SECONDS))
         try:
             self._connect()
             self._drive(work.begin(self._connection), self._timeout)
@@ -384,12 +426,25 @@ class BlockingClient:
     def settle(self, iteration: Iteration[Any]) -> None:
         """The end of it, at the cost of the connection if it must be."""
         if self._active is iteration:
-            self._restore()
+            self._claim()
+            try:
+                self._restore()
+            finally:
+                self._release()
 
     def _claim(self) -> None:
-        if self._busy:
+        if not self._turn.acquire(blocking=False):
             raise UsageError("this client is in use; give each thread its own")
-        self._busy = True
+
+    def _release(self) -> None:
+        try:
+            if self._closed:
+                self._drop()
+        finally:
+            self._turn.release()
+        # Who closed it meanwhile may have come too late for that.
+        if self._closed and self._socket is not None and self._turn.acquire(blocking=False):
+            self._release()
 
     def _drive(self, flow: Flow[T], timeout: float | None, watched: Resumable | None = None) -> T:
         channel, connection = self._socket, self._connection
@@ -409,6 +464,10 @@ class BlockingClient:
         except StopIteration as done:
             outcome: T = done.value
             return outcome
+        except PeerError:
+            if self._closed:
+                raise StreamClosed("this client was closed while it was in use") from None
+            raise
 
     def _receive(self, channel: socket.socket, connection: ClientConnection) -> None:
         try:
@@ -459,9 +518,13 @@ class BlockingClient:
     # The state of the connection
 
     def _connect(self) -> None:
-        self._connection = ClientConnection(self.stream_type, peer=self.peer)
-        self._socket = connect_blocking(self._place, self._timeout)
-        watch_over(self._socket.setsockopt)
+        if not self._closed:
+            self._connection = ClientConnection(self.stream_type, peer=self.peer)
+            self._socket = connect_blocking(self._place, self._timeout)
+            watch_over(self._socket.setsockopt)
+        # From here on who closes it finds the socket.
+        if self._closed:
+            raise StreamClosed("this client was closed while it was in use")
 
     def _prepare(self) -> None:
         """Make the connection fit for a request, or make another."""

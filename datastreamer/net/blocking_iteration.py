@@ -65,6 +65,11 @@ class Iteration(Generic[Item]):
         return None if self._streaming is None else self._streaming.position(self._before())
 
     @property
+    def over(self) -> bool:
+        """Whether no more items are wanted."""
+        return self._over
+
+    @property
     def _untold(self) -> bool:
         """Whether there is a rollback that the caller has not dealt with."""
         return self._streaming is not None and self._streaming.rollback is not None

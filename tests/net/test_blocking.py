@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +30,11 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.net.blocking import BlockingClient
+from datastreamer.net.embed import StreamServer
+from datastreamer.net.tls import ServerTLS
 from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start, Stop
+from datastreamer.protocol.resume import Backoff
+from tests.net.secure import HOST, Authority
 from tests.net.stub import Stub, StubServer, handler, key, sample
 
 TEN = sample(10)
@@ -286,6 +293,111 @@ def test_a_closed_client() -> None:
         with pytest.raises(StreamClosed):
             next(client.entries())
         assert list(entries) == []
+
+
+class Reader(threading.Thread):
+    """Reads all entries in a thread of its own; `waits` once nothing has come for it yet."""
+
+    def __init__(self, client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.seen: list[Entry] = []
+        self.error: Exception | None = None
+        self.waits = threading.Event()
+        receive = BlockingClient._receive
+
+        def noted(*words: Any) -> None:
+            if self.seen:
+                self.waits.set()
+            receive(*words)
+
+        monkeypatch.setattr(BlockingClient, "_receive", noted)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            gather(self.client.entries(), self.seen)
+        except Exception as error:  # noqa: BLE001 - the test's own thread judges it
+            self.error = error
+
+    def over(self) -> None:
+        self.join(20)
+        assert not self.is_alive()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_closed_while_another_thread_waits(monkeypatch: pytest.MonkeyPatch, resume: bool) -> None:
+    with (
+        StubServer(handler(Stub(TEN))) as server,
+        BlockingClient("127.0.0.1", server.port, resume=resume) as client,
+    ):
+        reader = Reader(client, monkeypatch)
+        assert reader.waits.wait(20)
+        client.close()
+        reader.over()
+        assert reader.seen == TEN
+        assert isinstance(reader.error, StreamClosed)
+        with pytest.raises(StreamClosed):
+            client.header()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_stopped_while_another_thread_waits(monkeypatch: pytest.MonkeyPatch, resume: bool) -> None:
+    with (
+        StubServer(handler(Stub(TEN)), handler(Stub(TEN))) as server,
+        BlockingClient("127.0.0.1", server.port, resume=resume) as client,
+    ):
+        reader = Reader(client, monkeypatch)
+        assert reader.waits.wait(20)
+        with pytest.raises(UsageError, match="each thread its own"):
+            client.header()
+        client.stop()
+        reader.over()
+        assert reader.seen == TEN
+        assert reader.error is None
+        assert client.entry(3) == TEN[3]
+
+
+def test_another_thread_ends_the_wait_for_a_lost_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps, sleep = threading.Event(), time.sleep
+
+    def noted(seconds: float) -> None:
+        sleeps.set()
+        sleep(min(seconds, 0.001))
+
+    monkeypatch.setattr(time, "sleep", noted)
+    for end in ("stop", "close"):
+        with StubServer(handler(Stub(TEN))) as server:
+            far = Backoff(first=600, most=600)
+            client = BlockingClient("127.0.0.1", server.port, backoff=far)
+            with monkeypatch.context() as patched:
+                reader = Reader(client, patched)
+                assert reader.waits.wait(20)
+        assert sleeps.wait(20)
+        getattr(client, end)()
+        reader.over()
+        assert reader.seen == TEN
+        assert isinstance(reader.error, StreamClosed if end == "close" else type(None))
+        client.close()
+        sleeps.clear()
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_another_thread_ends_a_wait_over_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Authority, end: str
+) -> None:
+    tls = ServerTLS(authority.issue("blocking"))
+    path = tmp_path / "stream.bin"
+    with StreamServer(path, host=HOST, port=0, tls=tls, in_process=True) as server:
+        with server.stream.atomic_op() as op:
+            op.add_entry(1, b"first")
+        with BlockingClient(HOST, server.port, tls=authority.context()) as client:
+            reader = Reader(client, monkeypatch)
+            assert reader.waits.wait(20)
+            getattr(client, end)()
+            reader.over()
+            assert [entry.data for entry in reader.seen] == [b"first"]
+            assert isinstance(reader.error, StreamClosed if end == "close" else type(None))
 
 
 def test_nobody_listens() -> None:
