@@ -71,7 +71,7 @@ TimeoutOption = Annotated[
         metavar="SECONDS",
         min=0.001,
         help="A server that is silent for so long is asked whether it is there; if not, it is "
-        "lost.",
+        "lost [10; with --follow: never asked].",
     ),
 ]
 DecodeOption = Annotated[

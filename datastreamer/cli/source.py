@@ -26,6 +26,9 @@ from datastreamer.storage.stream import DataStream
 
 # A follower looks for new entries so often; a look is one small read.
 _POLL_SECONDS = 0.01
+# What is committed already comes at once; a server that sends nothing for so long is asked
+# whether it is there.
+_SILENT_SECONDS = 10.0
 _NO_TLS = TLSOptions()
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
@@ -68,7 +71,8 @@ def open_source(
     """The stream that `text` names. A path that exists wins over HOST:PORT.
 
     `follow` says that entries are wanted which another process has yet to commit; a
-    server that is lost is then waited for. `heartbeat` is how long a server may be silent.
+    server that is lost is then waited for. `heartbeat` is how long a server may be silent;
+    None: 10 s, and for who follows it as long as the connection stands.
     """
     if not os.path.lexists(text):
         address = read_address(text)
@@ -201,7 +205,7 @@ class ServerSource:
             tls=tls.context() if address.tls else False,
             tls_server_name=tls.server_name,
             resume=follow,
-            heartbeat=heartbeat,
+            heartbeat=_SILENT_SECONDS if heartbeat is None and not follow else heartbeat,
         )
         self.name = self._client.peer
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from datastreamer.cli import source
 from datastreamer.format import Header
 from datastreamer.storage.stream import DataStream
-from tests.cli.conftest import ENTRIES
+from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import ENVIRONMENT, command, done, piped, running
 
 
@@ -142,8 +145,9 @@ def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
                 assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are g" in line
 
 
-def test_a_server_that_goes_silent(tmp_path: Path) -> None:
-    """It accepts, and answers once; only a question on a second connection shows that."""
+@contextlib.contextmanager
+def falling_silent() -> Iterator[str]:
+    """A server that answers once; only a question on a second connection shows that."""
     ok = b"\xff" + struct.pack(">II", 11, 0) + b"OK"
 
     def serve(listener: socket.socket) -> None:
@@ -159,13 +163,29 @@ def test_a_server_that_goes_silent(tmp_path: Path) -> None:
             connection.recv(1)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        what = f"127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        cat = done("cat", what, "--timeout", "0.05", cwd=tmp_path)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
         thread.join()
+
+
+def test_a_server_that_goes_silent(tmp_path: Path) -> None:
+    with falling_silent() as what:
+        cat = done("cat", what, "--timeout", "0.05", cwd=tmp_path)
     assert cat.returncode == 1
     assert cat.stderr.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
+
+
+@pytest.mark.parametrize("verb", [["cat"], ["bookmark", "block:1", "--entry-number"]])
+def test_what_is_there_already_is_not_waited_for_in_silence(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    """Who does not follow is told, also where he has not said for how long he waits."""
+    monkeypatch.setattr(source, "_SILENT_SECONDS", 0.05)
+    with falling_silent() as what:
+        told = invoke(verb[0], what, *verb[1:])
+    assert told.code == 1
+    assert told.err.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
 
 
 def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_a_server_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> No
         batches = client.batches()
         while next(batches).next_number < 600:
             pass
-    with pytest.raises(ConnectionLost, match=r"given up after (5\d\.\d|60\.0) s: cannot connect to"):
+    with pytest.raises(
+        ConnectionLost, match=r"given up after (5\d\.\d|60\.0) s: cannot connect to"
+    ):
         next(batches)
     assert 1055 <= now[0] <= 1060
     assert list(batches) == []
