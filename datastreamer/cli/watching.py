@@ -9,7 +9,7 @@ import http.client
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,8 @@ from datastreamer.cli.source import read_address
 
 if TYPE_CHECKING:
     import rich.console
+    import rich.table
+    from rich.console import JustifyMethod
 
 MetricsAddressArgument = Annotated[
     str,
@@ -35,6 +37,12 @@ LimitOption = Annotated[
 _SECONDS = 10.0
 _MOST_BYTES = 16 << 20
 _STATES = ("live", "catch-up", "idle", "draining")
+_COLUMNS = ("client", "state", "since", "entry", "lag", "lag bytes")
+_RATES = ("entries/s", "bytes/s")
+_WORDS = ("client", "state")
+# In a terminal that is too narrow for all these go, the first one first.
+_LEFT_OUT = ("since", "lag bytes", "entries/s", "bytes/s", "entry", "state")
+_WIDE = 10_000
 
 Overview = dict[str, Any]
 
@@ -110,9 +118,7 @@ def with_rates(now: Overview, before: Overview | None) -> Overview:
 
 def table(told: Overview) -> rich.console.RenderableType:
     """The head, and a row for each client; rates where they are known."""
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     rated = told.get("entries_per_second") is not None
@@ -124,24 +130,61 @@ def table(told: Overview) -> rich.console.RenderableType:
         )
     connected = told["connected"]
     counts = ", ".join(f"{connected[state]:,} {state}" for state in _STATES if state in connected)
-    clients = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    clients.add_column("client", no_wrap=True)
-    clients.add_column("state")
-    for name in ("since", "entry", "lag", "lag bytes", *(("entries/s", "bytes/s") * rated)):
-        clients.add_column(name, justify="right", no_wrap=True)
-    for client in told["clients"]:
-        row = [
-            f"{client['seconds']:,.0f} s",
-            _number(client["entry"]),
-            _number(client["lag_entries"]),
-            size(client["lag_bytes"]),
-        ]
-        if rated:
-            row += [_number(client["entries_per_second"]), size(client["bytes_per_second"])]
-        clients.add_row(*map(Text, (client["client"], client["state"], *row)))
+    titles = [*_COLUMNS, *(_RATES * rated)]
+    clients = _Fitting(titles, [_cells(client, rated) for client in told["clients"]])
     shown, all_of_them = len(told["clients"]), sum(connected.values())
     rest = [Text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
     return Group(Text(first), Text(f"clients: {counts}"), clients, *rest)
+
+
+class _Fitting:
+    """A table with as many of its columns as there is room for: half a number says nothing."""
+
+    def __init__(self, titles: list[str], rows: list[list[str]]) -> None:
+        self._titles = titles
+        self._rows = rows
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.table.Table]:
+        from rich.measure import Measurement
+
+        wide, left = options.update(width=_WIDE), self._titles
+        made = self._with(left)
+        for least in _LEFT_OUT:
+            if Measurement.get(console, wide, made).maximum <= options.max_width:
+                break
+            left = [title for title in left if title != least]
+            made = self._with(left)
+        yield made
+
+    def _with(self, titles: list[str]) -> rich.table.Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in titles:
+            justify: JustifyMethod = "left" if title in _WORDS else "right"
+            made.add_column(title, justify=justify, no_wrap=True)
+        places = [self._titles.index(title) for title in titles]
+        for row in self._rows:
+            made.add_row(*(Text(row[place]) for place in places))
+        return made
+
+
+def _cells(client: Mapping[str, Any], rated: bool) -> list[str]:
+    cells = [
+        client["client"],
+        client["state"],
+        f"{client['seconds']:,.0f} s",
+        _number(client["entry"]),
+        _number(client["lag_entries"]),
+        size(client["lag_bytes"]),
+    ]
+    if rated:
+        cells += [_number(client["entries_per_second"]), size(client["bytes_per_second"])]
+    return cells
 
 
 def rendered(told: Overview) -> bytes:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.watching import size, with_rates
+from datastreamer.cli.watching import rendered, size, with_rates
 from datastreamer.net.embed import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
+from tests.cli.test_terminal import Terminal
 from tests.net import model
 
 
@@ -75,6 +77,47 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert code == 0, shown
     assert served.client in shown
     assert "entries/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("columns", "there", "left_out"),
+    [
+        (80, ["client", "state", "entry", "lag", "bytes/s"], ["since"]),
+        (45, ["client", "state", "lag"], ["since", "lag bytes", "entries/s", "entry"]),
+        (28, ["client", "lag"], ["state", "bytes/s"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_no_halves(
+    monkeypatch: pytest.MonkeyPatch, columns: int, there: list[str], left_out: list[str]
+) -> None:
+    client = {
+        "client": "127.0.0.1:54321",
+        "state": "catch-up",
+        "seconds": 12345.0,
+        "entry": 123_456_789,
+        "lag_entries": 98_765,
+        "lag_bytes": 1 << 30,
+        "entries_per_second": 98_765.0,
+        "bytes_per_second": 123_456_789.0,
+    }
+    told = {
+        "head_entries": 123_555_554,
+        "head_bytes": 1 << 33,
+        "entries_per_second": 1.0,
+        "sent_bytes_per_second": 1.0,
+        "connected": {"catch-up": 1},
+        "clients": [client],
+    }
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    lines = rendered(told).decode().splitlines()
+    assert max(map(len, lines)) <= columns
+    head = next(line for line in lines if line.split()[:1] == ["client"])
+    row = next(line for line in lines if "127.0.0.1:54321" in line)
+    assert "…" not in row
+    assert all(f" {title} " in f" {head} " for title in there)
+    assert not any(f"  {title}  " in f"  {head}  " for title in left_out)
+    assert "98,765" in row
 
 
 def test_a_signal_is_the_good_end(served: Served, tmp_path: Path) -> None:
