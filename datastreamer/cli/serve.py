@@ -114,7 +114,7 @@ MaxClientsPerAddressOption = Annotated[
     number_option(
         "--max-clients-per-address",
         "N",
-        "And above this from one address. 0: any number.",
+        "And above this from one address (IPv6: from one /64). 0: any number.",
         most=U32_MAX,
     ),
 ]

@@ -11,6 +11,7 @@ from collections import Counter
 
 from datastreamer.net.counts import Counts
 from datastreamer.net.limits import Limits
+from datastreamer.net.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -22,13 +23,15 @@ TOO_MANY_OF_ADDRESS = "max_clients_per_address"
 
 
 class Gate:
-    """Admission to one server. `limits.max_clients` has been bounded by descriptors."""
+    """Admission to one server. `limits.max_clients` has been bounded by descriptors; `turns`
+    tells of the other processes that accept from the same listeners."""
 
-    def __init__(self, limits: Limits, counts: Counts) -> None:
+    def __init__(self, limits: Limits, counts: Counts, turns: Turns | None = None) -> None:
         self.clients = 0
         self._limits = limits
         self._counts = counts
         self._by_address: Counter[str] = Counter()
+        self._turns = turns
         self._log_after = -_LOG_SECONDS
         # Since the last line: who was refused last, why, and how many others were.
         self._untold = 0
@@ -45,11 +48,12 @@ class Gate:
             return False
         most = limits.max_clients_per_address
         if most is not None:
-            if self._by_address[host] >= most:
+            elsewhere = 0 if self._turns is None else self._turns.elsewhere(host)
+            if self._by_address[host] + elsewhere >= most:
                 why = f"{shown} refused: {most} clients of its address are connected"
                 self._refuse(TOO_MANY_OF_ADDRESS, why, now)
                 return False
-            self._by_address[host] += 1
+            self._note(host, +1)
         self.clients += 1
         self._counts.accepted += 1
         return True
@@ -58,9 +62,15 @@ class Gate:
         """One that was admitted is gone."""
         self.clients -= 1
         if self._limits.max_clients_per_address is not None:
-            self._by_address[host] -= 1
-            if not self._by_address[host]:
-                del self._by_address[host]
+            self._note(host, -1)
+
+    def _note(self, host: str, step: int) -> None:
+        self._by_address[host] += step
+        count = self._by_address[host]
+        if self._turns is not None:
+            self._turns.note_address(host, count)
+        if not count:
+            del self._by_address[host]
 
     def _refuse(self, kind: str, words: str, now: float) -> None:
         self._counts.refused[kind] += 1

@@ -36,7 +36,8 @@ class Limits:
     """Connections at a time; fewer where the process may not have so many descriptors."""
 
     max_clients_per_address: int | None = None
-    """Of these, from one address; a Unix socket is one address."""
+    """Of these, from one address, or of IPv6 from one network of 64 bits; a Unix socket is one
+    address."""
 
     accept_rate: float | None = None
     """Connections let in a second; whoever comes faster waits in the system's queue."""
@@ -85,7 +86,8 @@ class Limits:
 
     def share(self, at: int, of: int) -> Limits:
         """Those of number `at` of `of` processes that serve together: all together let in as
-        many, and as fast. What is counted by address or by client each counts by itself.
+        many, and as fast. Clients of an address are counted together (`turns.py`); what is
+        counted by client each counts by itself.
 
         Raises `UsageError` where there are fewer clients than processes.
         """

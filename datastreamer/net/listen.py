@@ -32,6 +32,8 @@ _FREE_PORT_TRIES = 20
 # So long two servers that begin at once wait for each other at a Unix socket's place.
 _TURN_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("iII")
+# An IPv4 address behind an IPv6 listener that takes both, as systemd makes them.
+_MAPPED = bytes(10) + b"\xff\xff"
 
 Hosts = str | Iterable[str] | None
 # Metrics name the clients' addresses: they are shown to others where that is asked for.
@@ -292,6 +294,25 @@ def peer_of(connection: socket.socket, address: object) -> str:
             packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             return f"process {_CREDENTIALS.unpack(packed)[0]}"
     return address_of(address)
+
+
+def host_of(address: object) -> str:
+    """Whose connection an accepted one is, where clients are limited by address.
+
+    That is a host's own address, and of IPv6 the network of 64 bits that a host has for itself;
+    on one link all hosts are in the same one. Who comes over a Unix socket is "local".
+    """
+    if not isinstance(address, tuple):
+        return "local"
+    host = str(address[0])
+    if ":" not in host:
+        return host
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    if packed.startswith(_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(_MAPPED) :])
+    if packed.startswith(b"\xfe") and packed[1] & 0xC0 == 0x80:
+        return host
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
 
 
 def address_of(name: object) -> str:

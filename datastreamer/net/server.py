@@ -23,7 +23,7 @@ from datastreamer.net.counts import Counts
 from datastreamer.net.gate import Gate, Pace
 from datastreamer.net.guard import guard
 from datastreamer.net.limits import Limits, room_for_clients
-from datastreamer.net.listen import Hosts, name_of, open_listeners, peer_of
+from datastreamer.net.listen import Hosts, host_of, name_of, open_listeners, peer_of
 from datastreamer.net.live import Live, wakeup
 from datastreamer.net.secure import transport_over
 from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
@@ -70,7 +70,7 @@ class Server:
         self.counts = Counts()
         self.live = Live(stream, self.counts)
         self.sessions: set[Session] = set()
-        self._gate = Gate(self.limits, self.counts)
+        self._gate = Gate(self.limits, self.counts, turns)
         self._waker = waker
         self._tls = tls
         # Where other processes accept from the same listeners.
@@ -115,7 +115,7 @@ class Server:
         room, descriptors = room_for_clients(wanted)
         if room < wanted:
             self.limits = dataclasses.replace(self.limits, max_clients=room)
-            self._gate = Gate(self.limits, self.counts)
+            self._gate = Gate(self.limits, self.counts, self._turns)
             _log.warning(
                 "at most %d clients, not %d: this process may have %d descriptors open; raise "
                 "that (ulimit -n, LimitNOFILE=), or ask for fewer",
@@ -166,7 +166,7 @@ class Server:
                 continue
             short_of_descriptors = False
             now = trio.current_time()
-            host = _host_of(address)
+            host = host_of(address)
             if self._gate.admit(host, peer_of(connection, address), now):
                 self._tell_others()
                 clients.start_soon(self._let_in, connection, address, host)
@@ -404,7 +404,3 @@ def _loop_here() -> trio.lowlevel.TrioToken | None:
         return trio.lowlevel.current_trio_token()
     except RuntimeError:
         return None
-
-
-def _host_of(address: object) -> str:
-    return str(address[0]) if isinstance(address, tuple) else "local"

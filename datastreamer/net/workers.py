@@ -66,7 +66,8 @@ class Workers:
         self._stream = stream
         self._grace = limits.grace
         self._closed = threading.Lock()
-        self._shared = shared_block(count) if count > 1 else None
+        told = 0 if limits.max_clients_per_address is None else shares[0].max_clients
+        self._shared = shared_block(count, told) if count > 1 else None
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None
         several = bool(metrics) and count > 1

@@ -20,7 +20,7 @@ from datastreamer.net import listen
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import connect
 from datastreamer.net.embed import StreamServer
-from datastreamer.net.listen import UnixListener, address_of, name_of, open_listeners
+from datastreamer.net.listen import UnixListener, address_of, host_of, name_of, open_listeners
 from datastreamer.net.server import serve
 from datastreamer.net.transport import SocketTransport
 from datastreamer.storage.stream import DataStream
@@ -146,6 +146,24 @@ def test_the_names_of_addresses_with_an_interface(monkeypatch: pytest.MonkeyPatc
 
 
 # Unix sockets.
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        (("127.0.0.1", 5), "127.0.0.1"),
+        (("::ffff:10.1.2.3", 5, 0, 0), "10.1.2.3"),
+        (("2001:db8:1:2:3:4:5:6", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2::9", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:3::9", 5, 0, 0), "2001:db8:1:3::/64"),
+        (("fe80::1%eth0", 5, 0, 2), "fe80::1%eth0"),
+        (("fe80::2%eth0", 5, 0, 2), "fe80::2%eth0"),
+        ("", "local"),
+    ],
+)
+def test_whose_connection_it_is(address: object, host: str) -> None:
+    """An IPv6 host has as many addresses as it likes within its network."""
+    assert host_of(address) == host
 
 
 async def test_beside_tcp_and_alone(stream: DataStream, tmp_path: Path) -> None:

@@ -107,6 +107,23 @@ def test_the_limit_of_clients_is_that_of_all_together(path: Path) -> None:
         assert sum(sum(each["refused"].values()) for each in told) == 1
 
 
+def test_the_limit_by_address_is_that_of_all_together(path: Path) -> None:
+    with serving(path, workers=3, limits=Limits(max_clients_per_address=4)) as server:
+        with clients(server.port, 4) as many:
+            assert sum(clients_by_worker(server)) == 4
+            for _ in range(5):
+                with Plain(server.port) as refused, contextlib.suppress(ConnectionResetError):
+                    assert refused.rest() == b""
+            many[0].socket.close()
+            while sum(clients_by_worker(server)) > 3:
+                pass
+            with clients(server.port, 1):
+                pass
+        told = workers_of(server).stats()
+        refusals = sum(each["refused"].get("max_clients_per_address", 0) for each in told)
+        assert refusals == 5
+
+
 def test_more_workers_than_clients(path: Path) -> None:
     with pytest.raises(UsageError, match="3 workers for at most 2 clients"):
         StreamServer(path, host="127.0.0.1", port=0, workers=3, limits=Limits(max_clients=2))
@@ -241,6 +258,47 @@ async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
     finally:
         for each in block:
             each.close()
+
+
+def test_addresses_are_told_to_the_others() -> None:
+    fd = shared_block(3, 100)
+    one, other, third = block = [Turns(fd, at) for at in range(3)]
+    os.close(fd)
+    try:
+        hosts = [f"10.0.0.{n}" for n in range(100)]
+        for count, host in enumerate(hosts, 1):
+            one.note_address(host, count)
+            other.note_address(host, 1)
+        assert [third.elsewhere(host) for host in hosts] == list(range(2, 102))
+        assert [one.elsewhere(host) for host in hosts] == [1] * 100
+        assert third.elsewhere("10.0.1.0") == 0
+        for host in hosts[:50]:
+            one.note_address(host, 0)
+        assert [third.elsewhere(host) for host in hosts[:50]] == [1] * 50
+        other.leave()
+        assert [third.elsewhere(host) for host in hosts] == [*[0] * 50, *range(51, 101)]
+        # More of them than there is room for: some are not told of, and nothing else happens.
+        crowd = [f"10.1.{n // 256}.{n % 256}" for n in range(2_000)]
+        for host in crowd:
+            other.note_address(host, 1)
+        assert 0 < sum(third.elsewhere(host) for host in crowd) <= 416
+        for host in crowd:
+            other.note_address(host, 0)
+        assert not any(third.elsewhere(host) for host in crowd)
+    finally:
+        for each in block:
+            each.close()
+
+
+def test_nothing_is_told_where_addresses_are_not_limited() -> None:
+    fd = shared_block(2)
+    one, other = Turns(fd, 0), Turns(fd, 1)
+    os.close(fd)
+    one.note_address("10.0.0.1", 1)
+    assert other.elsewhere("10.0.0.1") == 0
+    one.leave()
+    one.close()
+    other.close()
 
 
 # The command.
