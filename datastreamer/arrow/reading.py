@@ -7,9 +7,9 @@ Must not know trio or sockets: a client is whoever has `header()` and `batches()
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from datastreamer.arrow.batches import Converter, OnError, record_batches
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.errors import BadRange, UnknownEntry, UsageError
 from datastreamer.format import PAGE_SIZE, Header
+from datastreamer.storage.reader import cut_back
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import StreamView
 
@@ -29,7 +30,7 @@ class StreamClient(Protocol):
     def header(self) -> Header: ...
     def batches(
         self, *, from_entry: int, stop: int
-    ) -> AbstractContextManager[Iterator[EntryBatch]]: ...
+    ) -> contextlib.AbstractContextManager[Iterator[EntryBatch]]: ...
 
 
 StreamSource: TypeAlias = str | os.PathLike[str] | StreamView | StreamClient
@@ -84,7 +85,8 @@ class ArrowStream:
 
         Reading raises what the source raises, where it stands: `DamagedEntry` for a damaged
         page, after the entries before it; `DecodeFailed` for an entry that is no event, after
-        the rows before it. Raises `UnknownEntry` where the stream ends before `start`.
+        the rows before it; `NotFound` where entries of the range are taken back meanwhile.
+        Raises `UnknownEntry` where the stream ends before `start`.
         """
         runs = self._runs()
         return pa.RecordBatchReader.from_batches(self.schema, record_batches(runs, self._converter))
@@ -109,11 +111,11 @@ class ArrowStream:
                 yield from runs(source, self._start, stop, self._batch_bytes)
 
 
-def opened(source: StreamSource) -> AbstractContextManager[StreamView | StreamClient]:
+def opened(source: StreamSource) -> contextlib.AbstractContextManager[StreamView | StreamClient]:
     """The source, open; one that was open before stays so."""
     if isinstance(source, str | os.PathLike):
         return DataStream.open(os.fspath(source), read_only=True)
-    return nullcontext(source)
+    return contextlib.nullcontext(source)
 
 
 def header_of(source: StreamView | StreamClient) -> Header:
@@ -127,12 +129,21 @@ def header_of(source: StreamView | StreamClient) -> Header:
 def runs(
     source: StreamView | StreamClient, start: int, stop: int, batch_bytes: int = PAGE_SIZE
 ) -> Iterator[EntryBatch]:
-    """The entries from `start` up to, not including, `stop`, which are committed."""
-    if isinstance(source, StreamView):
-        yield from source.batches(start, stop, max_bytes=batch_bytes)
-    else:
-        with source.batches(from_entry=start, stop=stop) as batches:
-            yield from batches
+    """The entries from `start` up to, not including, `stop`, which are committed.
+
+    Raises `NotFound` where the stream is cut back before all are read.
+    """
+    number = start
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, StreamView):
+            found = source.batches(start, stop, max_bytes=batch_bytes)
+        else:
+            found = stack.enter_context(source.batches(from_entry=start, stop=stop))
+        for batch in found:
+            number = batch.next_number
+            yield batch
+    if number < stop:
+        raise cut_back(number)
 
 
 def reader(

@@ -133,6 +133,7 @@ class FileSource:
 
     def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
         self.name = path
+        self._follow = follow
         try:
             self._stream = DataStream.open(
                 path, stream_type=stream_type, read_only=True, follow=follow
@@ -174,9 +175,10 @@ class FileSource:
                 yield batch
             if stop is not None and number >= stop:
                 return
-            while not stream.refresh():
+            # Who does not follow asks for what there is: entries lack where they were taken back.
+            while self._follow and not stream.refresh():
                 time.sleep(_POLL_SECONDS)
-            if stream.epoch != epoch or stream.total_entries < number:
+            if not self._follow or stream.epoch != epoch or stream.total_entries < number:
                 raise Failure(
                     f"{self.name}: entries were taken back or changed while it was read (up to "
                     f"entry {number - 1}); the stream holds {stream.total_entries} now"

@@ -113,8 +113,9 @@ class DataStream(StreamView):
     ) -> DataStream:
         """Open an existing stream, for writing unless told otherwise.
 
-        `read_only` opens it as it stands and writes nothing, not even beside the file;
-        `follow` does the same and sees what another process commits from then on
+        `read_only` opens it as it stands and writes nothing, not even beside the file: what is
+        committed from then on is not seen, and where entries are taken back an iteration over
+        them raises `NotFound`. `follow` does the same and sees what another process commits
         (`refresh`). `stream_type` asks for that type. `path` may be a descriptor open
         for reading; then `name` is the path that messages and the index go by.
 

@@ -175,7 +175,7 @@ class StreamView:
             try:
                 for batch in file.reader.batches(number, stop, max_bytes):
                     # In this process the reader knows what was changed, and has looked.
-                    if self._follows and self._was_changed(changes):
+                    if not file.writable and self._is_another_history(changes):
                         break
                     number, begun = batch.next_number, True
                     yield batch
@@ -183,7 +183,7 @@ class StreamView:
                 else:
                     return
             except (DamagedEntry, NotFound):
-                if not self._was_changed(changes):
+                if not self._is_another_history(changes):
                     raise
             told = file.changes_since(epoch)
             gone = told is None or any(c.stop is None and c.start < number for c in told)
@@ -191,6 +191,14 @@ class StreamView:
                 raise cut_back(number)
             # What was taken back or changed is still ahead.
             stop = min(stop, file.head.entries)
+
+    def _is_another_history(self, changes: int) -> bool:
+        """As `_was_changed`, for whoever does not follow too: entries that were taken back are
+        nothing to go on reading, though others may stand where they stood."""
+        if not (self._follows or self._file.writable) and self._file.outdated():
+            self._file.refresh()
+            return True
+        return self._was_changed(changes)
 
     # Bookmarks.
 

@@ -25,6 +25,7 @@ from datastreamer.errors import (
     DamagedEntry,
     DecodeFailed,
     FileExists,
+    NotFound,
     StreamFileError,
     UnknownEntry,
     UsageError,
@@ -353,6 +354,31 @@ def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:
         assert "File too large" in done.stderr or "errno 27" in done.stderr
     assert names(tmp_path / "out") == []
     assert not [each for each in names(tmp_path) if each not in ("made.bin", "out")]
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet", "out.csv"])
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_stream_that_is_cut_back_meanwhile(
+    make: Make, tmp_path: Path, name: str, follow: bool
+) -> None:
+    path = make([(1, b"before" * 100_000)] * 8)
+    out = tmp_path / name
+    with DataStream.open(path) as writer, DataStream.open(path, read_only=True, follow=follow) as s:
+
+        def advance(done: int, total: int) -> None:
+            if done == 3:
+                writer.truncate(5)
+                with writer.atomic_op() as op:
+                    op.add_entry(1, b"after!" * 100_000)
+
+        with pytest.raises(NotFound, match="cut back while it was read"):
+            export(s, out, advance=advance)
+    assert (names(out) if name == "out" else out.exists()) == (
+        ["entries-000000000000-000000000005.parquet"] if name == "out" else False
+    )
+    if name == "out":
+        assert export(path, out).files == []
+        assert rows(out).column("data").to_pylist()[5] == b"after!" * 100_000
 
 
 # Text.

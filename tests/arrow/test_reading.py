@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from functools import partial
@@ -125,6 +126,29 @@ def test_a_stream_that_grows_is_read_to_where_it_was(make: Make) -> None:
             op.add_entry(1, b"c")
         assert begun.read_all().column("data").to_pylist() == [b"a", b"b"]
         assert found.reader().read_all().column("data").to_pylist() == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+@pytest.mark.parametrize("how", ["path", "read_only", "follow"])
+def test_a_stream_that_is_cut_back_is_not_read_on(make: Make, how: str, cut: int) -> None:
+    """Before the place that is read or ahead of it, with others where the entries stood."""
+    path = make([(1, b"before" * 100_000)] * 8)
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(DataStream.open(path))
+        if how == "path":
+            batches = iter(arrow.reader(path))
+        else:
+            source = stack.enter_context(DataStream.open(path, **{how: True}))
+            batches = iter(arrow.reader(source))
+        seen = next(batches)["data"].to_pylist()
+        writer.truncate(cut)
+        with writer.atomic_op() as op:
+            for _ in range(6 - cut):
+                op.add_entry(1, b"after!" * 100_000)
+        with pytest.raises(Exception, match="cut back while it was read"):
+            seen.extend(data for batch in batches for data in batch["data"].to_pylist())
+    assert {data[:6] for data in seen[:5]} == {b"before"}
+    assert {data[:6] for data in seen[5:]} <= {b"after!"}
 
 
 def test_a_server_gives_the_same(make: Make) -> None:

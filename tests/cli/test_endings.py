@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli import source
+from datastreamer.cli.outcome import Failure
+from datastreamer.cli.source import open_source
 from datastreamer.format import Header
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
@@ -104,6 +106,20 @@ def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
         assert following.wait() == 1
         (line,) = following.err.rest()
         assert "entries were taken back or changed while it was read" in line
+
+
+def test_a_file_that_is_cut_back_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.bin"
+    with DataStream.create(path, sync="os") as stream:
+        with stream.atomic_op() as op:
+            for _ in range(4):
+                op.add_entry(7, bytes(600_000))
+        with open_source(str(path)) as source:
+            batches = source.batches(0, 4)
+            next(batches)
+            stream.truncate(2)
+            with pytest.raises(Failure, match=r"taken back or changed .* \(up to entry 1\)"):
+                list(batches)
 
 
 def test_a_followed_server_that_goes_and_comes_back(copy: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,12 @@ def test_a_follower_that_has_not_looked_sees_nothing_uncommitted(path: Path) -> 
         assert items(follower) == []
 
 
-def test_an_iteration_does_not_mix_two_histories(path: Path) -> None:
+@pytest.mark.parametrize("how", ["follow", "read_only"])
+def test_an_iteration_does_not_mix_two_histories(path: Path, how: str) -> None:
     """Entries of the same sizes: nothing looks damaged."""
-    with (
-        DataStream.create(path, index="memory") as stream,
-        DataStream.open(path, follow=True) as follower,
-    ):
+    with DataStream.create(path, index="memory") as stream, contextlib.ExitStack() as stack:
         add(stream, [(1, b"before")] * 100)
-        follower.refresh()
+        follower = stack.enter_context(DataStream.open(path, **{how: True}))
         batches = follower.batches(max_bytes=500)
         assert {entry.data for entry in next(batches)} == {b"before"}
         stream.truncate(5)
@@ -135,6 +134,31 @@ def test_an_iteration_does_not_mix_two_histories(path: Path) -> None:
         with pytest.raises(NotFound, match="cut back while it was read"):
             next(batches)
         assert {entry.data for entry in follower.entries(5)} == {b"after!"}
+
+
+@pytest.mark.parametrize("data", [b"x" * 500_000, b""])
+def test_a_snapshot_that_is_cut_back_is_not_damaged(path: Path, data: bytes) -> None:
+    with DataStream.create(path, index="memory") as stream:
+        add(stream, *[[(n, b"x" * 500_000)] for n in range(6)])
+        with DataStream.open(path, read_only=True) as reader:
+            batches = reader.batches()
+            first = next(batches)
+            stream.truncate(1)
+            add(stream, [(7, data)] * 4, [(7, b"y" * 300_000)])
+            with pytest.raises(NotFound, match="cut back while it was read"):
+                next(batches)
+            assert first.next_number == 2
+
+
+def test_a_snapshot_goes_on_over_changes_ahead_of_it(path: Path) -> None:
+    with DataStream.create(path) as stream:
+        add(stream, [(1, b"%02d" % number) for number in range(40)])
+        with DataStream.open(path, read_only=True) as reader:
+            batches = reader.batches(0, 20, max_bytes=100)
+            seen = len(next(batches))
+            stream.truncate(30)
+            add(stream, [(1, b"new")] * 30)
+            assert seen + sum(len(batch) for batch in batches) == 20
 
 
 def test_read_only_stays_as_it_was(path: Path) -> None:
