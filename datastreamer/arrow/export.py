@@ -26,6 +26,7 @@ from datastreamer.arrow.parts import (
     parts_in,
     publish,
     read_back,
+    temporary_beside,
 )
 from datastreamer.arrow.reading import StreamClient, StreamSource, header_of, opened, runs
 from datastreamer.arrow.tables import ENTRIES, NAMES, schema
@@ -184,12 +185,12 @@ class _Job:
             )
         converters = self._converters((table,))
         converter = converters[table]
-        folder = path.parent
+        temporary = temporary_beside(path)
         output: PartWriter | LineWriter
         if path.suffix == ".parquet":
-            output = PartWriter(folder, table, converter.schema)
+            output = PartWriter(path.parent, table, converter.schema, temporary=temporary)
         else:
-            output = writer_of(path, converter.schema)
+            output = writer_of(path, temporary, converter.schema)
         trail = Trail(start)
         try:
             for batch in self._runs(start, stop, total=stop):

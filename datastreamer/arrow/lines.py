@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 
 class LineWriter(ABC):
-    """A text file under way at `temporary`, beside `path`, which is not touched."""
+    """A text file under way at `temporary`."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        self.temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    def __init__(self, temporary: Path, schema: Any) -> None:
+        self.temporary = temporary
         self._names = schema.names
-        self._file = self.temporary.open("w", encoding="utf-8", newline="")
+        self._file = temporary.open("w", encoding="utf-8", newline="")
         self._is_entries = self._names == ["number", "type", "data"]
 
     @abstractmethod
@@ -61,8 +60,8 @@ class JsonWriter(LineWriter):
 class CsvWriter(LineWriter):
     """A line a row, under a line with the columns' names."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        super().__init__(path, schema)
+    def __init__(self, temporary: Path, schema: Any) -> None:
+        super().__init__(temporary, schema)
         self._csv = csv.writer(self._file, lineterminator="\n")
         self._csv.writerow(self._names)
 
@@ -70,9 +69,10 @@ class CsvWriter(LineWriter):
         self._csv.writerows(self.rows(batch))
 
 
-def writer_of(path: Path, schema: Any) -> LineWriter:
-    """What writes the form that the file's name says."""
-    return CsvWriter(path, schema) if path.suffix == ".csv" else JsonWriter(path, schema)
+def writer_of(path: Path, temporary: Path, schema: Any) -> LineWriter:
+    """What writes the form that the name of `path` says, which is not touched."""
+    form = CsvWriter if path.suffix == ".csv" else JsonWriter
+    return form(temporary, schema)
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from datastreamer.arrow.tables import NAMES
 from datastreamer.errors import BadPosition, FileExists, StreamFileError
 from datastreamer.position import Position
 from datastreamer.storage.disk import OsDisk
@@ -27,6 +29,8 @@ from datastreamer.storage.disk import OsDisk
 _NAME: Final = re.compile(
     r"(?P<table>[a-z_]+)-(?P<first>[0-9]{12,20})-(?P<last>[0-9]{12,20})\.parquet"
 )
+# What an export that was killed leaves, and only that.
+_UNFINISHED: Final = re.compile(rf"\.({'|'.join(NAMES)})\.[0-9]+\.tmp")
 _KEY: Final = b"datastreamer"
 # Row groups are what readers skip by: large enough for zstd, small against a part.
 _GROUP_BYTES: Final = 32 << 20
@@ -81,14 +85,16 @@ class PartWriter:
     """A Parquet file under way; nothing has its name before `publish`.
 
     Rows are gathered to row groups; one is compressed in a thread while the next is gathered.
-    Has to be discarded in the end, published or not.
+    Has to be discarded in the end, published or not. Without another `temporary` the folder has
+    to be `locked`.
     """
 
-    def __init__(self, folder: Path, table: str, schema: Any) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, table: str, schema: Any, *, temporary: Path | None = None
+    ) -> None:
         self._table = table
         self._schema = schema
-        self._temporary = folder / f".{table}.{os.getpid()}.tmp"
+        self._temporary = temporary or folder / f".{table}.{os.getpid()}.tmp"
         self._waiting: list[Any] = []
         self._bytes = self._rows = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"parquet-{table}")
@@ -152,6 +158,12 @@ class PartWriter:
         self._temporary.unlink(missing_ok=True)
 
 
+def temporary_beside(path: Path) -> Path:
+    """Where a single file is written before it has its name: nobody else's, in a folder that is
+    anybody's."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+
+
 def publish(temporary: Path, path: Path) -> None:
     """Sync a file and give it its name, durably. Raises `FileExists`."""
     descriptor = os.open(temporary, os.O_RDONLY)
@@ -203,8 +215,9 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StreamFileError(str(folder), "another export writes there") from None
-        for left in folder.glob(".*.tmp"):
-            left.unlink(missing_ok=True)
+        for left in folder.iterdir():
+            if _UNFINISHED.fullmatch(left.name):
+                left.unlink(missing_ok=True)
         yield
     finally:
         os.close(descriptor)

@@ -356,6 +356,24 @@ def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:
     assert not [each for each in names(tmp_path) if each not in ("made.bin", "out")]
 
 
+def test_what_others_keep_in_the_folder_stays(three: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".drafts.tmp").mkdir(parents=True)
+    others = (".notes.tmp", ".entries.tmp", ".entries.x.tmp", ".mine.12.tmp", "entries.12.tmp")
+    for name in others:
+        (out / name).write_text("mine")
+    (out / ".blocks.12.tmp").write_text("left by an export that was killed")
+
+    def advance(done: int, total: int) -> None:
+        export(three, out)
+
+    for name in ("single.parquet", "single.csv"):
+        export(three, out / name, advance=advance)
+    part = "entries-000000000000-000000000002.parquet"
+    assert names(out) == sorted([*others, ".drafts.tmp", "single.parquet", "single.csv", part])
+    assert rows(out / "single.parquet").num_rows == 3
+
+
 @pytest.mark.parametrize("name", ["out", "out.parquet", "out.csv"])
 @pytest.mark.parametrize("follow", [True, False])
 def test_a_stream_that_is_cut_back_meanwhile(
