@@ -17,6 +17,7 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    StreamVersionOption,
     TLSCaOption,
     TLSCertOption,
     TLSKeyOption,
@@ -90,6 +91,7 @@ def cat(
     follow: FollowOption = False,
     timeout: TimeoutOption = None,
     decode: DecodeOption = None,
+    stream_version: StreamVersionOption = None,
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
@@ -117,6 +119,8 @@ def cat(
     tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     if decode is not None and shape in (Format.raw, Format.hex):
         raise typer.BadParameter(f"--format {shape.value} is of bytes, not of what they mean")
+    if stream_version is not None and decode is None:
+        raise typer.BadParameter("--stream-version is for --decode")
     if follow:
         end_well_on_signal()
     with (
@@ -124,9 +128,10 @@ def cat(
         asked_for(source, from_bookmark or ""),
     ):
         header = stream.header()
+        version = stream_version or header.version
         begin: int | bytes
         if key is not None:
-            begin = key.of(header.version)
+            begin = key.of(version)
         else:
             begin = header.total_entries if start == "latest" else number or 0
             check_start(begin, header)
@@ -135,7 +140,9 @@ def cat(
             stop = to + 1 if stop is None else min(to + 1, stop)
         if isinstance(begin, int) and stop is not None and stop <= begin:
             return
-        form = form_of(shape, header) if decode is None else decoded_form_of(shape, header)
+        form = form_of(shape, header)
+        if decode is not None:
+            form = decoded_form_of(shape, header._replace(version=version))
         write_out(form.begin())
         if count == 0:
             return

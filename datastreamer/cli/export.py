@@ -13,6 +13,7 @@ from datastreamer.cli.options import (
     LogLevelOption,
     SourceArgument,
     StreamTypeOption,
+    StreamVersionOption,
     TLSCaOption,
     TLSCertOption,
     TLSKeyOption,
@@ -22,7 +23,6 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import FileSource, ServerSource, open_source
-from datastreamer.format import U32_MAX
 
 OutArgument = Annotated[
     str,
@@ -72,15 +72,6 @@ OnErrorOption = Annotated[
         "that says why, or leave it out.",
     ),
 ]
-VersionOption = Annotated[
-    int | None,
-    number_option(
-        "--stream-version",
-        "V",
-        "Take the entries for those of a stream of this version [the header's].",
-        most=U32_MAX,
-    ),
-]
 
 
 def export(
@@ -90,7 +81,7 @@ def export(
     start: FromOption = None,
     to: ToOption = None,
     on_error: OnErrorOption = OnError.fail,
-    stream_version: VersionOption = None,
+    stream_version: StreamVersionOption = None,
     stream_type: StreamTypeOption = None,
     tls_ca: TLSCaOption = None,
     tls_cert: TLSCertOption = None,

@@ -220,6 +220,17 @@ ReportFormatOption = Annotated[
     ReportFormat | None,
     typer.Option("--format", help="How to write it [table on a terminal, else jsonl]."),
 ]
+StreamVersionOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-version",
+        "N",
+        "Take entries for those of this version [the header's]: 1 fixed layouts, from 2 on "
+        "protobuf.",
+        most=255,
+        least=1,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format jsonl.")]
 
 

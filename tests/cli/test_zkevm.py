@@ -369,6 +369,35 @@ def test_cat_decodes_in_words_only(invoke: Invoke, path: Path) -> None:
     assert "of bytes, not of what they mean" in told
 
 
+def test_cat_and_diff_with_another_version(invoke: Invoke, tmp_path: Path) -> None:
+    """A header may say another version than its entries are of."""
+    paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    for path, block in zip(paths, (1, 2), strict=True):
+        with (
+            DataStream.create(path, version=1, system_id=SYSTEM_ID, sync="os") as stream,
+            stream.atomic_op() as op,
+        ):
+            op.add_bookmark(bytes.fromhex("08021001"))
+            op.add_entry(6, bytes([8, block]))
+    a, b = paths
+    plain = invoke("cat", a, "--decode", "zkevm")
+    assert plain.code == 1
+    told = invoke(
+        *("cat", a, "--decode", "zkevm", "--stream-version", 3, "--from-bookmark", "block:1")
+    )
+    assert told.code == 0
+    assert [(each["kind"], each["fields"]) for each in told.objects] == [
+        ("BookMark", {"type": "L2_BLOCK", "value": 1}),
+        ("L2BlockEnd", {"number": 1}),
+    ]
+    (found,) = invoke("zkevm", "diff", a, b, "--stream-version", 3).objects
+    assert (found["first_difference"]["block"], found["first_difference"]["fields"]) == (
+        1,
+        ["number"],
+    )
+    assert "--stream-version is for --decode" in invoke("cat", a, "--stream-version", 2).failed(2)
+
+
 def test_the_real_stream_decoded(invoke: Invoke, real_stream: Path) -> None:
     cat = invoke("cat", real_stream, "--decode", "zkevm")
     assert (cat.code, len(cat.lines)) == (0, 34_723)

@@ -10,6 +10,7 @@ from datastreamer.cli.options import (
     ReportFormatOption,
     SourceArgument,
     StreamTypeOption,
+    StreamVersionOption,
     TLSCaOption,
     TLSCertOption,
     TLSKeyOption,
@@ -22,7 +23,6 @@ from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import open_source
 from datastreamer.cli.verify import count, printable, wrapped
-from datastreamer.cli.zkevm.options import StreamVersionOption
 from datastreamer.zkevm.sequence import Report, SequenceCheck
 
 

@@ -21,6 +21,7 @@ from datastreamer.cli.options import (
     LogLevelOption,
     ReportFormatOption,
     StreamTypeOption,
+    StreamVersionOption,
     TLSCaOption,
     TLSCertOption,
     TLSKeyOption,
@@ -54,6 +55,7 @@ BArgument = Annotated[str, typer.Argument(metavar="B", help="Another one.")]
 def diff(
     a: AArgument,
     b: BArgument,
+    stream_version: StreamVersionOption = None,
     format: ReportFormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
@@ -93,7 +95,8 @@ def diff(
             "first_difference": None,
         }
         if at is not None:
-            found["first_difference"] = _tell((first, second), headers, at)
+            versions = [stream_version or header.version for header in headers]
+            found["first_difference"] = _tell((first, second), totals, versions, at)
     write_out(json_line(found) if shape is Format.jsonl else _table(a, b, found))
     if at is not None:
         raise Failure(f"{a} and {b} differ from entry {at} on")
@@ -138,19 +141,19 @@ def _in_step(
 
 
 def _tell(
-    sources: tuple[Source, Source], headers: tuple[Header, Header], at: int
+    sources: tuple[Source, Source], totals: tuple[int, int], versions: list[int], at: int
 ) -> dict[str, Any]:
     """The two entries, what they mean, and where they stand."""
     sides = [
-        _side(source.entry(at), header.version) if at < header.total_entries else None
-        for source, header in zip(sources, headers, strict=True)
+        _side(source.entry(at), version) if at < total else None
+        for source, total, version in zip(sources, totals, versions, strict=True)
     ]
     fields: list[str] = []
     left, right = sides
     if left is not None and right is not None and left["kind"] == right["kind"]:
         mine, other = left["fields"] or {}, right["fields"] or {}
         fields = [name for name in mine if mine[name] != other.get(name)]
-    where = _where(sources[0], headers[0].version, at)
+    where = _where(sources[0], versions[0], at)
     return {"entry": at, **where, "fields": fields, "a": left, "b": right}
 
 

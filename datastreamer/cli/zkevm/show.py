@@ -19,6 +19,7 @@ from datastreamer.cli.options import (
     ReportFormatOption,
     SourceArgument,
     StreamTypeOption,
+    StreamVersionOption,
     TLSCaOption,
     TLSCertOption,
     TLSKeyOption,
@@ -30,7 +31,6 @@ from datastreamer.cli.options import (
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.source import asked_for, open_source
-from datastreamer.cli.zkevm.options import StreamVersionOption
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm import events, fixed
