@@ -181,17 +181,24 @@ class Batch:
         self.state_root: bytes | None = None
         self._start = start
         self._before = sequencer.standing
+        # Between its beginning and its end, and in that the block that is being written.
+        self._open = False
+        self._block: Block | None = None
 
     def __enter__(self) -> Batch:
         sequencer = self.sequencer
         if sequencer._busy:
             raise UsageError("a batch is being written; it ends with its with statement")
-        sequencer._busy = True
+        if sequencer.standing is not self._before:
+            raise UsageError(
+                f"the stream has gone on since batch {self.number} was made for it: make another"
+            )
+        self._open = sequencer._busy = True
         if sequencer.atomic == "batch":
             try:
                 sequencer.stream.start_atomic_op()
             except BaseException:
-                sequencer._busy = False
+                self._open = sequencer._busy = False
                 raise
         return self
 
@@ -202,7 +209,7 @@ class Batch:
         traceback: TracebackType | None,
     ) -> None:
         sequencer = self.sequencer
-        sequencer._busy = False
+        self._open = sequencer._busy = False
         whole = sequencer.atomic == "batch"
         try:
             if kind is None:
@@ -302,9 +309,20 @@ class Block:
         self.number = block.number
         self._batch = batch
         self._block = block
+        self._before = batch.sequencer.standing
         self._transactions: list[events.Transaction] = []
 
     def __enter__(self) -> Block:
+        batch = self._batch
+        if not batch._open:
+            raise UsageError(f"batch {batch.number} is not being written, so no block of it is")
+        if batch._block is not None:
+            raise UsageError(f"block {batch._block.number} is being written; it ends with its with")
+        if batch.sequencer.standing is not self._before:
+            raise UsageError(
+                f"the stream has gone on since block {self.number} was made for it: make another"
+            )
+        batch._block = self
         return self
 
     def __exit__(
@@ -313,9 +331,10 @@ class Block:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        batch, block = self._batch, self._block
+        batch._block = None
         if kind is not None:
             return
-        batch, block = self._batch, self._block
         sequencer = batch.sequencer
         found = [*batch._beginning(), BookMark(BookmarkType.L2_BLOCK, self.number)]
         is_fixed = sequencer.version < FIRST_PROTOBUF_VERSION
@@ -340,7 +359,9 @@ class Block:
         debug: str | None = None,
     ) -> None:
         """Add a transaction. `im_state_root` is the state's root behind it; where it is None,
-        the block's."""
+        the block's. Raises `UsageError` outside of the block's ``with``."""
+        if self._batch._block is not self:
+            raise UsageError(f"block {self.number} is not being written: nobody would write it")
         root = self._block.state_root if im_state_root is None else im_state_root
         index = len(self._transactions)
         self._transactions.append(

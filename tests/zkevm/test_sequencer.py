@@ -221,6 +221,39 @@ def test_one_batch_at_a_time(make: Make) -> None:
         Sequencer(sequencer.stream, atomic="never")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("atomic", ["block", "batch"])
+def test_one_block_at_a_time_and_only_where_it_is_written(make: Make, atomic: Any) -> None:
+    """Blocks with one number, or transactions that nobody writes, would come of it."""
+    stream = make(3)
+    sequencer = Sequencer(stream, atomic=atomic)
+    made_before = sequencer.batch()
+    with sequencer.batch() as batch:
+        early, late = batch.block(timestamp=100), batch.block(timestamp=100)
+        with pytest.raises(UsageError, match="block 0 is not being written"):
+            early.tx(b"early")
+        with early as block:
+            block.tx(b"in time")
+            with pytest.raises(UsageError, match="block 0 is being written"):
+                late.__enter__()
+        with pytest.raises(UsageError, match="block 0 is not being written"):
+            block.tx(b"late")
+        for used in (early, late):
+            with pytest.raises(UsageError, match="gone on since block 0 was made"):
+                used.__enter__()
+        last = batch.block(timestamp=101)
+    for old in (batch, made_before):
+        with pytest.raises(UsageError, match="gone on since batch 0 was made"):
+            old.__enter__()
+    with pytest.raises(UsageError, match="batch 0 is not being written"):
+        last.__enter__()
+    with sequencer.batch(), pytest.raises(UsageError, match="batch 0 is not being written"):
+        last.__enter__()
+    assert [event.encoded for event in told(stream) if isinstance(event, events.Transaction)] == [
+        b"in time"
+    ]
+    assert in_order(stream)
+
+
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_an_empty_batch_and_an_exit_root(make: Make, version: int) -> None:
     stream = make(version)
