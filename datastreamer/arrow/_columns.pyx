@@ -26,6 +26,7 @@ cdef enum:
     # Behind the kinds of the schema: the entry's data, as it stands.
     DATA = 7
     MAX_COLUMNS = MAX_FIELDS + 1
+    MAX_LAYOUTS = 4
 
 cdef enum:
     # What is done about an entry that is no such message.
@@ -39,8 +40,24 @@ cdef struct Cell:
     const uint8_t* at
     bint there
 
+cdef struct Slot:
+    # Where a fixed layout has a value.
+    int column
+    uint32_t at
+    uint32_t width
+
+cdef struct FixedLayout:
+    # Data of this size; or of this and as many bytes more as the number at `size_at` says, which
+    # are the value of `tail`.
+    uint32_t size
+    int size_at
+    int tail
+    int slots
+    Slot slot[MAX_COLUMNS]
+
 cdef struct Target:
-    # A column under way. Bytes are copied once it is known how many there are.
+    # A column under way. Bytes are copied once it is known how many there are; `valid` is NULL
+    # where all values are there that the row has.
     int kind
     char* values
     char* valid
@@ -238,6 +255,74 @@ cdef bint read_message(
     return True
 
 
+cdef inline uint64_t big_endian(const uint8_t* p, uint32_t width) noexcept nogil:
+    cdef uint64_t value = 0
+    cdef uint32_t i
+    for i in range(width):
+        value = value << 8 | p[i]
+    return value
+
+
+cdef bint read_layout(
+    const uint8_t* p, uint32_t size, const uint8_t* kinds, const FixedLayout* layouts, int count,
+    Cell* cells
+) noexcept nogil:
+    """All values of data in the first layout that it fits; False where there is none, a number
+    is above 2**63 - 1, or a bookmark is of no kind."""
+    cdef int i, j
+    cdef uint64_t more, value
+    cdef const FixedLayout* layout = NULL
+    cdef const Slot* slot
+    cdef Cell* cell
+    for i in range(count):
+        layout = &layouts[i]
+        if size >= layout.size:
+            more = big_endian(p + layout.size_at, 4) if layout.size_at >= 0 else 0
+            if size - layout.size == more:
+                break
+        layout = NULL
+    if layout == NULL:
+        return False
+    for j in range(layout.slots):
+        slot = &layout.slot[j]
+        cell = &cells[slot.column]
+        cell.there = True
+        if kinds[slot.column] >= BYTES:
+            cell.at = p + slot.at
+            cell.number = slot.width
+            continue
+        value = big_endian(p + slot.at, slot.width)
+        if value > <uint64_t>INT64_MAX:
+            return False
+        if kinds[slot.column] == ENUM:
+            # The one enumeration: a bookmark's kind, 0 a block and 1 a batch.
+            if value > 1:
+                return False
+            value = 2 - value
+        cell.number = value
+    if layout.size_at >= 0:
+        cells[layout.tail].there = True
+        cells[layout.tail].at = p + layout.size
+        cells[layout.tail].number = size - layout.size
+    return True
+
+
+cdef int as_layouts(object given, FixedLayout* layouts, int columns) except -1:
+    cdef int i, j
+    if len(given) > MAX_LAYOUTS:
+        raise ValueError(f"{len(given)} layouts")
+    for i, (size, size_at, tail, slots) in enumerate(given):
+        layouts[i].size, layouts[i].size_at, layouts[i].tail = size, size_at, tail
+        layouts[i].slots = len(slots)
+        if not 0 <= tail < columns or len(slots) > columns or size_at + 4 > size:
+            raise ValueError(f"a layout of {size} bytes with {len(slots)} values")
+        for j, (column, at, width) in enumerate(slots):
+            if not 0 <= column < columns or at + width > size:
+                raise ValueError(f"column {column} is {width} bytes at {at} of {size}")
+            layouts[i].slot[j] = Slot(column, at, width)
+    return 0
+
+
 cdef void put(Target* target, Py_ssize_t row, const Cell* cell) noexcept nogil:
     cdef int kind = target.kind
     if kind == U64:
@@ -253,9 +338,9 @@ cdef void put(Target* target, Py_ssize_t row, const Cell* cell) noexcept nogil:
     else:
         target.sources[row] = cell.at
         target.offsets[row + 1] = <int32_t>cell.number
-        if kind == DEBUG:
-            target.valid[row >> 3] &= <char>~(1 << (row & 7))
-            set_bit(target.valid, row, cell.there)
+    if target.valid != NULL:
+        target.valid[row >> 3] &= <char>~(1 << (row & 7))
+        set_bit(target.valid, row, cell.there)
 
 
 cdef int gather(Target* target, Py_ssize_t rows, uint64_t* total) noexcept nogil:
@@ -271,20 +356,26 @@ cdef int gather(Target* target, Py_ssize_t rows, uint64_t* total) noexcept nogil
     return True
 
 
-def message_columns(batch, type, bytes kinds not None, bytes wanted not None, int bad_rows,
-                    allocate):
-    """The messages among the entries of this type, as columns.
+def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int bad_rows,
+                  allocate, layouts=None):
+    """The events among the entries of this type, as columns.
 
     `kinds` has the kind of each field in order, and may end with 7 for the entry's data itself;
-    `wanted` has a 1 for each that is to be made. `bad_rows` says what becomes of an entry that
-    is no such message: 0 ends the columns before it, 1 makes a row of nulls (but for data), 2
-    leaves it out. `allocate` is as in `entry_columns`.
+    `wanted` has a 1 for each that is to be made. Data are messages, or in one of `layouts`:
+    ``(size, size_at, tail, [(column, at, width), ...])`` each, the first that fits counts;
+    `size_at` is -1 where data have that size, else the place of a u32 that says how many bytes
+    follow for the column `tail`. `bad_rows` says what becomes of an entry that is no such
+    event: 0 ends the columns before it, 1 makes a row of nulls (but for data), 2 leaves it out.
+    `allocate` is as in `entry_columns`.
 
     Gives ``(rows, numbers, columns, valid, bad)``: the entries' numbers (int64); for each
-    column that is wanted ``(values,)`` or ``(offsets, values, valid or None)``, else None;
-    `valid`, the bits for all fields, or None where all are there; and ``[(row, place)]`` of bad
-    entries, the place being that in the batch. Raises `UsageError` as `entry_columns` does.
+    column that is wanted ``(buffers, valid or None)``, where the buffers are values, or offsets
+    and values, else None; `valid`, the bits of columns that have none of their own, or None
+    where all are there; and ``[(row, place)]`` of bad entries, the place being that in the
+    batch. Raises `UsageError` as `entry_columns` does.
     """
+    cdef FixedLayout fixed[MAX_LAYOUTS]
+    cdef int fixed_count = 0
     cdef BatchColumns columns
     cdef Py_buffer view
     cdef Target targets[MAX_COLUMNS]
@@ -301,6 +392,9 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
     if not 1 <= count <= MAX_COLUMNS or len(wanted) != count:
         raise ValueError(f"{count} columns, {len(wanted)} of them wanted or not")
     fields = count - 1 if kind[count - 1] == DATA else count
+    if layouts is not None:
+        fixed_count = <int>len(layouts)
+        as_layouts(layouts, fixed, count)
     for i in range(columns.count):
         most += columns.types[i] == entry_type
     if columns.count and number_at(&columns, columns.count - 1) > <uint64_t>INT64_MAX:
@@ -316,15 +410,17 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
         if not wanted[at]:
             continue
         targets[at].kind = kind[at]
+        targets[at].valid = NULL
+        valid_part = None
+        # What one generation of a layout has another lacks.
+        if kind[at] == DEBUG or (fixed_count and kind[at] != DATA):
+            valid_part = room((most + 7) // 8)
+            targets[at].valid = PyBytes_AS_STRING(<bytes>valid_part)
+            memset(targets[at].valid, 0, (most + 7) // 8)
         if kind[at] >= BYTES:
             part = room((most + 1) * 4)
             targets[at].offsets = <int32_t*>PyBytes_AS_STRING(part)
-            valid_part = None
-            if kind[at] == DEBUG:
-                valid_part = room((most + 7) // 8)
-                targets[at].valid = PyBytes_AS_STRING(<bytes>valid_part)
-                memset(targets[at].valid, 0, (most + 7) // 8)
-            made[at] = (part, valid_part)
+            made[at] = ([part], valid_part)
             part = room(most * sizeof(uint8_t*))
             targets[at].sources = <const uint8_t**>PyBytes_AS_STRING(part)
             sources.append(part)
@@ -338,7 +434,7 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
             targets[at].values = PyBytes_AS_STRING(part)
             if kind[at] == BOOL:
                 memset(targets[at].values, 0, size)
-            made[at] = (part,)
+            made[at] = ([part], valid_part)
     bad = <Py_ssize_t*>malloc((2 * most + 1) * sizeof(Py_ssize_t))
     if bad == NULL:
         raise MemoryError
@@ -349,7 +445,10 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
                     continue
                 data = columns.base + columns.offsets[i] + HEAD_SIZE
                 memset(cells, 0, count * sizeof(Cell))
-                good = read_message(data, data + columns.lengths[i], kind, fields, cells)
+                if fixed_count:
+                    good = read_layout(data, columns.lengths[i], kind, fixed, fixed_count, cells)
+                else:
+                    good = read_message(data, data + columns.lengths[i], kind, fields, cells)
                 if not good:
                     bad[2 * bads] = row
                     bad[2 * bads + 1] = i
@@ -382,6 +481,5 @@ def message_columns(batch, type, bytes kinds not None, bytes wanted not None, in
                     copy(targets[at].values + targets[at].offsets[i], targets[at].sources[i],
                          <uint32_t>(targets[at].offsets[i + 1] - targets[at].offsets[i]))
             PyBuffer_Release(&view)
-            offsets, valid_part = made[at]
-            made[at] = (offsets, values, valid_part)
+            made[at][0].append(values)
     return row, numbers, made, (valid if bads and bad_rows == KEEP else None), found

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow import _columns
-from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, Table, schema
+from datastreamer.arrow.layouts import Layout, fixed_columns
+from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, schema
 from datastreamer.errors import DecodeFailed, UsageError
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm.decoding import Event, decode_data
@@ -53,6 +54,13 @@ class Converter:
                 raise UsageError(f"the table {table} depends on the stream's version: say which")
             self._version = version
             self._type = self._table.entry_type(version)
+            self._layouts: Sequence[Layout] | None = None
+            # The decoder knows these columns; those of the other generation stay null.
+            if version >= FIRST_PROTOBUF_VERSION:
+                self._known = self._table.message_names
+                self._kinds = self._table.kinds
+            elif self._type is not None:
+                self._known, self._kinds, self._layouts = fixed_columns(self._table)
 
     def convert(self, batch: EntryBatch) -> Converted:
         """The rows of `batch`. Raises `UsageError` where a value is too large for Arrow."""
@@ -60,9 +68,7 @@ class Converter:
             return Converted(self._entries(batch), None)
         if self._type is None:
             return Converted(self._made({}, 0), None)
-        if self._version >= FIRST_PROTOBUF_VERSION:
-            return self._messages(batch, self._table, self._type)
-        return self._layouts(batch.select([self._type]), self._table)
+        return self._events(batch, self._type)
 
     def _made(self, columns: dict[str, Any], rows: int) -> Any:
         arrays = [
@@ -86,32 +92,25 @@ class Converter:
             made["data"] = _plain(pa.binary(), rows, offsets, values)
         return self._made(made, rows)
 
-    def _messages(self, batch: EntryBatch, table: Table, type: int) -> Converted:
-        # The decoder knows fields and data; columns of the other generation stay null.
-        known = [
-            column
-            for at, column in enumerate(table.columns)
-            if at < table.message_columns or column[0] == "key"
-        ]
-        wanted = bytes(name in self._names for name, _ in known)
-        rows, numbers, parts, valid, bad = _columns.message_columns(
-            batch, type, table.kinds, wanted, _BAD_ROWS[self._on_error], pa.allocate_buffer
+    def _events(self, batch: EntryBatch, type: int) -> Converted:
+        wanted = bytes(name in self._names for name in self._known)
+        rows, numbers, parts, valid, bad = _columns.event_columns(
+            *(batch, type, self._kinds, wanted, _BAD_ROWS[self._on_error], pa.allocate_buffer),
+            self._layouts,
         )
         made = {"entry_number": _plain(pa.int64(), rows, numbers)}
         shared = None if valid is None else pa.py_buffer(valid)
-        for (name, _), part in zip(known, parts, strict=True):
+        for name, part in zip(self._known, parts, strict=True):
             if part is None:
                 continue
-            type_of = self.schema.field(name).type
-            if len(part) == 1:
-                buffers = [shared, pa.py_buffer(part[0])]
-            else:
-                offsets, values, own = part
-                validity = shared if own is None else pa.py_buffer(own)
-                if name == "key":
-                    validity = None
-                buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(values)]
-            made[name] = pa.Array.from_buffers(type_of, rows, buffers)
+            buffers, own = part
+            field = self.schema.field(name)
+            validity = shared if own is None else pa.py_buffer(own)
+            made[name] = pa.Array.from_buffers(
+                field.type,
+                rows,
+                [validity if field.nullable else None, *map(pa.py_buffer, buffers)],
+            )
         errors = [(row, self._fault(batch, place, type)) for row, place in bad]
         if ERROR in self._names:
             made[ERROR] = _texts(rows, errors)
@@ -128,46 +127,6 @@ class Converter:
         except DecodeFailed as error:
             return error
         return _too_large(event, number)
-
-    def _layouts(self, batch: EntryBatch, table: Table) -> Converted:
-        """As `_messages`, for the fixed layouts of version 1: through the events."""
-        numbers: list[int] = []
-        events: list[Event | None] = []
-        keys: list[bytes] = []
-        errors: list[tuple[int, DecodeFailed]] = []
-        for entry in batch:
-            event: Event | None
-            try:
-                event = decode_data(
-                    entry.type, entry.data, version=self._version, number=entry.number
-                )
-                if any(type(value) is int and value > _MOST for value in event):
-                    raise _too_large(event, entry.number)
-            except DecodeFailed as error:
-                errors.append((len(events), error))
-                if self._on_error == "raise":
-                    break
-                if self._on_error == "drop":
-                    continue
-                event = None
-            numbers.append(entry.number)
-            events.append(event)
-            keys.append(entry.data)
-        made = {"entry_number": pa.array(numbers, pa.int64())}
-        rows = [{} if event is None else event._asdict() for event in events]
-        for name, _ in table.columns:
-            if name not in self._names:
-                continue
-            field = self.schema.field(name)
-            if name == "key":
-                made[name] = pa.array(keys, field.type)
-                continue
-            here = table.renamed.get(name, name)
-            made[name] = pa.array([row.get(here) for row in rows], field.type)
-        if ERROR in self._names:
-            made[ERROR] = _texts(len(events), errors)
-        stops = self._on_error == "raise" and errors
-        return Converted(self._made(made, len(events)), errors[0][1] if stops else None)
 
 
 def _plain(type: Any, rows: int, *buffers: Any) -> Any:

@@ -73,10 +73,21 @@ class Table:
         return self.type if version >= FIRST_PROTOBUF_VERSION else self.fixed_type
 
     @property
+    def data_column(self) -> str | None:
+        """The column that has an entry's whole data, where one has."""
+        return next((name for name, kind in self.columns if kind == _DATA), None)
+
+    @property
+    def message_names(self) -> tuple[str, ...]:
+        """The columns that messages have, and the one of an entry's whole data."""
+        names = [name for name, _ in self.columns[: self.message_columns]]
+        return tuple(names if self.data_column is None else [*names, self.data_column])
+
+    @property
     def kinds(self) -> bytes:
-        """The kinds of the message's fields, as the compiled decoder wants them."""
-        kinds = [kind for _, kind in self.columns[: self.message_columns]]
-        return bytes(kinds + [kind for _, kind in self.columns if kind == _DATA])
+        """Their kinds, as the compiled decoder wants them."""
+        kinds = dict(self.columns)
+        return bytes(kinds[name] for name in self.message_names)
 
 
 def _table(

@@ -13,6 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from datastreamer.zkevm.events import BookMark, BookmarkType
+from datastreamer.zkevm.schema import TYPE_BOOK_MARK
 
 if TYPE_CHECKING:
     from datastreamer.zkevm.transactions import OpenedTransaction
@@ -36,6 +37,53 @@ _MARK: Final = struct.Struct(">BQ")
 _START_SIZES: Final = sorted(
     layout.size for layout in (_START_FIRST, _START_L1, _START, _START_INFO_ROOT)
 )
+
+
+class Generation(NamedTuple):
+    """A layout of an event: its values and what they are called.
+
+    Where there is a `tail`, the layout ends with the number of bytes that it has, and it follows.
+    """
+
+    layout: struct.Struct
+    fields: tuple[str, ...]
+    tail: str | None = None
+
+
+_HEAD: Final = ("batch_number", "number", "timestamp")
+_ROOT: Final = ("global_exit_root", "coinbase", "fork_id")
+_FLAGS: Final = ("effective_gas_price_percentage", "is_valid")
+_UPDATE: Final = ("batch_number", "timestamp", *_ROOT)
+GENERATIONS: Final[dict[int, tuple[Generation, ...]]] = {
+    TYPE_START_L2_BLOCK: (
+        Generation(
+            _START,
+            (
+                *_HEAD,
+                *("delta_timestamp", "l1_infotree_index", "l1_blockhash"),
+                *(*_ROOT, "chain_id"),
+            ),
+        ),
+        Generation(_START_L1, (*_HEAD, "l1_blockhash", *_ROOT)),
+        Generation(
+            _START_INFO_ROOT,
+            (*_HEAD, "l1_blockhash", "global_exit_root", "l1_info_root", "coinbase", "fork_id"),
+        ),
+        Generation(_START_FIRST, (*_HEAD, *_ROOT)),
+    ),
+    TYPE_L2_TX: (
+        Generation(_TX, (*_FLAGS, "state_root"), "encoded"),
+        Generation(_TX_FIRST, _FLAGS, "encoded"),
+    ),
+    TYPE_END_L2_BLOCK: (Generation(_END, ("number", "hash", "state_root")),),
+    TYPE_UPDATE_GER: (
+        Generation(_GER, (*_UPDATE, "chain_id", "state_root")),
+        Generation(_GER_FIRST, (*_UPDATE, "state_root")),
+    ),
+    TYPE_BOOK_MARK: (Generation(_MARK, ("type", "value")),),
+}
+"""The layouts of each entry type; data are of the first that they fit."""
+
 _MARKS: Final = {0: BookmarkType.L2_BLOCK, 1: BookmarkType.BATCH}
 _KINDS: Final = {kind: number for number, kind in _MARKS.items()}
 
