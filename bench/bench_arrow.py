@@ -1,4 +1,4 @@
-"""Arrow and Parquet: runs to record batches, typed events, and a whole export.
+"""Arrow and Parquet: runs to record batches, and a whole export.
 
 The export's rival is pyarrow writing the same table, which it has in memory; both sync what they
 have written. ``ARROW_BENCH_MB`` says how large the stream is (200; the promise is for 1,000).
@@ -23,7 +23,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 from datastreamer import arrow  # noqa: E402
 from datastreamer.arrow.parts import PartWriter  # noqa: E402
 from datastreamer.position import Identity, Position  # noqa: E402
-from datastreamer.zkevm import L2Block, encode  # noqa: E402
 
 _SIZE = 200
 _DATA = _SIZE - 17
@@ -47,27 +46,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pa
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Path]:
-    """A stream of blocks as a sequencer writes them, nothing else."""
-    smoke = request.config.getoption("benchmark_disable")
-    folder = tmp_path_factory.mktemp("blocks")
-    root = bytes(range(32))
-    with DataStream.create(folder / "blocks.bin", version=3, sync="os") as stream:
-        for first in range(0, 1_000 if smoke else 300_000, 1_000):
-            made = [
-                L2Block(
-                    *(number, number // 100, 1_700_000_000 + number, 3, 0, root, 7),
-                    *(root, root, root, root[:20], 30_000_000, root),
-                )
-                for number in range(first, first + 1_000)
-            ]
-            with stream.atomic_op() as op:
-                op.add_entries(2, [encode(block, version=3)[1] for block in made])
-    yield folder / "blocks.bin"
-    shutil.rmtree(folder)
-
-
 def _rows(path: Path, table: str) -> int:
     return sum(batch.num_rows for batch in arrow.reader(path, table))
 
@@ -82,30 +60,6 @@ def test_entries(versus: Any, plain: Path) -> None:
             unit="GB/s",
             amount=size / 1e9,
         )
-
-
-def test_blocks(versus: Any, blocks: Path) -> None:
-    ptars = pytest.importorskip("ptars", reason="ptars is not installed: pip install ptars")
-    from datastreamer.zkevm.proto import datastream_pb2
-
-    pool = ptars.HandlerPool([datastream_pb2.DESCRIPTOR])
-    handler = pool.get_for_message(datastream_pb2.L2Block.DESCRIPTOR)
-
-    def rival() -> int:
-        return sum(
-            handler.array_to_record_batch(batch.column(2)).num_rows
-            for batch in arrow.reader(blocks)
-        )
-
-    assert _rows(blocks, "blocks") == rival()
-    versus(
-        "blocks decoded to record batches",
-        lambda: _rows(blocks, "blocks"),
-        {"ptars (Rust) on our entries": rival},
-        unit="rows/s",
-        amount=rival(),
-        at_least=1.0,
-    )
 
 
 def test_export(versus: Any, plain: Path, tmp_path: Path) -> None:
