@@ -111,8 +111,8 @@ def entry_columns(batch, allocate, *, bint data=True):
     """``(numbers, types, offsets, values)`` of all entries: int64, int64, int32 and bytes.
 
     ``allocate(size)`` gives the buffer for the bytes, which is most of the memory: an allocator
-    that keeps its pages saves the half of the time. Without `data` the last two are None. Raises `UsageError` where a number or the bytes
-    together are too large for their column.
+    that keeps its pages saves the half of the time. Without `data` the last two are None.
+    Raises `UsageError` where a number or the bytes together are too large for their column.
     """
     cdef BatchColumns columns
     columns_of(batch, &columns)
