@@ -6,20 +6,21 @@ stands in the modules of those names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from datastreamer.errors import UsageError
-from datastreamer.spark import places
-from datastreamer.spark.bounds import Bounds
-from datastreamer.spark.files import look_at, read_pages
+from datastreamer.spark.bounds import Bounds, take_filters
+from datastreamer.spark.files import read_pages
 from datastreamer.spark.options import Options
-from datastreamer.spark.parts import FilePart, cut_file
+from datastreamer.spark.parts import FilePart, ServerPart
+from datastreamer.spark.planning import plan
 from datastreamer.spark.rows import RowMaker
 from datastreamer.spark.schemas import wanted_columns
+from datastreamer.spark.servers import read_entries
 
 
 class BatchReader(DataSourceReader):
@@ -28,20 +29,41 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._columns = wanted_columns(options, schema)
+        self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts of all files that the query names, or of its server's stream."""
-        if self._options.servers or self._options.start or self._options.stop is not None:
-            raise UsageError("servers and offsets are not read yet: give a path alone")
-        parts: list[InputPartition] = []
-        for place in places.find(self._options.paths):
-            snapshot = look_at(place, self._options.stream_type)
-            parts += cut_file(snapshot, Bounds(), self._options.partition_bytes)
-        return parts
+        return [] if self._bounds.empty else list(plan(self._options, self._bounds))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, as record batches."""
         if isinstance(partition, FilePart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             runs = read_pages(partition.snapshot, partition.first_page, partition.stop_page)
-            yield from rows.batches(runs, partition.start, partition.stop)
+            yield from rows.batches(runs, self._bounds.within(partition.start, partition.stop))
+        elif isinstance(partition, ServerPart):
+            rows = RowMaker(self._options, self._columns, partition.snapshot.header)
+            entries = read_entries(
+                partition.snapshot, partition.start, partition.stop, partition.turn
+            )
+            yield from rows.batches(entries, self._bounds.within(partition.start, partition.stop))
+
+
+class FilteringReader(BatchReader):
+    """The same, which is told the query's filters.
+
+    Spark refuses every query of a reader that takes filters while its setting
+    ``spark.sql.python.filterPushdown.enabled`` is false, as it is by default.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take what spares reading; give back what Spark has to look at itself."""
+        self._bounds, rest = take_filters(self._options.table, filters)
+        return rest
+
+
+def batch_reader(options: Options, schema: StructType) -> BatchReader:
+    """Who reads: with filters only where Spark hands any on."""
+    # The module of the worker that does so, which no other worker loads.
+    told = "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
+    return (FilteringReader if told else BatchReader)(options, schema)

@@ -124,8 +124,10 @@ def _sweep(
         start = page_start(page)
         content = file.read(min(PAGE_SIZE, head.length - start), start)
         found = read_page(file, content, start, chain.due)
-        if page == first and not found.batch:
+        if page == first and (found.broken or not found.batch):
+            # Whether its first number is right, the page before tells.
             chain.due = _due_at(file, page)
+            found = read_page(file, content, start, chain.due)
         chain.goes_on(found)
         # Only what the next page begins with tells that a page's last entry is what it seems.
         yield from _settled(held, chain)

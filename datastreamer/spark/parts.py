@@ -6,15 +6,15 @@ they hold names and numbers only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.errors import DamagedEntry
-from datastreamer.format import PAGE_SIZE, page_of
-from datastreamer.spark.bounds import Bounds
-from datastreamer.spark.files import Snapshot, open_place, reader_of
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
+from datastreamer.spark.files import Snapshot
+from datastreamer.spark.servers import ServerSnapshot
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,38 @@ class FilePart(InputPartition):
     stop: int
 
 
-def cut_file(snapshot: Snapshot, bounds: Bounds, part_bytes: int) -> Iterator[FilePart]:
-    """The parts of a file with the entries within the bounds, of about `part_bytes` each."""
-    start, stop = bounds.start, min(bounds.stop, snapshot.header.total_entries)
-    if start >= stop:
-        return
-    first, behind = _pages_of(snapshot, start, stop)
-    count = max(1, round((behind - first) * PAGE_SIZE / part_bytes))
-    count = min(count, behind - first)
-    edges = [first + (behind - first) * at // count for at in range(count + 1)]
-    for at in range(count):
-        yield FilePart(snapshot, edges[at], edges[at + 1], start, stop)
+@dataclass(frozen=True)
+class ServerPart(InputPartition):
+    """Entries of a server, from `start` up to, not including, `stop`."""
+
+    snapshot: ServerSnapshot
+    start: int
+    stop: int
+    turn: int
+    """Which of several servers is asked first: parts are spread over them."""
 
 
-def _pages_of(snapshot: Snapshot, start: int, stop: int) -> tuple[int, int]:
-    """The pages with the entries from `start` up to `stop`; all, where damage hides which."""
-    everything = (0, snapshot.pages)
-    if start == 0 and stop == snapshot.header.total_entries:
-        return everything
-    file = open_place(snapshot.place)
-    try:
-        reader = reader_of(file, snapshot)
-        first = page_of(reader.cursor(start).offset)
-        return first, page_of(reader.cursor(stop - 1).offset) + 1
-    except DamagedEntry:
-        return everything
-    finally:
-        file.close()
+def cut_pages(
+    snapshot: Snapshot, pages: range, start: int, stop: int, part_bytes: int
+) -> Iterator[FilePart]:
+    """The parts of these pages, of about `part_bytes` each."""
+    for first, behind in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
+        yield FilePart(snapshot, first, behind, start, stop)
+
+
+def cut_entries(
+    snapshot: ServerSnapshot, start: int, stop: int, part_bytes: int
+) -> Iterator[ServerPart]:
+    """The parts of these entries, of about `part_bytes` each if all entries are of a size."""
+    header = snapshot.header
+    size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
+    parts = _cut(start, stop, (stop - start) * size / part_bytes)
+    for turn, (first, behind) in enumerate(parts):
+        yield ServerPart(snapshot, first, behind, turn)
+
+
+def _cut(start: int, stop: int, parts: float) -> list[tuple[int, int]]:
+    """About so many equal pieces of a range, none of them empty."""
+    count = max(1, min(round(parts), stop - start))
+    edges = [start + (stop - start) * at // count for at in range(count + 1)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]

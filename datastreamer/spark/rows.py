@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow.batches import Converter
-from datastreamer.arrow.tables import ERROR
+from datastreamer.arrow.tables import ENTRIES, ERROR
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX, Header
+from datastreamer.spark.bounds import Bounds
 from datastreamer.spark.files import Lost
 from datastreamer.spark.options import Options
 from datastreamer.spark.schemas import SYSTEM_ID, Columns, number_column
@@ -34,6 +35,8 @@ class RowMaker:
         version = header.version if options.version is None else options.version
         # Rows are counted by a column, so there is one, wanted or not.
         own = columns.own or (self._number,)
+        if ERROR in columns.schema.names and options.table != ENTRIES:
+            own += (ERROR,)
         self._converter = Converter(
             options.table, version=version, columns=own, on_error=options.on_error
         )
@@ -43,16 +46,16 @@ class RowMaker:
                 "signed numbers holds: leave the column system_id out"
             )
 
-    def batches(self, runs: Iterable[EntryBatch | Lost], start: int, stop: int) -> Iterator[Any]:
-        """The rows of the entries from `start` up to, not including, `stop`.
+    def batches(self, runs: Iterable[EntryBatch | Lost], bounds: Bounds) -> Iterator[Any]:
+        """The rows of the entries within the bounds: their numbers and types, that is.
 
         Raises `DamagedEntry` and `DecodeFailed` in mode FAILFAST, after the rows before.
         """
         for run in runs:
             if isinstance(run, Lost):
-                yield from self._lost(run, start, stop)
+                yield from self._lost(run, bounds)
                 continue
-            within = _within(run, start, stop)
+            within = _within(run, bounds)
             if not within:
                 continue
             found = self._converter.convert(within)
@@ -77,14 +80,16 @@ class RowMaker:
     def _constant(self, rows: int) -> Any:
         return pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
 
-    def _lost(self, lost: Lost, start: int, stop: int) -> Iterator[Any]:
+    def _lost(self, lost: Lost, bounds: Bounds) -> Iterator[Any]:
         first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
-        beyond = lost.next is not None and lost.next <= start
-        if first >= stop or beyond:
+        before = lost.next is not None and lost.next <= bounds.start
+        if first >= bounds.stop or before:
             return
         if self._mode == "FAILFAST":
             raise lost.error
-        if self._mode == "PERMISSIVE":
+        # Of a lost entry no type is known, so a query for types does not want it.
+        if self._mode == "PERMISSIVE" and bounds.types is None:
+            first = max(first, bounds.start)
             told = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
             columns = [
                 pa.array([told.get(field.name)], field.type) for field in self._columns.schema
@@ -92,11 +97,12 @@ class RowMaker:
             yield pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
 
 
-def _within(run: EntryBatch, start: int, stop: int) -> EntryBatch:
+def _within(run: EntryBatch, bounds: Bounds) -> EntryBatch:
     """The entries of a run without gaps that are within the bounds."""
-    if run.first_number >= start and run.next_number <= stop:
-        return run
-    return run[max(0, start - run.first_number) : max(0, stop - run.first_number)]
+    start, stop = bounds.start, bounds.stop
+    if run.first_number < start or run.next_number > stop:
+        run = run[max(0, start - run.first_number) : max(0, stop - run.first_number)]
+    return run if bounds.types is None else run.select(bounds.types)
 
 
 def _what(lost: Lost) -> str:

@@ -88,6 +88,8 @@ def wanted_columns(options: Options, wanted: StructType) -> Columns:
                 f"the column {field.name} is {there.dataType.simpleString()}, not "
                 f"{field.dataType.simpleString()}: read it as it is, and cast it in a select"
             )
+        if there.nullable and not field.nullable:
+            raise UsageError(f"the column {field.name} may be null: leave NOT NULL out")
         arrow_type = next(a for a, spark in _SPARK_TYPES.items() if spark == field.dataType)
         # Spark wants the batches to say of nulls what its own schema says.
         fields.append(pa.field(field.name, arrow_type, nullable=field.nullable))

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from datastreamer.spark import places
-from datastreamer.spark.batch import BatchReader
+from datastreamer.spark.batch import batch_reader
 from datastreamer.spark.options import Options, read_options
 from datastreamer.spark.schemas import table_schema
 
@@ -29,7 +29,7 @@ class DatastreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Who reads these columns."""
-        return BatchReader(read_options(self.options), schema)
+        return batch_reader(read_options(self.options), schema)
 
 
 def _has_system_id(options: Options) -> bool:

@@ -1,0 +1,75 @@
+"""The options' texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from datastreamer.errors import UsageError
+from datastreamer.spark.options import TLS, Address, Mark, Options, read_options
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    assert read_options({"path": "a.bin"}) == Options(paths=("a.bin",))
+    assert read_options({"server": "a:1"}) == Options(servers=(Address("a", 1),))
+
+
+@pytest.mark.parametrize(
+    "told, expected",
+    [
+        ({"PATH": " a.bin "}, Options(("a.bin",))),
+        ({"file": "a.bin"}, Options(("a.bin",))),
+        ({"paths": '["a", "b"]'}, Options(("a", "b"))),
+        ({"path": "a", "table": "Blocks"}, Options(("a",), table="blocks")),
+        ({"path": "a", "mode": "permissive"}, Options(("a",), mode="PERMISSIVE")),
+        ({"path": "a", "partitionBytes": "64m"}, Options(("a",), partition_bytes=64 << 20)),
+        ({"path": "a", "partitionbytes": "1 GB"}, Options(("a",), partition_bytes=1 << 30)),
+        ({"path": "a", "startingOffset": "earliest"}, Options(("a",))),
+        ({"path": "a", "endingOffset": "latest"}, Options(("a",))),
+        (
+            {"path": "a", "startingOffset": "7", "endingOffset": "block:9"},
+            Options(("a",), start=7, stop=Mark("block", 9)),
+        ),
+        ({"path": "a", "systemId": "true"}, Options(("a",), system_id=True)),
+        ({"path": "a", "streamVersion": "3"}, Options(("a",), version=3)),
+        ({"path": "a", "spark.anything": "x"}, Options(("a",))),
+        (
+            {"server": "a:1, [::1]:6900,unix:/run/s"},
+            Options(servers=(Address("a", 1), Address("::1", 6900), Address("unix:/run/s", 0))),
+        ),
+        ({"server": "a:1", "tls": "true"}, Options(servers=(Address("a", 1),), tls=TLS())),
+        (
+            {"server": "a:1", "tlsCa": "ca.pem", "retryFor": "0.5"},
+            Options(servers=(Address("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
+        ),
+    ],
+)
+def test_what_is_said(told: dict[str, str], expected: Options) -> None:
+    assert read_options(told) == expected
+
+
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ({}, "say where the stream is"),
+        ({"path": "a", "server": "b:1"}, "not both"),
+        ({"path": "a", "tabel": "blocks"}, "no option 'tabel': the options are path, "),
+        ({"path": "a", "table": "logs"}, "option table: 'logs' is not one of entries, blocks"),
+        ({"path": "a", "mode": "RELAXED"}, "option mode: 'RELAXED' is not one of FAILFAST"),
+        ({"path": "a", "partitionBytes": "0"}, "option partitionBytes: '0' is not a number"),
+        ({"path": "a", "partitionBytes": "12x"}, "'12x' is not a number of bytes"),
+        ({"path": "a", "startingOffset": "latest"}, "option startingOffset: 'latest' is not e"),
+        ({"path": "a", "startingOffset": "-1"}, "'-1' is not earliest, an entry's number"),
+        ({"path": "a", "endingOffset": "block:x"}, "'block:x' is not latest"),
+        ({"path": "a", "systemId": "yes"}, "option systemId: 'yes' is not true or false"),
+        ({"path": "a", "streamVersion": "256"}, "'256' is not a number from 0 to 255"),
+        ({"path": "a", "paths": "b.bin"}, "'b.bin' is not a list of paths in JSON"),
+        ({"server": "localhost"}, "'localhost' is not HOST:PORT"),
+        ({"server": "a:70000"}, "'a:70000' is not HOST:PORT"),
+        ({"server": "a:1", "timeout": "soon"}, "'soon' is not a number of seconds"),
+    ],
+)
+def test_what_says_nothing_is_told_in_a_line(told: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_options(told)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
