@@ -9,8 +9,11 @@ in which nothing happens, and a query is as quick as its loop has few turns.
 
 from __future__ import annotations
 
+import select
 import socket
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 # So long a server that takes nothing is waited for to be told of the end.
 _FAREWELL_SECONDS = 1.0
+
+# What a thread waits for, so long at most: in smaller pieces a stream takes more work.
+_PIECE_BYTES: Final = 512 << 10
+_PIECE_MILLISECONDS: Final = 2
 
 
 class Channel(Protocol):
@@ -72,6 +79,29 @@ class SocketChannel:
                 pass
             except OSError as error:
                 raise connection_lost(self._peer, error) from None
+
+    @contextmanager
+    def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
+        """A `receive_into` for a thread that has the socket for itself: it waits for a large
+        piece, a moment long, and gives None where nothing came."""
+        connection = self._socket
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+
+        def receive_into(buffer: memoryview) -> int | None:
+            poll.poll(_PIECE_MILLISECONDS)
+            try:
+                return connection.recv_into(buffer)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise connection_lost(self._peer, error) from None
+
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PIECE_BYTES)
+        try:
+            yield receive_into
+        finally:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     async def aclose(self) -> None:
         trio.lowlevel.notify_closing(self._socket)

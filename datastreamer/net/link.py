@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import trio
@@ -25,8 +26,9 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
-from datastreamer.net.channel import Channel, channel_over
+from datastreamer.net.channel import Channel, SocketChannel, channel_over
 from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_server
+from datastreamer.net.pouring import Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
@@ -169,6 +171,23 @@ class Link:
         else:
             iteration.recovery = None
             return item
+        finally:
+            self._release()
+
+    async def pour(self, iteration: Iteration[Any], take: Take, seconds: float) -> None:
+        """What comes next, in a thread; nothing where the connection is no mere socket.
+
+        For clients that do not resume. Cancelled, it returns at the end of its turn.
+        """
+        self._claim()
+        channel, work = self._channel, iteration.work
+        try:
+            if isinstance(channel, SocketChannel) and isinstance(work, Resumable):
+                turn = partial(pour, channel, self._connection, work, take, seconds)
+                await trio.to_thread.run_sync(turn)
+        except BaseException as error:
+            await self._judge(error, in_step=isinstance(error, Exception | trio.Cancelled))
+            raise
         finally:
             self._release()
 

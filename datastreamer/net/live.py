@@ -54,6 +54,8 @@ class Live:
         # How many changes of what was committed are under way in this process.
         self._held = 0
         self._settling = trio.lowlevel.ParkingLot()
+        # Set when somebody waits for commits.
+        self._company = trio.Event()
 
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
         """Make a pass whenever `wakeup` can be read, for ever. `start_over` is called, and
@@ -77,6 +79,10 @@ class Live:
                 self.begin_anew(self._epoch)
             await self._catch_up_live()
             with trio.move_on_after(_POLL_SECONDS):
+                if not self._live and not self.parked:
+                    # Nobody waits for commits: many of them are one turn of this.
+                    self._company = trio.Event()
+                    await self._company.wait()
                 await trio.lowlevel.wait_readable(wakeup)
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 4096)
@@ -88,6 +94,12 @@ class Live:
         fd = sender.transport.socket_fd
         assert fd is not None and sender.cursor.number == self.view.head.entries
         self._live[sender] = fd
+        self._company.set()
+
+    def park(self, sender: Sender) -> None:
+        """Have a client woken when the pass has moved, or is nudged."""
+        self.parked.add(sender)
+        self._company.set()
 
     def leave(self, sender: Sender) -> bool:
         """The client's sender writes by itself again; whether it was live."""

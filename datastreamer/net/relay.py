@@ -25,7 +25,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.iteration import Batches
-from datastreamer.net.keeping import Keeper
+from datastreamer.net.keeping import keep
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, open_listeners
 from datastreamer.net.server import Server
@@ -296,8 +296,6 @@ class Relay:
         failure: DatastreamerError | None = None
 
         async with trio.open_nursery() as nursery:
-            keeper = Keeper(stream, nursery.cancel_scope)
-            nursery.start_soon(keeper.run)
 
             async def look() -> None:
                 nonlocal back
@@ -309,15 +307,11 @@ class Relay:
             try:
                 async for batch in batches:
                     self._source = state
-                    await keeper.keep(batch)
-                    self._progress(state, stream, batch.next_number)
+                    self._progress(state, await keep(stream, batch, batches))
                 failure = ConnectionLost(f"{state.upstream.name} ended the stream")
             except DatastreamerError as error:
                 failure = error
-            # What came before is good: an upstream may get no further the next time either.
-            await keeper.settle()
             nursery.cancel_scope.cancel()
-        failure = keeper.failure or failure
         if failure is not None and not back:
             raise failure
         return back
@@ -411,9 +405,9 @@ class Relay:
         )
         state.lost = ""
         self._said = trio.current_time()
-        self._progress(state, stream, stream.total_entries)
+        self._progress(state, stream.total_entries)
 
-    def _progress(self, state: UpstreamState, stream: DataStream, next_number: int) -> None:
+    def _progress(self, state: UpstreamState, next_number: int) -> None:
         if next_number >= (state.entries or 0):
             state.entries = next_number
             if not self.caught_up:

@@ -206,7 +206,7 @@ class Sender:
     async def _park(self) -> None:
         """Wait for the pass to move, or for a nudge."""
         self._wake = trio.Event()
-        self._live.parked.add(self)
+        self._live.park(self)
         await self._wake.wait()
         self._wake = None
 
