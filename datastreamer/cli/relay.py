@@ -28,11 +28,14 @@ from datastreamer.cli.serve import (
     KeyOption,
     MaxClientsOption,
     MaxClientsPerAddressOption,
+    MetricsHostOption,
+    MetricsPortOption,
     RequestRateOption,
     Sync,
     SyncOption,
     UnixOption,
     WriteTimeoutOption,
+    metrics_at,
     server_tls,
 )
 from datastreamer.cli.source import read_address
@@ -40,6 +43,7 @@ from datastreamer.net.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIEN
 from datastreamer.net.listen import address_of
 from datastreamer.net.relay import DEFAULT_PORT, Relay
 from datastreamer.net.run_relay import relay_until_signal
+from datastreamer.net.standing import READY_LAG
 from datastreamer.net.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -99,6 +103,15 @@ UpstreamNameOption = Annotated[
     typer.Option("--server-tls-name", metavar="NAME", help="Whom their certificates name [HOST]."),
 ]
 
+ReadyLagOption = Annotated[
+    int,
+    number_option(
+        "--ready-lag",
+        "N",
+        "On the metrics port, /readyz says no while a server holds over N entries more.",
+    ),
+]
+
 
 def relay(
     server: ServerOption = None,
@@ -125,6 +138,9 @@ def relay(
     inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
     write_timeout: WriteTimeoutOption = 0,
     grace: GraceOption = int(GRACE_SECONDS),
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
+    ready_lag: ReadyLagOption = READY_LAG,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -142,6 +158,7 @@ def relay(
         raise typer.BadParameter("--file says where the stream is kept")
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
+    metrics_at(metrics_host, metrics_port)
     made = Relay(
         upstreams,
         file,
@@ -162,6 +179,9 @@ def relay(
         index=index.value,
         stream_type=stream_type,
         on_rewrite=on_rewrite.value,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host or None,
+        ready_lag=ready_lag,
     )
     relay_until(made)
 

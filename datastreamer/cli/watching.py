@@ -122,19 +122,28 @@ def table(told: Overview) -> rich.console.RenderableType:
     from rich.text import Text
 
     rated = told.get("entries_per_second") is not None
-    first = f"head {told['head_entries']:,} entries, {size(told['head_bytes'])}"
+    first = "nothing is served yet"
+    if told["head_entries"] is not None:
+        first = f"head {told['head_entries']:,} entries, {size(told['head_bytes'])}"
     if rated:
         first += (
             f"   {told['entries_per_second']:,.1f} entries/s"
             f"   sent {size(told['sent_bytes_per_second'])}/s"
         )
+    upstreams = [
+        Text(
+            f"upstream {each['upstream']}: {each['state']}"
+            + ("" if each["lag_entries"] is None else f", {each['lag_entries']:,} entries to come")
+        )
+        for each in told.get("upstreams", ())
+    ]
     connected = told["connected"]
     counts = ", ".join(f"{connected[state]:,} {state}" for state in _STATES if state in connected)
     titles = [*_COLUMNS, *(_RATES * rated)]
     clients = _Fitting(titles, [_cells(client, rated) for client in told["clients"]])
     shown, all_of_them = len(told["clients"]), sum(connected.values())
     rest = [Text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
-    return Group(Text(first), Text(f"clients: {counts}"), clients, *rest)
+    return Group(Text(first), *upstreams, Text(f"clients: {counts}"), clients, *rest)
 
 
 class _Fitting:

@@ -113,6 +113,19 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in memory and were read before they were sent."
     ),
+    # A relay's upstreams.
+    "datastreamer_relay_lag_entries": Metric(
+        "gauge",
+        "Entries that an upstream was last known to hold and the relay does not.",
+        ("upstream",),
+        "max",
+    ),
+    "datastreamer_relay_upstream_state": Metric(
+        "gauge",
+        "1 for the state that an upstream is in, else 0.",
+        ("upstream", "state"),
+        "max",
+    ),
     # The serving process, under the names that every exporter has.
     "process_cpu_seconds_total": Metric("counter", "Processor time, user and system."),
     "process_resident_memory_bytes": Metric("gauge", "Memory in use."),

@@ -54,6 +54,11 @@ class BlockingRelay:
         return max(port for _, port in self._addresses)
 
     @property
+    def metrics_port(self) -> int | None:
+        """Where it answers with metrics; None where it does not."""
+        return self._relay.metrics_port
+
+    @property
     def total_entries(self) -> int:
         """How many entries are here and served."""
         stream = self._relay.stream

@@ -90,6 +90,11 @@ async def collect(
     return {"time": time.time(), "samples": samples, "clients": clients}
 
 
+def of_process() -> Snapshot:
+    """What there is to tell where nothing is served yet."""
+    return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
+
+
 def _client(session: Session, head: Head, now: float) -> Client:
     client: Client = {
         "id": f"{os.getpid()}.{session.id}",

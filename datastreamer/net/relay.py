@@ -10,8 +10,9 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 import trio
@@ -24,15 +25,18 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
-from datastreamer.net.iteration import Batches
+from datastreamer.metrics.block import WriterNumbers
 from datastreamer.net.keeping import keep
 from datastreamer.net.limits import Limits
-from datastreamer.net.listen import Hosts, open_listeners
+from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.net.scrape import serve_metrics
 from datastreamer.net.server import Server
+from datastreamer.net.standing import READY_LAG, gather, lag_behind, unready
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.upstream import (
     AnotherStream,
     Behind,
+    Joined,
     Rewritten,
     Upstream,
     client_of,
@@ -77,6 +81,9 @@ class UpstreamState:
     behind_since: float | None = None
     """Since when, by the loop's clock, it has been found to hold less than we do."""
 
+    overruled: bool = False
+    """Whether an earlier upstream was followed that told otherwise: it is not followed again."""
+
 
 class Relay:
     """Downloads a stream, keeps it in the file at `path`, and serves it.
@@ -99,6 +106,9 @@ class Relay:
     that many commits share. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`.
     `timeout`, `heartbeat` and `backoff` are those of `connect`. Every `look_seconds` the
     upstreams are asked how far they are.
+
+    `metrics_port` and `metrics_host` are those of `StreamServer`; /readyz says no while more
+    than `ready_lag` entries are known to be missing here.
     """
 
     def __init__(
@@ -120,6 +130,9 @@ class Relay:
         heartbeat: float | None = 10.0,
         backoff: Backoff = BACKOFF,
         look_seconds: float = 10.0,
+        metrics_port: int | None = None,
+        metrics_host: Hosts = None,
+        ready_lag: int = READY_LAG,
     ) -> None:
         if not upstreams:
             raise UsageError("a relay needs a server to download from")
@@ -137,6 +150,10 @@ class Relay:
         self.caught_up = False
         self._source: UpstreamState | None = None
         self.listen = (host, port, unix)
+        self.metrics_port: int | None = None
+        self.numbers: WriterNumbers | None = None
+        self._metrics = None if metrics_port is None else (metrics_host, metrics_port)
+        self._ready_lag = ready_lag
         self.tls = tls
         self._limits = limits
         self._sync: SyncPolicy = sync
@@ -150,14 +167,33 @@ class Relay:
         self._look_seconds = look_seconds
         self._downloading = trio.CancelScope()
         self._said = 0.0
+        self._changed = trio.Event()
 
     @property
     def lag(self) -> int | None:
         """How many entries the upstream in use is known to hold that are not here; None
         where there is no such upstream."""
-        if self.current is None or self.current.entries is None or self.stream is None:
-            return None
-        return max(0, self.current.entries - self.stream.total_entries)
+        return None if self.current is None else lag_behind(self, self.current)
+
+    @property
+    def unready(self) -> str:
+        """Why clients had better go elsewhere, as /readyz says it; empty where they are served
+        and `ready_lag` is kept."""
+        return unready(self, self._ready_lag)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when `condition` is true of this relay. It is looked at now, and whenever an
+        upstream was lost, found behind, set aside or is used; entries were kept or taken back;
+        the relay has caught up, or has ended to download."""
+        while True:
+            changed = self._changed
+            if condition():
+                return
+            await changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     # Its life.
 
@@ -176,20 +212,43 @@ class Relay:
         or of the disk afterwards is told in the log and by `failure`.
         """
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
+        asked: list[socket.socket] = []
         try:
-            stream = self.stream = await self._open()
-            try:
-                self.server = Server(stream, limits=self._limits, tls=self.tls)
-                async with trio.open_nursery() as nursery:
-                    addresses = await nursery.start(self.server.run, listeners)
-                    task_status.started(addresses)
-                    nursery.start_soon(self._download, stream)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(stream.close)
+            if self._metrics is not None:
+                asked = metrics_listeners(*self._metrics)
+                self.metrics_port = name_of(asked[0])[1]
+            failure: DatastreamerError | None = None
+            async with trio.open_nursery() as nursery:
+                if asked:
+                    snapshot = partial(gather, self)
+                    await nursery.start(serve_metrics, asked, snapshot, lambda: self.unready)
+                try:
+                    await self._run(listeners, task_status)
+                except DatastreamerError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
         finally:
-            for listener in listeners:
+            for listener in (*listeners, *asked):
                 listener.close()
+
+    async def _run(
+        self,
+        listeners: list[socket.socket],
+        task_status: trio.TaskStatus[list[tuple[str, int]]],
+    ) -> None:
+        stream = self.stream = await self._open()
+        try:
+            self.numbers = None if self._metrics is None else stream.share_numbers()
+            self.server = Server(stream, limits=self._limits, tls=self.tls)
+            async with trio.open_nursery() as nursery:
+                addresses = await nursery.start(self.server.run, listeners)
+                task_status.started(addresses)
+                nursery.start_soon(self._download, stream)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(stream.close)
 
     async def finish(self, grace: float | None = None) -> bool:
         """Download nothing more, then as `Server.finish`; `run` returns then."""
@@ -255,6 +314,7 @@ class Relay:
                         await self._pause(attempt, f"serving {stream.total_entries} entries")
                         attempt += 1
             self.failure = self.states[0].set_aside
+            self._tell()
             _log.error(
                 "nothing is downloaded any more, %d entries are served on: %s",
                 stream.total_entries,
@@ -270,18 +330,19 @@ class Relay:
             ) as client:
                 try:
                     await trio.to_thread.run_sync(stream.sync)
-                    batches, header = await join(client, stream, self._timeout)
+                    joined = await join(client, stream, self._timeout)
                 except (Behind, Rewritten) as error:
                     if not self._is_followed(state, error):
                         return False
                     await self._go_back(state, stream, error)
                     return True
-                self._joined(state, stream, header)
+                self._joined(state, stream, joined.header)
                 try:
-                    if await self._stream_on(state, stream, batches):
+                    if await self._stream_on(state, stream, joined):
                         return True
                 finally:
                     self.current, self.caught_up = None, False
+                    self._tell()
         except AnotherStream as error:
             self._set_aside(state, error)
         except DatastreamerError as error:
@@ -290,7 +351,7 @@ class Relay:
         steady = trio.current_time() - began >= _STEADY_SECONDS
         return steady or stream.total_entries > before
 
-    async def _stream_on(self, state: UpstreamState, stream: DataStream, batches: Batches) -> bool:
+    async def _stream_on(self, state: UpstreamState, stream: DataStream, joined: Joined) -> bool:
         """Keep what comes. True where an earlier upstream is to be used; else it raises."""
         back = False
         failure: DatastreamerError | None = None
@@ -305,9 +366,12 @@ class Relay:
 
             nursery.start_soon(look)
             try:
-                async for batch in batches:
+                batch = joined.rest or await joined.batches.__anext__()
+                while True:
                     self._source = state
-                    self._progress(state, await keep(stream, batch, batches))
+                    self._progress(state, await keep(stream, batch, joined.batches))
+                    batch = await joined.batches.__anext__()
+            except StopAsyncIteration:
                 failure = ConnectionLost(f"{state.upstream.name} ended the stream")
             except DatastreamerError as error:
                 failure = error
@@ -333,6 +397,7 @@ class Relay:
                         self._lost(state, error)
                     continue
                 state.entries = header.total_entries
+                self._tell()
                 if earlier and header.total_entries >= stream.total_entries:
                     _log.warning("%s is there again, going back to it", state.upstream.name)
                     return
@@ -347,16 +412,32 @@ class Relay:
             since = state.behind_since
             if since is None:
                 since = state.behind_since = now
+                self._tell()
                 _log.warning("%s", error)
             # Where it is not the one that gave us these entries, it may well get them yet.
             sure = len(self.states) == 1 or self._source is state
             if not sure and not (self._follow and now - since >= self._patience):
                 state.lost = state.lost or str(error)
                 return False
-        if self._follow:
+        if self._follow and not state.overruled:
+            self._overrule(state)
             return True
         self._set_aside(state, error)
         return False
+
+    def _overrule(self, followed: UpstreamState) -> None:
+        """Of two that tell different histories the earlier is believed, once for all: else the
+        relay, and its clients, went to and fro between them."""
+        source = self._source
+        if source is None or source.overruled:
+            return
+        if self.states.index(source) > self.states.index(followed):
+            source.overruled = True
+            _log.warning(
+                "%s tells another history than %s, which is before it, and is not followed again",
+                source.upstream.name,
+                followed.upstream.name,
+            )
 
     async def _go_back(
         self, state: UpstreamState, stream: DataStream, error: Behind | Rewritten
@@ -380,11 +461,13 @@ class Relay:
             )
             await trio.to_thread.run_sync(stream.truncate, common)
         state.behind_since = None
+        self._tell()
 
     # What is said.
 
     def _set_aside(self, state: UpstreamState, error: DatastreamerError) -> None:
         state.set_aside = error
+        self._tell()
         _log.error("nothing more is taken from %s: %s", state.upstream.name, error)
 
     def _lost(self, state: UpstreamState, error: DatastreamerError) -> None:
@@ -392,6 +475,7 @@ class Relay:
         if not state.lost:
             _log.warning("%s: %s", state.upstream.name, str(error).partition(";")[0])
         state.lost = str(error)
+        self._tell()
 
     def _joined(self, state: UpstreamState, stream: DataStream, header: Header) -> None:
         self.current, self.caught_up = state, False
@@ -408,6 +492,7 @@ class Relay:
         self._progress(state, stream.total_entries)
 
     def _progress(self, state: UpstreamState, next_number: int) -> None:
+        self._tell()
         if next_number >= (state.entries or 0):
             state.entries = next_number
             if not self.caught_up:

@@ -183,10 +183,23 @@ def overview(snapshot: Snapshot) -> dict[str, object]:
         found = samples.get(f"datastreamer_{name}", ())
         return found[0][1] if found else None
 
+    upstreams = samples.get("datastreamer_relay_upstream_state")
+    lags = {labels[0]: lag for labels, lag in samples.get("datastreamer_relay_lag_entries", ())}
     return {
         "time": round(snapshot["time"], 3),
         "head_entries": one("head_entries"),
         "head_bytes": one("head_bytes"),
+        **(
+            {}
+            if upstreams is None
+            else {
+                "upstreams": [
+                    {"upstream": name, "state": state, "lag_entries": lags.get(name)}
+                    for (name, state), is_so in upstreams
+                    if is_so
+                ]
+            }
+        ),
         "sent_entries": one("sent_entries_total"),
         "sent_bytes": one("sent_bytes_total"),
         "connected": {

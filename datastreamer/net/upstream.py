@@ -9,27 +9,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from datastreamer.errors import (
-    DatastreamerError,
-    HistoryChanged,
-    NoAnswer,
-    UnknownEntry,
-)
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DatastreamerError, NoAnswer, UnknownEntry
 from datastreamer.format import DEFAULT_PORT, Header
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from datastreamer.net.listen import UNIX, address_of
-from datastreamer.position import KEPT, Identity, Position
+from datastreamer.position import KEPT, Identity
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.trail import Trail
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
     import ssl
+
+# Two operations' bookmarks, and where looking for them ends: there are streams without any.
+_MARKS: Final = 4
+_MOST_COMPARED: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +95,21 @@ async def header_of(upstream: Upstream, stream_type: int, timeout: float) -> Hea
     raise NoAnswer(f"no answer from {upstream.name} within {timeout:g} s")
 
 
-async def join(client: Client, stream: DataStream, timeout: float) -> tuple[Batches, Header]:
+@dataclass(slots=True)
+class Joined:
+    """An upstream whose entries go on where ours end. `rest` came with those compared: the
+    first of ours that are due, before those of `batches`; None: none did."""
+
+    header: Header
+    batches: Batches
+    rest: EntryBatch | None
+
+
+async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
     """The upstream's entries from our head on, once it is sure that it is the same stream.
 
-    Its last 256 entries before there are compared with ours. Raises `AnotherStream`,
+    Its last entries before there are compared with ours: 256 of them, and more where the last
+    two operations are longer than that (see `_first_compared`). Raises `AnotherStream`,
     `Behind`, `Rewritten`, `PeerError`.
     """
     with trio.move_on_after(timeout):
@@ -110,38 +120,71 @@ async def join(client: Client, stream: DataStream, timeout: float) -> tuple[Batc
                 f"{client.peer} serves another stream: {theirs}, where {stream.path} holds {ours}"
             )
         total = stream.total_entries
-        least = min(total, header.total_entries)
-        place = await trio.to_thread.run_sync(_position_at, stream, least)
-        batches = client.batches(from_position=place)
-        try:
-            await batches.__aenter__()
-        except HistoryChanged as error:
-            if error.first_differing is None or error.first_differing < error.total_entries:
-                raise Rewritten(str(error), error.first_differing) from error
-            # It went back while it was asked.
-            raise _behind(client, error.total_entries, total) from error
-        if least < total:
-            await batches.aclose()
-            raise _behind(client, least, total)
-        return batches, header
+        common = min(total, header.total_entries)
+        first = await trio.to_thread.run_sync(_first_compared, stream, common)
+        batches = client.batches(from_entry=first)
+        # Where it went back meanwhile it refuses, or nothing comes: the next attempt sees.
+        await batches.__aenter__()
+        at, rest = first, None
+        while at < common:
+            batch = await batches.__anext__()
+            due = common - at
+            differing = await trio.to_thread.run_sync(_first_differing, stream, batch[:due])
+            if differing is not None:
+                raise Rewritten(
+                    f"{client.peer} tells another history: its entry {differing} is not the one "
+                    f"that is here, of {total}",
+                    # Behind nothing that is the same, only a beginning is certain.
+                    differing if differing > first or first == 0 else None,
+                )
+            at = batch.next_number
+            rest = batch[due:] or None
+        if common < total:
+            raise Behind(
+                f"{client.peer} holds {common} entries, and entries {common} to {total - 1}, "
+                "which are here, are in doubt",
+                common,
+            )
+        return Joined(header, batches, rest)
     raise NoAnswer(f"no answer from {client.peer} within {timeout:g} s")
 
 
-def _behind(client: Client, theirs: int, ours: int) -> Behind:
-    return Behind(
-        f"{client.peer} holds {theirs} entries, and entries {theirs} to {ours - 1}, which are "
-        "here, are in doubt",
-        theirs,
-    )
+def _first_compared(stream: DataStream, end: int) -> int:
+    """The first entry to compare before entry `end`.
+
+    A block that was replaced may end in as many of the same entries as it has transactions. So
+    it is the last two operations at least: where these begin bookmarks tell, of which an
+    operation has two at most, as a rule. Without them, or with very long ones, so many entries
+    are compared as are within `_MOST_COMPARED` bytes, more or less.
+    """
+    first = reached = max(0, end - KEPT)
+    while True:
+        marks: list[int] = []
+        size = 0
+        for batch in stream.batches(first, end):
+            marks += [number for _, number in batch.bookmarks()]
+            size += batch.nbytes
+            if size > _MOST_COMPARED:
+                return reached
+        reached = first
+        if len(marks) >= _MARKS:
+            return min(marks[-_MARKS], max(0, end - KEPT))
+        if first == 0:
+            return first
+        first = max(0, end - 4 * (end - first))
 
 
-def _position_at(stream: DataStream, number: int) -> Position:
-    """The place before entry `number`, as somebody would keep it who has read up to there."""
-    first = max(0, number - KEPT)
-    trail = Trail(first)
-    for batch in stream.batches(first, number):
-        trail.extend(batch)
-    return Position(number, trail.hashes, Identity.of(stream.header))
+def _first_differing(stream: DataStream, theirs: EntryBatch) -> int | None:
+    """The first of an upstream's entries that is not ours; we have all of these."""
+    begin = theirs.first_number
+    for ours in stream.batches(begin, theirs.next_number):
+        same = theirs[ours.first_number - begin : ours.next_number - begin]
+        if same.packed() == ours.packed():
+            continue
+        for one, other in zip(same, ours, strict=True):
+            if one != other:
+                return one.number
+    return None
 
 
 async def common_entries(client: Client, stream: DataStream, most: int) -> int:
