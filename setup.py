@@ -16,6 +16,7 @@ modules = {
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
     "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
+    "datastreamer.storage._placement": ["datastreamer/storage/_placement.pyx"],
     "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],
     "datastreamer.net._fanout": ["datastreamer/net/_fanout.pyx"],
 }

@@ -121,6 +121,7 @@ cdef class EntryPacker(Packed):
     cdef Py_ssize_t _room         # what is left of the page at `_offset`; 0 behind a full one
     cdef list _bookmarks
     cdef bint _open
+    cdef Arena _spare             # exported, last time; to be used again once it is not
 
     def __cinit__(self, *args, **kwargs):
         self._bookmarks = []
@@ -141,6 +142,7 @@ cdef class EntryPacker(Packed):
         cdef uint64_t number = as_u64(total_entries, "the number of entries")
         if offset > INT64_MAX - LARGEST_OPERATION:
             raise ValueError(f"a stream of {offset} bytes has no place for an operation")
+        self._spare = None
         self._empty()
         self._bookmarks = []
         self._offset = offset
@@ -153,8 +155,18 @@ cdef class EntryPacker(Packed):
         self._open = False
 
     def drain(self):
-        """Forget arena and segments: they are written. Positions and bookmarks stay."""
+        """Forget arena and segments: they are written, or somebody who has the arena exported
+        writes them. Positions and bookmarks stay. Two arenas are used in turn then."""
+        cdef Arena full = self._arena
+        cdef Arena spare = self._spare
         self._empty()
+        if self._arena is full:
+            return
+        if spare is not None and not spare.exports:
+            self._arena = spare
+            self._bytes = spare.memory
+            self._size = spare.size
+        self._spare = full if self._fits(full.size) else None
 
     def spill(self):
         """Called when the arena is above its limit; for subclasses. Does nothing here."""
@@ -371,8 +383,7 @@ cdef class EntryPacker(Packed):
     @cython.final
     cdef int _empty(self) except -1:
         """Forget what was packed. An arena that is exported, or became huge, is left to others."""
-        cdef Py_ssize_t usual = self._spill_size + 2 * PAGE_SIZE
-        if self._arena.exports or self._size >> 1 > usual:
+        if self._arena.exports or not self._fits(self._size):
             self._arena = Arena.__new__(Arena)
             self._bytes = NULL
             self._size = 0
@@ -380,6 +391,11 @@ cdef class EntryPacker(Packed):
         self._count = 0
         self._spill_at = self._spill_size
         return 0
+
+    @cython.final
+    cdef inline bint _fits(self, Py_ssize_t size) noexcept:
+        """Whether an arena of so many bytes is kept."""
+        return size >> 1 <= self._spill_size + 2 * PAGE_SIZE
 
     @cython.final
     cdef int _remember(self, bytes key) except -1:

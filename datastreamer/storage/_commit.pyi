@@ -5,6 +5,7 @@ from typing import TypeAlias
 from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
+from datastreamer.storage._placement import Placement
 from datastreamer.storage.disk import File
 from datastreamer.storage.record import CommitLayout, Head
 from datastreamer.storage.writer import StreamWriter
@@ -43,6 +44,7 @@ class Descriptor:
         sync: bool,
         wakers: Sequence[int],
     ) -> None: ...
+    def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placement: ...
 
 class StreamEnd:
     written: Head

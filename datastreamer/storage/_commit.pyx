@@ -10,20 +10,21 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EINTR, ENOSPC, errno
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
-from posix.types cimport off_t
-from posix.unistd cimport pwrite, write
+from posix.unistd cimport write
 
 from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
 from datastreamer._packer cimport Packed, segment_end
+from datastreamer.storage._placement cimport Piece, pieces_of, write_all, write_pieces
 
 import os
 
 from datastreamer.metrics import block
 from datastreamer.metrics.names import TIME_BOUNDS_NS
+from datastreamer.storage._placement import Placement
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -110,12 +111,6 @@ cdef void observe(uint64_t* numbers, Py_ssize_t total, Py_ssize_t first,
     add_to(numbers + total, took)
 
 
-cdef struct Piece:
-    int64_t offset      # in the file
-    int64_t start       # in the arena
-    int64_t length
-
-
 cdef struct Span:
     int64_t start
     int64_t end
@@ -141,23 +136,6 @@ class CommitStepFailed(OSError):
     step = STEP_DATA
 
 
-cdef int write_all(int fd, const char* data, int64_t length, int64_t offset) noexcept nogil:
-    """0, or the errno of the write that failed."""
-    cdef ssize_t done
-    while length > 0:
-        done = pwrite(fd, data, <size_t>length, <off_t>offset)
-        if done < 0:
-            if errno == EINTR:
-                continue
-            return errno
-        if done == 0:
-            return ENOSPC  # a regular file takes nothing only when it is full
-        data += done
-        offset += done
-        length -= done
-    return 0
-
-
 cdef int sync_data(int fd) noexcept nogil:
     while to_disk(fd) < 0:
         if errno != EINTR:
@@ -172,11 +150,9 @@ cdef int carry_out(int fd, Plan* plan, int* step) noexcept nogil:
     cdef uint64_t one = 1
     cdef uint64_t began
     step[0] = 0
-    for i in range(plan.count):
-        failed = write_all(fd, plan.arena + plan.pieces[i].start, plan.pieces[i].length,
-                           plan.pieces[i].offset)
-        if failed:
-            return failed
+    failed = write_pieces(fd, plan.arena, plan.pieces, plan.count)
+    if failed:
+        return failed
     step[0] = 1
     failed = write_all(fd, plan.page + plan.before.start, plan.before.end - plan.before.start,
                        plan.before.start)
@@ -241,8 +217,6 @@ def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers
     """
     cdef Py_buffer data
     cdef Py_buffer head
-    cdef int64_t offset, start, length
-    cdef Py_ssize_t i
     cdef Plan plan
     plan.count = len(segments)
     plan.before.start, plan.before.end = before
@@ -259,16 +233,7 @@ def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers
         if not (0 <= plan.before.start <= plan.before.end <= head.len
                 and 0 <= plan.after.start <= plan.after.end <= head.len):
             raise ValueError("the spans lie outside of the page")
-        plan.pieces = <Piece*>malloc((plan.count + 1) * sizeof(Piece))
-        if plan.pieces == NULL:
-            raise MemoryError
-        for i in range(plan.count):
-            offset, start, length = segments[i]
-            if start < 0 or length < 0 or offset < 0 or start > data.len - length:
-                raise ValueError("a segment lies outside of the arena")
-            plan.pieces[i].offset = offset
-            plan.pieces[i].start = start
-            plan.pieces[i].length = length
+        plan.pieces = pieces_of(segments, data.len)
         plan.arena = <const char*>data.buf
         plan.page = <const char*>head.buf
         run(fd, &plan, wakers)
@@ -289,6 +254,10 @@ cdef class Descriptor:
     def commit(self, arena, segments, page, before, after, bint sync, wakers):
         """See `write_commit`."""
         write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
+
+    def place(self, arena, segments):
+        """Every segment, as `write_commit`, in a thread that is under way when this returns."""
+        return Placement(self._fd, arena, segments)
 
 
 cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit

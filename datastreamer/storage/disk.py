@@ -25,6 +25,16 @@ _LINUX = sys.platform.startswith("linux")
 _FLOCK = struct.Struct("hhqqi4x")
 
 
+class Placing(Protocol):
+    """What `File.place` began; see `_placement.Placement`."""
+
+    def finish(self) -> None:
+        """Return when all is written. Raises `OSError`; the next call tries again."""
+
+    def drop(self) -> None:
+        """Return when nothing is written any more."""
+
+
 class Readable(Protocol):
     """An open file as far as it is read. Offsets and sizes are in bytes."""
 
@@ -57,6 +67,10 @@ class File(Readable, Protocol):
     ) -> None:
         """Data, header, sync, mark and wake-up in one go; see `_commit.write_commit`."""
 
+    def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placing:
+        """Begin to write each segment (offset in the file, start in `arena`, length) behind
+        the caller's back."""
+
     def sync(self) -> None:
         """Data, and the metadata needed to read it back, are on disk."""
 
@@ -74,7 +88,7 @@ class File(Readable, Protocol):
 
 
 class OsFile(Descriptor):
-    """A file of the operating system. `commit` is `Descriptor`'s."""
+    """A file of the operating system. `commit` and `place` are `Descriptor`'s."""
 
     def fileno(self) -> int:
         return self._fd

@@ -74,16 +74,22 @@ class AtomicOp(EntryPacker):
         return self._stream.commit_atomic_op(wait=wait)
 
     def spill(self) -> None:
-        """A huge operation: write what has piled up to its place, still unseen."""
+        """A huge operation: write what has piled up to its place, still unseen.
+
+        From the second time on a thread writes, while this hashes and the caller packs on.
+        """
         file = self._stream._writer()
         with file.alone():
             if self._hasher is None:
-                self._hasher, self._hashed_from = file.hasher(), file.hashed_from
-            spans = self.entry_spans()
-            file.place(self)
-            for part in spans:
-                self._hasher.update(part)
-            self._placed = Head(self.total_length, self.next_number)
+                hasher, self._hashed_from = file.hasher(), file.hashed_from
+                file.place(self)
+            else:
+                hasher = self._hasher.copy()
+                file.place(self, behind=True)
+            _hash_into(hasher, self)
+            placed = Head(self.total_length, self.next_number)
+            # No call between these: a signal finds all of it done, or none.
+            self._hasher, self._placed = hasher, placed
             self.drain()
 
     def _hash_of_placed(self) -> xxh3_64:
@@ -94,3 +100,8 @@ class AtomicOp(EntryPacker):
             self._hasher = file.hasher_after_sync(self._placed)
             self._hashed_from = file.hashed_from
         return self._hasher
+
+
+def _hash_into(hasher: xxh3_64, packer: EntryPacker) -> None:
+    for part in packer.entry_spans():
+        hasher.update(part)

@@ -311,6 +311,7 @@ class DataStream(StreamView):
         if not self._op.is_open:
             raise NoOperation("no atomic operation is open")
         self._op.close()
+        self._writer().forget_placed()
 
     # Syncs.
 
@@ -419,6 +420,7 @@ class DataStream(StreamView):
         file = self._writer()
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
+        file.forget_placed()
         if file.failed:
             self._mend()
         file.sync()

@@ -29,7 +29,7 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
 from datastreamer.storage.changes import ChangeableFile, undo_update
-from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
+from datastreamer.storage.disk import Disk, File, OsDisk, Placing, boot_id
 from datastreamer.storage.durable import SyncPolicy, write_again
 from datastreamer.storage.file import open_file, os_error, read_page
 from datastreamer.storage.newfile import new_file, remove_left_overs
@@ -84,6 +84,8 @@ class StreamWriter(ChangeableFile):
     ) -> None:
         super().__init__(file, path, page, judged, sync, disk)
         self._room = Room(file)
+        # What `place` left to a thread; nothing is written behind the end before it is over.
+        self._placing: Placing | None = None
 
     # Making and opening.
 
@@ -214,19 +216,49 @@ class StreamWriter(ChangeableFile):
 
     # Commits.
 
-    def place(self, packer: EntryPacker) -> None:
+    def place(self, packer: EntryPacker, *, behind: bool = False) -> None:
         """Write the packed entries to their place behind the end, unseen until a commit.
 
-        Raises `WriteFailed`; nothing visible has changed then.
+        `behind`: a thread writes them, for an operation that has placed something before; the
+        next `place` or commit of this operation waits for it, and raises what it raised.
+
+        Raises `WriteFailed`; nothing visible has changed then, and the same call may be made
+        again.
         """
         with self._syncing, self._lock:
+            self._finish_placing(wanted=behind)
             self.ensure_writable()
             self._make_room(packer.total_length)
             try:
+                if behind:
+                    # `commit` has to look.
+                    self.end.limit = -1
+                    self._placing = self.file.place(packer.arena, packer.segments)
+                    return
                 for offset, start, length in packer.segments:
                     self.file.write(packer.arena[start : start + length], offset)
             except OSError as error:
                 raise WriteFailed(self.path, refused(error)) from error
+
+    def _finish_placing(self, *, wanted: bool) -> None:
+        """What a thread writes is in the file, or is not `wanted` any more, and no thread writes;
+        holds the lock, which the thread does not take."""
+        placing = self._placing
+        if placing is None:
+            return
+        if wanted:
+            try:
+                placing.finish()
+            except OSError as error:
+                raise WriteFailed(self.path, refused(error)) from error
+        else:
+            placing.drop()
+        self._placing = None
+
+    def forget_placed(self) -> None:
+        """Nothing of what `place` began is written any more when this returns."""
+        with self._lock:
+            self._finish_placing(wanted=False)
 
     def commit(
         self,
@@ -265,6 +297,7 @@ class StreamWriter(ChangeableFile):
     ) -> Head:
         with self._lock:
             end = self.end
+            self._finish_placing(wanted=hasher is not None)
             self.ensure_writable()
             if packer.total_length >= self._room.size:
                 self._make_room(packer.total_length)
@@ -355,6 +388,7 @@ class StreamWriter(ChangeableFile):
         with self.alone():
             if self._closed:
                 return
+            self._finish_placing(wanted=False)
             if self._mendable:
                 with contextlib.suppress(CommitInDoubt):
                     self.mend()

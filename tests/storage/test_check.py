@@ -155,6 +155,27 @@ def test_while_a_writer_is_busy(tmp_path: Path) -> None:
     assert all(report.entries >= 400 for report in reports)
 
 
+def test_a_file_that_never_holds_still(tmp_path: Path) -> None:
+    """Neither whole nor damaged: what was seen of it belongs to no one moment."""
+    path, looks = tmp_path / "busy.bin", []
+    with DataStream.create(path, index="memory") as stream:
+        add(stream, ONE, TWO, THREE)
+
+        def change(done: int, size: int) -> None:
+            looks.append(done)
+            stream.truncate(2)
+            add(stream, TWO, THREE)
+
+        report = verify(path, progress=change)
+        (problem,) = report.problems
+        assert problem.where == "the entries"
+        assert "again and again while they were checked" in problem.what
+        assert "snapshot" in problem.repair
+        assert not report.ok
+        assert len(looks) >= 5
+        assert verify(path).ok
+
+
 # Entries that may not be on disk.
 
 

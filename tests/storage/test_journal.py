@@ -10,6 +10,8 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, DamagedEntry, WriteFailed
+from datastreamer.storage.changes import undo_update
+from datastreamer.storage.disk import OsDisk
 from datastreamer.storage.journal import SUFFIX, Undo
 from tests.storage.made import FaultyDisk, add, copied, items
 
@@ -84,6 +86,25 @@ def test_half_an_update_is_undone(path: Path, caplog: pytest.LogCaptureFixture) 
         assert stream.epoch >= 2  # a follower may have seen the other one
     with DataStream.open(kept, read_only=True) as stream:
         assert items(stream)[1] == (2, OLD)
+
+
+def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
+    """The journal is gone, and nothing but the old mark tells that the update was undone: who
+    has read the new bytes still hears of it."""
+    disk = updated(path)
+    [*_, kept] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
+    with DataStream.open(kept, follow=True, index="memory") as reader:
+        assert items(reader)[1] == (2, NEW)
+        seen = reader.epoch
+        file = OsDisk().open(str(kept), write=True)
+        assert undo_update(OsDisk(), file, str(kept))
+        file.close()
+        assert not Path(f"{kept}{SUFFIX}").exists()
+        with DataStream.open(kept, index="memory") as stream:
+            assert items(stream)[1] == (2, OLD)
+            reader.refresh()
+            assert reader.epoch > seen
+            assert items(reader)[1] == (2, OLD)
 
 
 def test_a_journal_that_does_not_fit_is_kept_aside(

@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datastreamer.storage.disk import Buffer, Disk
 from tests.storage.lab.image import BLOCK, SECTOR, Image, Inode, Wrote
@@ -216,6 +216,9 @@ class Process(Disk):
         self.interruption: Interruption | None = None
         # How many operations that change something it has begun.
         self.operations = 0
+        # The first, third and so on are written as late as can be, the others at once.
+        self.placements = 0
+        self.late: list[SimPlacement] = []
         self._files: list[SimFile] = []
 
     def end(self) -> None:
@@ -284,6 +287,30 @@ class Process(Disk):
         return file
 
 
+class SimPlacement:
+    """A `Placing` whose thread is quick; or has not begun when somebody waits for it, and comes
+    behind the next commit where nobody does."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write: Callable[[], None] | None = write
+
+    def begin(self) -> None:
+        with contextlib.suppress(OSError):
+            self.finish()
+
+    def finish(self) -> None:
+        if self._write is not None:
+            self._write()
+            self._write = None
+
+    def drop(self) -> None:
+        """Late, or cut off by a disk that refuses: all the same to who does not want it."""
+        if self._write is not None:
+            with contextlib.suppress(OSError):
+                self._write()
+            self._write = None
+
+
 class SimFile(SteppedCommit):
     """One open file of a process."""
 
@@ -331,6 +358,27 @@ class SimFile(SteppedCommit):
                 self._inode.seen.blocks[0] = before
         with disk.mutex:
             self._inode.write(view, offset)
+
+    def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> SimPlacement:
+        data = memoryview(arena)
+        pieces = [(data[start : start + length], offset) for offset, start, length in segments]
+        placed = SimPlacement(lambda: self._place(pieces))
+        self._process.placements += 1
+        if self._process.placements % 2:
+            self._process.late.append(placed)
+        else:
+            placed.begin()
+        return placed
+
+    def _place(self, pieces: Writes) -> None:
+        for data, offset in pieces:
+            self._write(data, offset, "place")
+
+    def commit(self, *arguments: Any) -> None:
+        super().commit(*arguments)
+        late, self._process.late = self._process.late, []
+        for placed in late:
+            placed.begin()
 
     def commit_order(self) -> Sequence[str]:
         return self._process.disk.order

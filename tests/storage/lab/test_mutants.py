@@ -92,6 +92,13 @@ def spilled_bytes_are_not_hashed(spill: Any) -> Any:
     return mutant
 
 
+def nobody_waits_for_what_is_placed(finish: Any) -> Any:
+    def mutant(self: StreamWriter, *, wanted: bool) -> None:
+        self._placing = None
+
+    return mutant
+
+
 def header_is_believed(_: Any) -> Any:
     def mutant(page: bytes) -> tuple[Head, int] | None:
         record = get_record(page)
@@ -169,6 +176,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the record's base is not moved on": replaced(StreamWriter, "commit", base_stays),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
+    "a commit does not wait for what is placed": replaced(
+        StreamWriter, "_finish_placing", nobody_waits_for_what_is_placed
+    ),
     "readers believe the header": replaced(file_module, "visible", header_is_believed),
     "the index keeps what was cut off": replaced(
         BookmarkKeeper, "truncation", index_keeps_what_was_cut
