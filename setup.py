@@ -14,6 +14,8 @@ modules = {
     "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
+    "datastreamer.reassembly._messages": ["datastreamer/reassembly/_messages.pyx"],
+    "datastreamer.reassembly._reassembler": ["datastreamer/reassembly/_reassembler.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
     "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
     "datastreamer.storage._placement": ["datastreamer/storage/_placement.pyx"],

@@ -16,6 +16,7 @@
     |   +-- UpdateRefused            an update that would change more than data
     |   +-- BadCertificate           a certificate or key for TLS that is of no use
     |   +-- BadEvent                 a zkEVM event with a value that its field cannot hold
+    |   +-- BadPayload               a payload that cannot be cut into messages
     |   +-- ExtraMissing             an optional package is not installed
     +-- NotFound                     what was asked for is not in the stream
     |   +-- UnknownEntry
@@ -74,6 +75,7 @@ __all__ = [
     "BadFileSize",
     "BadFromBookmark",
     "BadFromEntry",
+    "BadPayload",
     "BadPosition",
     "BadRange",
     "BadToBookmark",
@@ -174,6 +176,10 @@ class BadCertificate(UsageError, ValueError):
 
 class BadEvent(UsageError, ValueError):
     """A value does not fit the field of the event that it was given for."""
+
+
+class BadPayload(UsageError, ValueError):
+    """What was given as a payload, or a part of one, cannot be cut into messages."""
 
 
 class ExtraMissing(UsageError, ImportError):

@@ -1,0 +1,55 @@
+"""Payloads that are cut into messages, and made whole again from any number of producers.
+
+The names here are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datastreamer.reassembly._messages import pack_message as pack_message
+    from datastreamer.reassembly._messages import pack_records as pack_records
+    from datastreamer.reassembly._messages import scan_records as scan_records
+    from datastreamer.reassembly._messages import unpack_message as unpack_message
+    from datastreamer.reassembly._reassembler import Reassembler as Reassembler
+    from datastreamer.reassembly.checkpoint import Checkpoint as Checkpoint
+    from datastreamer.reassembly.checkpoint import SourceCounts as SourceCounts
+    from datastreamer.reassembly.checkpoint import Stats as Stats
+    from datastreamer.reassembly.events import Conflict as Conflict
+    from datastreamer.reassembly.events import Dropped as Dropped
+    from datastreamer.reassembly.events import Event as Event
+    from datastreamer.reassembly.events import Malformed as Malformed
+    from datastreamer.reassembly.events import PayloadComplete as PayloadComplete
+    from datastreamer.reassembly.orderer import Applied as Applied
+    from datastreamer.reassembly.orderer import Block as Block
+    from datastreamer.reassembly.orderer import Gap as Gap
+    from datastreamer.reassembly.orderer import Orderer as Orderer
+    from datastreamer.reassembly.orderer import Refused as Refused
+    from datastreamer.reassembly.orderer import Reorg as Reorg
+    from datastreamer.reassembly.splitter import Splitter as Splitter
+
+_NAMES = {
+    "_messages": ("pack_message", "pack_records", "scan_records", "unpack_message"),
+    "_reassembler": ("Reassembler",),
+    "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
+    "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
+    "orderer": ("Applied", "Block", "Gap", "Orderer", "Refused", "Reorg"),
+    "splitter": ("Splitter",),
+}
+_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

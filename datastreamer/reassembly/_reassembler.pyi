@@ -1,0 +1,43 @@
+# The contracts stand in the docstrings of _reassembler.pyx.
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import final
+
+from _typeshed import ReadableBuffer
+
+from datastreamer._codec import EntryBatch
+from datastreamer.reassembly.checkpoint import Checkpoint, Stats
+from datastreamer.reassembly.events import Event
+
+CHARGES: dict[str, int]
+
+@final
+class Reassembler:
+    def __init__(
+        self,
+        subscribe: Iterable[bytes] | None = None,
+        *,
+        reorg_threshold: int = 1000,
+        budget: int = ...,
+        max_age: float | None = 600.0,
+        resume: Checkpoint | None = None,
+    ) -> None: ...
+    def receive(
+        self,
+        key: ReadableBuffer,
+        value: ReadableBuffer,
+        source: str = "",
+        position: int | None = None,
+        now: float | None = None,
+    ) -> Sequence[Event]: ...
+    def receive_batch(
+        self, batch: EntryBatch, source: str = "", *, type: int = 0x10, now: float | None = None
+    ) -> Iterator[Event]: ...
+    def expire(self, now: float) -> Sequence[Event]: ...
+    def position(self, source: str) -> int | None: ...
+    def positions(self) -> dict[str, int]: ...
+    def known(self) -> list[tuple[bytes, tuple[bytes, ...]]]: ...
+    @property
+    def known_count(self) -> int: ...
+    def checkpoint(self) -> Checkpoint: ...
+    def stats(self) -> Stats: ...

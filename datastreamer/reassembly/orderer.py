@@ -1,0 +1,276 @@
+"""Whole payloads in the order of a chain: parents before children, reorgs told.
+
+Owns which blocks are known, which of them are applied, and which wait for a parent. Knows
+what the application says of a payload - its `Block` - and not what is in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from datastreamer.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Block(NamedTuple):
+    """Where a payload stands: its number, its hash, its parent's hash.
+
+    `weight` is what decides between branches, at least 0, and grows from parent to child: the
+    total difficulty, say. None: the number, that is, the longest branch.
+    """
+
+    number: int
+    hash: bytes
+    parent: bytes
+    weight: int | None = None
+
+    @property
+    def heavy(self) -> int:
+        """The weight, or the number that stands for it."""
+        return self.number if self.weight is None else self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Generic[T]):
+    """The next block: its parent is the one that was applied last."""
+
+    block: Block
+    payload: T
+
+
+@dataclass(frozen=True, slots=True)
+class Reorg(Generic[T]):
+    """Another branch is heavier: take back `rolled_back`, the newest first, then apply
+    `applied`, the oldest first. Both are not empty."""
+
+    rolled_back: list[tuple[Block, T]]
+    applied: list[tuple[Block, T]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A parent is missing: `block`, from `source`, waits for it. Told once for each parent."""
+
+    missing: bytes
+    number: int
+    block: Block
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Generic[T]):
+    """A block that is given up: it will not be applied unless it comes again.
+
+    `why` is "old": it, or the place where its branch leaves the chain, is further down than
+    what can be rolled back; "weight": it does not weigh more than its parent, or its number
+    does not follow its parent's; "room": too many wait, and it is the furthest ahead.
+    """
+
+    why: Literal["old", "weight", "room"]
+    block: Block
+    payload: T
+
+
+class _Known(NamedTuple, Generic[T]):
+    block: Block
+    payload: T
+
+
+class Orderer(Generic[T]):
+    """Orderer(after=None, *, applied=(), reorg_threshold=1000, most_waiting=10000): orders
+    payloads.
+
+    `after` is the hash that the first block has as its parent: what is before it is settled.
+    `applied` is the `chain` of a run before, which this one goes on with. With neither the
+    first block to come is the first one.
+
+    Blocks are known, with their payloads, down to `reorg_threshold` numbers below the last
+    one applied; a branch that leaves the chain further down is never applied. At most
+    `most_waiting` blocks wait for parents. Of two branches of one weight the one that was
+    applied stays.
+    """
+
+    def __init__(
+        self,
+        after: bytes | None = None,
+        *,
+        applied: Iterable[tuple[Block, T]] = (),
+        reorg_threshold: int = 1000,
+        most_waiting: int = 10_000,
+    ) -> None:
+        if reorg_threshold < 0:
+            raise ValueError(f"reorg_threshold is at least 0, not {reorg_threshold}")
+        if most_waiting < 1:
+            raise ValueError(f"most_waiting is at least 1, not {most_waiting}")
+        self._after = after
+        self._threshold = reorg_threshold
+        self._most_waiting = most_waiting
+        self._known: dict[bytes, _Known[T]] = {}
+        self._chain: OrderedDict[bytes, None] = OrderedDict()  # of hashes, the oldest first
+        self._by_number: dict[int, set[bytes]] = {}
+        self._lowest = 0
+        self._head: Block | None = None
+        self._waiting: dict[bytes, dict[bytes, _Known[T]]] = {}  # by the parent's hash
+        self._waits_for: dict[bytes, bytes] = {}
+        for block, payload in applied:
+            if self._head is None:
+                self._lowest = block.number
+            elif block.parent != self._head.hash or block.number != self._head.number + 1:
+                raise UsageError(
+                    f"no chain: block {block.number} does not follow block {self._head.number}"
+                )
+            self._put(_Known(block, payload))
+            self._chain[block.hash] = None
+            self._head = block
+        if self._head is not None and after is not None:
+            raise UsageError("what was applied says where to go on: `after` is for a start")
+
+    @property
+    def head(self) -> Block | None:
+        """The block that was applied last."""
+        return self._head
+
+    @property
+    def chain(self) -> list[tuple[Block, T]]:
+        """What is applied and can still be rolled back, the oldest first."""
+        found = [self._known[hash] for hash in self._chain if hash != self._after]
+        return [(block, payload) for block, payload in found]
+
+    @property
+    def waiting(self) -> int:
+        """How many blocks wait for a parent."""
+        return len(self._waits_for)
+
+    @property
+    def missing(self) -> list[bytes]:
+        """The hashes of the parents that are waited for; not of those that wait themselves."""
+        return [parent for parent in self._waiting if parent not in self._waits_for]
+
+    def receive(
+        self, block: Block, payload: T, source: str | None = None
+    ) -> list[Applied[T] | Reorg[T] | Gap | Refused[T]]:
+        """Take a block; gives what is to be done now, in order. A block that is known, or
+        waits, is nothing new. `UsageError`: its parent is itself."""
+        if block.hash == block.parent:
+            raise UsageError(f"block 0x{block.hash.hex()} is its own parent")
+        events: list[Applied[T] | Reorg[T] | Gap | Refused[T]] = []
+        if block.hash in self._known or block.hash in self._waits_for:
+            return events
+        fits = self._is_first(block) or block.parent in self._known
+        if not fits and self._head is not None and block.number <= self._floor():
+            return [Refused("old", block, payload)]
+        if not fits:
+            told = block.parent in self._waiting or block.parent in self._waits_for
+            self._waiting.setdefault(block.parent, {})[block.hash] = _Known(block, payload)
+            self._waits_for[block.hash] = block.parent
+            if not told:
+                events.append(Gap(block.parent, block.number - 1, block, source))
+            if len(self._waits_for) > self._most_waiting:
+                events.append(self._give_up_furthest())
+            return events
+        ready = [_Known(block, payload)]
+        while ready:
+            found = ready.pop()
+            # Of children of one parent the first to come is taken first.
+            if self._take(found, events):
+                children = self._waiting.pop(found.block.hash, {})
+                for hash in children:
+                    del self._waits_for[hash]
+                ready.extend(reversed(children.values()))
+        events.extend(self._forget())
+        return events
+
+    def _is_first(self, block: Block) -> bool:
+        return self._head is None and self._after in (None, block.parent)
+
+    def _floor(self) -> int:
+        """Blocks at or below this number cannot be applied any more, nor their children."""
+        assert self._head is not None
+        return self._head.number - self._threshold
+
+    def _take(
+        self, found: _Known[T], events: list[Applied[T] | Reorg[T] | Gap | Refused[T]]
+    ) -> bool:
+        """Put a block behind its parent, which is known; False where it does not follow it."""
+        block = found.block
+        if self._head is None:
+            self._lowest = block.number
+            if self._after is not None:
+                # Something to fork from, which is never rolled back.
+                self._lowest -= 1
+                before = Block(self._lowest, self._after, b"", -1)
+                self._put(_Known(before, found.payload))
+                self._chain[before.hash] = None
+        else:
+            parent = self._known[block.parent].block
+            if block.heavy <= parent.heavy or block.number != parent.number + 1:
+                events.append(Refused("weight", *found))
+                return False
+        self._put(found)
+        if self._head is None or block.parent == self._head.hash:
+            self._chain[block.hash] = None
+            self._head = block
+            events.append(Applied(*found))
+        elif block.heavy > self._head.heavy:
+            events.append(self._reorg(found))
+        return True
+
+    def _put(self, found: _Known[T]) -> None:
+        self._known[found.block.hash] = found
+        self._by_number.setdefault(found.block.number, set()).add(found.block.hash)
+
+    def _reorg(self, found: _Known[T]) -> Reorg[T] | Refused[T]:
+        applied = [found]
+        while applied[-1].block.parent not in self._chain:
+            parent = self._known.get(applied[-1].block.parent)
+            if parent is None:
+                return Refused("old", *found)
+            applied.append(parent)
+        fork = applied[-1].block.parent
+        rolled_back = []
+        while (last := next(reversed(self._chain))) != fork:
+            rolled_back.append(self._known[last])
+            del self._chain[last]
+        applied.reverse()
+        for known in applied:
+            self._chain[known.block.hash] = None
+        self._head = found.block
+        return Reorg([(b, p) for b, p in rolled_back], [(b, p) for b, p in applied])
+
+    def _forget(self) -> list[Refused[T]]:
+        """Forget blocks too old to be rolled back to, and give up what waits below them."""
+        assert self._head is not None
+        floor = self._floor()
+        while self._lowest < floor:
+            for hash in self._by_number.pop(self._lowest, ()):
+                del self._known[hash]
+                self._chain.pop(hash, None)
+            self._lowest += 1
+        old = [
+            known
+            for children in self._waiting.values()
+            for known in children.values()
+            if known.block.number <= floor
+        ]
+        for known in old:
+            self._give_up(known.block)
+        return [Refused("old", *known) for known in old]
+
+    def _give_up(self, block: Block) -> None:
+        parent = self._waits_for.pop(block.hash)
+        siblings = self._waiting[parent]
+        del siblings[block.hash]
+        if not siblings:
+            del self._waiting[parent]
+
+    def _give_up_furthest(self) -> Refused[T]:
+        known = max(
+            (known for children in self._waiting.values() for known in children.values()),
+            key=lambda known: (known.block.number, known.block.hash),
+        )
+        self._give_up(known.block)
+        return Refused("room", *known)

@@ -1,0 +1,102 @@
+"""The producer's side: a payload into messages, the same in every producer.
+
+Owns how a payload is cut and in which order the messages come. Knows no stream: what a
+message travels in is the caller's, `pack_message` for an entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from datastreamer.errors import BadPayload
+from datastreamer.format import MAX_DATA_SIZE, U32_MAX
+from datastreamer.reassembly._messages import pack_records
+
+PREFIX_SIZE: Final = 33
+ID_SIZE: Final = 32
+RECORD_SIZE: Final = 37
+_SUFFIX: Final = struct.Struct(">I")
+_RESERVED: Final = (0x00, 0xFF)
+
+Blob = bytes | bytearray | memoryview
+Part = Blob | Iterable[tuple[bytes, Blob]]
+
+
+class Splitter:
+    """Splitter(limit=1048557): cuts payloads into messages of at most `limit` bytes.
+
+    A message's size is that of its key and its value. The default is what an entry of a
+    stream holds. Producers give the same messages where their limits are the same.
+    """
+
+    def __init__(self, limit: int = MAX_DATA_SIZE - 2) -> None:
+        # Room for two records, or nesting would not make headers fewer; and for a blob's bytes.
+        least = PREFIX_SIZE + _SUFFIX.size + 2 * RECORD_SIZE
+        if limit < least:
+            raise ValueError(f"a limit is at least {least} bytes, not {limit}")
+        self.limit = limit
+
+    def split(self, id: bytes, parts: Mapping[bytes, Part]) -> list[tuple[bytes, bytes]]:
+        """The messages of a payload, as (key, value): the header, nested headers, the parts.
+
+        `parts` has for each prefix (33 bytes, of which the first is neither 0x00 nor 0xff)
+        either (suffix, value) pairs in any order, none of them twice, or one blob, which is
+        cut into messages whose suffix is a u32 from 0 on; an empty blob is one empty message.
+        Where the header would be above the limit, its records stand in nested headers, with
+        keys of 0xff, the id and a u32.
+
+        `BadPayload`: the id or a prefix is none, a pair is above the limit, or a suffix there
+        twice.
+        """
+        if len(id) != ID_SIZE:
+            raise BadPayload(f"a payload's id has {ID_SIZE} bytes, not {len(id)}")
+        records: list[tuple[bytes, int]] = []
+        messages: list[tuple[bytes, bytes]] = []
+        for prefix in sorted(parts):
+            if len(prefix) != PREFIX_SIZE or prefix[0] in _RESERVED:
+                raise BadPayload(
+                    f"0x{prefix[:64].hex()} is no prefix: it has {PREFIX_SIZE} bytes, of which "
+                    f"the first is neither 0x00 nor 0xff"
+                )
+            found = self._messages(prefix, parts[prefix])
+            records.append((prefix, len(found)))
+            messages += found
+        return self._headers(id, records) + messages
+
+    def _messages(self, prefix: bytes, part: Part) -> list[tuple[bytes, bytes]]:
+        if isinstance(part, bytes | bytearray | memoryview):
+            blob = memoryview(part).cast("B")
+            step = self.limit - PREFIX_SIZE - _SUFFIX.size
+            count = max(1, -(-len(blob) // step))
+            if count > U32_MAX:
+                raise BadPayload(
+                    f"a blob of {len(blob):,} bytes is more than {U32_MAX:,} messages of "
+                    f"{self.limit:,} bytes"
+                )
+            return [
+                (prefix + _SUFFIX.pack(i), bytes(blob[i * step : (i + 1) * step]))
+                for i in range(count)
+            ]
+        found = sorted((prefix + suffix, bytes(value)) for suffix, value in part)
+        for i, (key, value) in enumerate(found):
+            if len(key) + len(value) > self.limit:
+                raise BadPayload(
+                    f"the message 0x{key[:64].hex()} has {len(key) + len(value):,} bytes, above "
+                    f"the limit of {self.limit:,}: give its value as a blob, under its own prefix"
+                )
+            if i and key == found[i - 1][0]:
+                raise BadPayload(f"the message 0x{key[:64].hex()} is there twice")
+        return found
+
+    def _headers(self, id: bytes, records: list[tuple[bytes, int]]) -> list[tuple[bytes, bytes]]:
+        head = b"\x00" + id
+        if PREFIX_SIZE + RECORD_SIZE * len(records) <= self.limit:
+            return [(head, pack_records(records))]
+        step = (self.limit - PREFIX_SIZE - _SUFFIX.size) // RECORD_SIZE
+        nested = [
+            (b"\xff" + id + _SUFFIX.pack(at // step), pack_records(records[at : at + step]))
+            for at in range(0, len(records), step)
+        ]
+        return [(head, pack_records([(b"\xff" + id, len(nested))])), *nested]

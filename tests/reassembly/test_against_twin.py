@@ -1,0 +1,128 @@
+"""The compiled reassembler and its twin of dicts, step by step: the same events and places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datastreamer.reassembly import Event, Malformed, PayloadComplete, Reassembler
+from tests.reassembly.made_up import Message, soups, subscriptions, worlds
+from tests.reassembly.twin import Twin
+
+many = settings(max_examples=400, deadline=None)
+
+
+def told(events: Any) -> list[Event]:
+    """Events without what is said in words, or in no order."""
+    plain: list[Event] = []
+    for event in events:
+        if isinstance(event, Malformed):
+            event = replace(event, reason="")
+        elif isinstance(event, PayloadComplete):
+            event = replace(event, prefixes=tuple(sorted(event.prefixes)))
+        plain.append(event)
+    return plain
+
+
+def known(what: Reassembler | Twin) -> list[tuple[bytes, list[bytes]]]:
+    return [(id, sorted(prefixes)) for id, prefixes in what.known()]
+
+
+def same(ours: Reassembler, twin: Twin) -> None:
+    stats = ours.stats()
+    assert ours.positions() == twin.positions()
+    assert known(ours) == known(twin)
+    assert ours.known_count == stats.known == len(twin.finished)
+    assert stats.in_flight == len(twin.flight)
+    assert stats.used == twin.used
+    assert stats.oldest == next((item.since for item in twin.flight.values()), None)
+    waiting = [prefix for prefix in twin.prefixes.values() if not finished(prefix)]
+    assert stats.messages == sum(len(prefix.messages) for prefix in waiting)
+    for source, counts in stats.sources.items():
+        for what in ("received", "duplicates", "conflicts", "malformed", "outside"):
+            assert getattr(counts, what) == twin.counts.get((source, what), 0), what
+
+
+def finished(prefix: Any) -> bool:
+    return prefix.payload is not None and prefix.payload.finished
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[tuple[Message, str, int | None, float | None]]:
+    """Messages in any order, some twice, changed, or lost, from several sources."""
+    if draw(st.booleans()):
+        messages = draw(soups())
+    else:
+        messages = [message for made in draw(worlds()) for message in made.messages]
+        messages += draw(st.lists(st.sampled_from(messages), max_size=10))
+        messages = draw(st.permutations(messages))
+        messages = messages[draw(st.integers(0, 3)) :]
+        for _ in range(draw(st.integers(0, 3))):
+            at = draw(st.integers(0, max(0, len(messages) - 1)))
+            key, _ = messages[at : at + 1][0] if messages else (b"", b"")
+            messages.insert(at, (key, draw(st.sampled_from([b"", b"lie", b"1" * 37]))))
+    placed = draw(st.booleans())
+    timed = draw(st.booleans())
+    positions = {"a": 0, "b": 100, "c": 0}
+    now = 0.0
+    found = []
+    for message in messages:
+        source = draw(st.sampled_from("aab"))
+        position: int | None = positions[source]
+        positions[source] += draw(st.sampled_from([1, 1, 1, 5, -3 if positions[source] > 3 else 1]))
+        now += draw(st.sampled_from([0.0, 0.0, 1.0, 4.0]))
+        without = source == "b" and draw(st.booleans())
+        found.append(
+            (message, source, position if placed and not without else None, now if timed else None)
+        )
+    return found
+
+
+options = st.fixed_dictionaries(
+    {
+        "subscribe": subscriptions,
+        "reorg_threshold": st.sampled_from([0, 1, 2, 1000]),
+        "budget": st.sampled_from([1, 500, 1000, 2000, 4000, 1 << 30]),
+        "max_age": st.sampled_from([None, 3.0, 10.0]),
+    }
+)
+
+
+@given(deliveries(), options)
+@many
+def test_same(made: Any, given_options: dict[str, Any]) -> None:
+    ours, twin = Reassembler(**given_options), Twin(**given_options)
+    for (key, value), source, position, now in made:
+        events = ours.receive(key, value, source, position, now)
+        assert told(events) == told(twin.receive(key, value, source, position, now))
+        same(ours, twin)
+    assert told(ours.expire(1e9)) == told(twin.expire(1e9))
+    same(ours, twin)
+    if given_options["max_age"] is not None:
+        assert ours.stats().in_flight == ours.stats().messages == 0
+
+
+@given(deliveries(), options, st.data())
+@many
+def test_same_after_a_restart(made: Any, given_options: dict[str, Any], data: Any) -> None:
+    ours, twin = Reassembler(**given_options), Twin(**given_options)
+    cut = data.draw(st.integers(0, len(made)))
+    for (key, value), source, position, now in made[:cut]:
+        ours.receive(key, value, source, position, now)
+        twin.receive(key, value, source, position, now)
+    checkpoint = ours.checkpoint()
+    assert checkpoint.positions == twin.checkpoint().positions
+    assert checkpoint.seen == twin.checkpoint().seen
+    ours = Reassembler(**given_options, resume=checkpoint)
+    twin = Twin(**given_options, resume=checkpoint)
+    same(ours, twin)
+    assert ours.positions() == checkpoint.positions
+    assert ours.checkpoint().seen == checkpoint.seen
+    for (key, value), source, position, now in made:
+        if position is None or position >= checkpoint.positions.get(source, 0):
+            events = ours.receive(key, value, source, position, now)
+            assert told(events) == told(twin.receive(key, value, source, position, now))
+            same(ours, twin)
