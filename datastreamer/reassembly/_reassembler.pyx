@@ -303,11 +303,11 @@ cdef class Reassembler:
         self._busy = True
         return 0
 
-    cdef object _told(self):
+    cdef tuple _told(self):
         if not self._events:
             return NOTHING
-        events = self._events
-        self._events = []
+        events = tuple(self._events)
+        self._events.clear()
         return events
 
     cdef _Source _source(self, name):
@@ -1161,7 +1161,7 @@ cdef class _Received:
     cdef object now
     cdef uint32_t type
     cdef Py_ssize_t at
-    cdef object told
+    cdef tuple told
     cdef Py_ssize_t told_at
 
     def __iter__(self):
