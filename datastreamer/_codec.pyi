@@ -78,6 +78,7 @@ def walk(
     start: int = 0,
     end: int | None = None,
     file_offset: int,
+    max_entries: int | None = None,
 ) -> tuple[int, int]: ...
 def entry_at(
     buffer: ReadableBuffer,

@@ -621,16 +621,17 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
 
 # Walks: no columns
 
-def walk(buffer, number, *, Py_ssize_t start=0, end=None, file_offset):
+def walk(buffer, number, *, Py_ssize_t start=0, end=None, file_offset, max_entries=None):
     """Go over the whole entries of one page: (where the last ends, the number after it).
 
     Begins with entry `number` at byte `start` of `buffer`, which stands at
-    `file_offset` of the file, and stops at padding, at the page's end, at `end` or at
-    an entry that is not whole. The first of the two is an offset in `buffer`. Raises
-    what `scan` raises.
+    `file_offset` of the file, and stops at padding, at the page's end, at `end`, at an
+    entry that is not whole or after `max_entries`. The first of the two is an offset in
+    `buffer`. Raises what `scan` raises.
     """
     cdef Py_buffer view
     cdef uint64_t due = as_u64(number, "an entry number")
+    cdef uint64_t left = UINT64_MAX
     cdef Py_ssize_t room = page_room(as_file_offset(file_offset))
     cdef Py_ssize_t at = start, stop
     cdef uint32_t length = 0
@@ -638,7 +639,10 @@ def walk(buffer, number, *, Py_ssize_t start=0, end=None, file_offset):
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
         stop = span_end(view.len, start, end)
-        while verdict == WHOLE and room:
+        if max_entries is not None:
+            left = as_u64(max_entries, "max_entries")
+        while verdict == WHOLE and room and left:
+            left -= 1
             verdict = step_over(<const uint8_t*>view.buf, &at, stop, &room, &due, &length)
         if verdict not in (WHOLE, NOTHING, PART, PADDING):
             raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due, PAGE_SIZE)

@@ -49,6 +49,7 @@
         |   +-- NoAnswer             gave no answer in time
         +-- ProtocolViolation        it does not speak the protocol
         +-- HistoryChanged           it tells other entries than before, or has lost some
+        +-- NotSupported             it does not have the extension that was asked for
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
             +-- AlreadyStarted       1
             +-- AlreadyStopped       2
@@ -102,6 +103,7 @@ __all__ = [
     "NoOperation",
     "NotAStream",
     "NotFound",
+    "NotSupported",
     "OperationOpen",
     "PeerError",
     "ProtocolViolation",
@@ -374,6 +376,10 @@ class HistoryChanged(PeerError):
         self.next_entry = next_entry
         self.total_entries = total_entries
         self.first_differing = first_differing
+
+
+class NotSupported(PeerError):
+    """The server does not have the extension, or the client was told not to use it."""
 
 
 class ServerRefused(PeerError):

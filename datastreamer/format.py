@@ -19,6 +19,10 @@ Wire::
     request = u64(command) u64(stream type) parameters
     result  = %xff u32(9 + n) u32(error) n*OCTET
     answer  = %xfe u32(17 + n) u32(type) u64(number) n*OCTET
+    range   = result u64(last) *entry         ; the answer to a RangeBookmark
+    capabilities = %xfd u32(49) u32(revision) u64(features) 16OCTET(stream id)
+              u64(epoch) u32(most entries) u32(most bytes)  ; may grow at the end
+    batch   = %xfb u32(25 + n) u32(count) u64(first) u64(total entries) *entry
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ HEADER_SIZE: Final = 38
 PACKET_PADDING: Final = 0x00
 PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
+PACKET_BATCH: Final = 0xFB
+PACKET_CAPABILITIES: Final = 0xFD
 PACKET_ANSWER: Final = 0xFE
 PACKET_RESULT: Final = 0xFF
 
@@ -55,6 +61,9 @@ COMMAND_HEADER: Final = 3
 COMMAND_START_BOOKMARK: Final = 4
 COMMAND_ENTRY: Final = 5
 COMMAND_BOOKMARK: Final = 6
+COMMAND_RANGE_BOOKMARK: Final = 7
+COMMAND_CAPABILITIES: Final = 0x1000
+COMMAND_BATCH_READ: Final = 0x1001
 COMMAND_HEAD_SIZE: Final = 16
 
 RESULT_HEAD_SIZE: Final = 9
@@ -76,9 +85,17 @@ RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_INVALID_COMMAND: "Invalid command",
 }
 
+FEATURE_RANGE_BOOKMARK: Final = 1 << 0
+FEATURE_BATCH_READ: Final = 1 << 1
+STREAM_ID_SIZE: Final = 16
+CAPABILITIES_REVISION: Final = 1
+
 HEADER_STRUCT: Final = struct.Struct(">BIBQQQQ")
 ENTRY_HEAD_STRUCT: Final = struct.Struct(">BIIQ")
 RESULT_HEAD_STRUCT: Final = struct.Struct(">BII")
+CAPABILITIES_STRUCT: Final = struct.Struct(">BIIQ16sQII")
+BATCH_HEAD_STRUCT: Final = struct.Struct(">BIIQQ")
+BATCH_HEAD_SIZE: Final = BATCH_HEAD_STRUCT.size
 
 
 class Header(NamedTuple):

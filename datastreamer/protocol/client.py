@@ -15,10 +15,15 @@ from typing import Final, TypeAlias
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import CorruptEntries, ProtocolViolation
 from datastreamer.format import (
+    BATCH_HEAD_SIZE,
+    BATCH_HEAD_STRUCT,
+    CAPABILITIES_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     HEADER_SIZE,
     PACKET_ANSWER,
+    PACKET_BATCH,
+    PACKET_CAPABILITIES,
     PACKET_ENTRY,
     PACKET_HEADER,
     PACKET_RESULT,
@@ -31,10 +36,14 @@ from datastreamer.format import (
 )
 from datastreamer.protocol.messages import (
     OK,
+    BatchQuery,
     BookmarkQuery,
+    Capabilities,
+    CapabilitiesQuery,
     Command,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
@@ -43,9 +52,16 @@ from datastreamer.protocol.messages import (
 
 # Built once: a union is built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
+_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery)
+_OF_MANY_ENTRIES: Final = (Start, StartBookmark, RangeQuery, BatchQuery)
+_NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
 # The longest text known has 17 bytes.
 _MAX_TEXT: Final = 1024
+# A later revision may say more of the server.
+_MAX_CAPABILITIES: Final = 4096
+# What a server may answer to a batch that was asked for without a limit of bytes.
+_MAX_BATCH_BYTES: Final = 64 << 20
 # Buffers: of a connection that only asks, and of one that streams.
 _SMALL_BUFFER: Final = 32 << 10
 _LARGE_BUFFER: Final = 1 << 20
@@ -82,9 +98,33 @@ class EntryReceived:
 
 @dataclass(slots=True)
 class EntriesReceived:
-    """A run of streamed entries, one or more; they follow those before."""
+    """A run of streamed entries, or of a range, one or more; they follow those before."""
 
     batch: EntryBatch
+
+
+@dataclass(slots=True)
+class CapabilitiesReceived:
+    """The answer to a `CapabilitiesQuery`."""
+
+    capabilities: Capabilities
+
+
+@dataclass(slots=True)
+class BatchReceived:
+    """The answer to a `BatchQuery`: no entries only where `from_entry` is the total."""
+
+    command: BatchQuery
+    batch: EntryBatch
+    total_entries: int
+
+
+@dataclass(slots=True)
+class RangeReceived:
+    """The entries of a range follow, up to number `last`."""
+
+    command: RangeQuery
+    last: int
 
 
 @dataclass(slots=True)
@@ -94,7 +134,16 @@ class PeerEnded:
     unread: int
 
 
-Event: TypeAlias = ResultReceived | HeaderReceived | EntryReceived | EntriesReceived | PeerEnded
+Event: TypeAlias = (
+    ResultReceived
+    | HeaderReceived
+    | EntryReceived
+    | EntriesReceived
+    | CapabilitiesReceived
+    | BatchReceived
+    | RangeReceived
+    | PeerEnded
+)
 
 
 class ClientConnection:
@@ -107,7 +156,8 @@ class ClientConnection:
     A batch of entries stays good for as long as somebody holds it. It holds a receive
     buffer of up to 1 MiB: who keeps few entries of many batches copies them.
 
-    `peer` names the other side in messages.
+    `peer` names the other side in messages. `capabilities` is what it has said of itself,
+    `total_entries` the newest total that it told, None as long as it has told none.
     """
 
     def __init__(self, stream_type: int = 1, *, peer: str = "the server") -> None:
@@ -115,10 +165,15 @@ class ClientConnection:
         self.peer = peer
         self.streaming = False
         self.received_bytes = 0
+        self.capabilities: Capabilities | None = None
+        self.total_entries: int | None = None
+        self.batch_ahead: int | None = None
+        """Where the entries of a batch end of which only the beginning has arrived."""
         self._commands: deque[Command] = deque()
         self._answer_due = False
         self._stopped = False
         self._next_number: int | None = None
+        self._range_last: int | None = None
         self._failure: ProtocolViolation | None = None
         self._ended = False
         self._buffer = bytearray(_SMALL_BUFFER)
@@ -149,7 +204,7 @@ class ClientConnection:
         """
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
-        if type(command) is Start or type(command) is StartBookmark:
+        if isinstance(command, _OF_MANY_ENTRIES):
             self._size = _LARGE_BUFFER
         return sent
 
@@ -222,8 +277,12 @@ class ClientConnection:
                     event = self._answer()
                 elif packet == PACKET_ENTRY:
                     event = self._entries()
+                elif packet == PACKET_BATCH:
+                    event = self._batch()
                 elif packet == PACKET_HEADER:
                     event = self._header()
+                elif packet == PACKET_CAPABILITIES:
+                    event = self._capabilities()
                 else:
                     raise self._violation(f"a packet of type {packet}, which there is not")
                 if event is not None:
@@ -241,15 +300,17 @@ class ClientConnection:
         if not self._commands:
             raise self._violation(f"a Result ({number}) that nothing was asked for")
         command = self._commands[0]
-        if self._answer_due:
+        if self._answer_due or self._range_last is not None:
             raise self._violation(f"a Result ({number}) where the answer to {command} was due")
         if not RESULT_HEAD_SIZE <= length <= RESULT_HEAD_SIZE + _MAX_TEXT:
             raise self._violation(f"a Result of {length} bytes")
         if self._lacks(length):
             return None
+        if number == RESULT_OK and type(command) is RangeQuery:
+            return self._range(command, length)
         self._take(length)
         if number == RESULT_OK:
-            if isinstance(command, EntryQuery | BookmarkQuery | HeaderQuery):
+            if isinstance(command, _ANSWERED):
                 self._answer_due = True
                 return None
             self._streaming_changed(command)
@@ -273,9 +334,69 @@ class ClientConnection:
         except ValueError as error:
             raise self._violation(f"a header that is none: {error}") from None
         self._take(HEADER_SIZE)
+        self._answered_whole()
+        self.total_entries = header.total_entries
+        return HeaderReceived(header)
+
+    def _capabilities(self) -> Event | None:
+        if not self._answer_due or not isinstance(self._commands[0], CapabilitiesQuery):
+            raise self._violation("capabilities that were not asked for")
+        if self._lacks(CAPABILITIES_STRUCT.size):
+            return None
+        length = int.from_bytes(self._view[self._start + 1 : self._start + 5], "big")
+        if not CAPABILITIES_STRUCT.size <= length <= _MAX_CAPABILITIES:
+            raise self._violation(f"capabilities of {length} bytes")
+        if self._lacks(length):
+            return None
+        self.capabilities = Capabilities.unpack(self._view[self._start :])
+        self._take(length)
+        self._answered_whole()
+        return CapabilitiesReceived(self.capabilities)
+
+    def _batch(self) -> Event | None:
+        command = self._commands[0] if self._answer_due else None
+        if type(command) is not BatchQuery:
+            raise self._violation("a batch that was not asked for")
+        if self._lacks(BATCH_HEAD_SIZE):
+            return None
+        start = self._start
+        _, length, count, first, total = BATCH_HEAD_STRUCT.unpack_from(self._buffer, start)
+        size = length - BATCH_HEAD_SIZE
+        # A single entry may be larger than was asked for.
+        longest = max(command.max_bytes or _MAX_BATCH_BYTES, PAGE_SIZE)
+        if not count * ENTRY_HEAD_SIZE <= size <= longest or count > (command.max_count or count):
+            raise self._violation(f"{count} entries in {size} bytes in answer to {command}")
+        lacking = not count and first < total
+        if first != command.from_entry or first + count > total or lacking:
+            raise self._violation(f"{count} entries from {first} of {total} for {command}")
+        if self._lacks(length):
+            self.batch_ahead = first + count
+            return None
+        self.batch_ahead = None
+        try:
+            batch = scan(self._buffer, first, start=start + BATCH_HEAD_SIZE, end=start + length)
+        except CorruptEntries as damage:
+            raise self._violation(f"bytes that are no entry: {damage.reason}") from None
+        if len(batch) != count or batch.end != start + length:
+            raise self._violation(f"{len(batch)} entries in a batch of {count}")
+        self._take(length)
+        self._answered_whole()
+        self._lent = self._lent or count > 0
+        self.total_entries = total
+        return BatchReceived(command, batch, total)
+
+    def _answered_whole(self) -> None:
         self._answer_due = False
         self._commands.popleft()
-        return HeaderReceived(header)
+
+    def _range(self, command: RangeQuery, result_size: int) -> Event | None:
+        """The number of the last entry, which stands bare behind the Result."""
+        if self._lacks(result_size + _NUMBER.size):
+            return None
+        (last,) = _NUMBER.unpack_from(self._buffer, self._start + result_size)
+        self._take(result_size + _NUMBER.size)
+        self._range_last, self._next_number = last, None
+        return RangeReceived(command, last)
 
     def _answer(self) -> Event | None:
         command = self._commands[0] if self._answer_due else None
@@ -325,7 +446,7 @@ class ClientConnection:
         return EntryReceived(command, entry)
 
     def _entries(self) -> Event | None:
-        if not self.streaming:
+        if not self.streaming and self._range_last is None:
             return self._stray_entry()
         try:
             batch = scan(self._buffer, self._next_number, start=self._start, end=self._end)
@@ -341,7 +462,16 @@ class ClientConnection:
             return None
         self._lent = True
         self._next_number = batch.next_number
+        if self._range_last is not None:
+            self._advance_range(batch, self._range_last)
         return EntriesReceived(batch)
+
+    def _advance_range(self, batch: EntryBatch, last: int) -> None:
+        if batch.next_number > last + 1:
+            raise self._violation(f"entry {batch.next_number - 1} in a range that ends at {last}")
+        if batch.next_number == last + 1:
+            self._range_last = None
+            self._commands.popleft()
 
     def _stray_entry(self) -> Event | None:
         """Pass over the rest of an operation that old servers send behind a Stop's Result."""

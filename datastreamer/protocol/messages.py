@@ -8,32 +8,47 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from datastreamer.errors import BadBookmark, UsageError
 from datastreamer.format import (
+    BATCH_HEAD_SIZE,
+    BATCH_HEAD_STRUCT,
+    CAPABILITIES_REVISION,
+    CAPABILITIES_STRUCT,
+    COMMAND_BATCH_READ,
     COMMAND_BOOKMARK,
+    COMMAND_CAPABILITIES,
     COMMAND_ENTRY,
     COMMAND_HEADER,
+    COMMAND_RANGE_BOOKMARK,
     COMMAND_START,
     COMMAND_START_BOOKMARK,
     COMMAND_STOP,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
+    FEATURE_BATCH_READ,
+    FEATURE_RANGE_BOOKMARK,
     MAX_BOOKMARK_SIZE,
     PACKET_ANSWER,
+    PACKET_BATCH,
+    PACKET_CAPABILITIES,
     PACKET_RESULT,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
     RESULT_OK,
     RESULT_TEXTS,
+    STREAM_ID_SIZE,
     TYPE_NOT_FOUND,
+    U32_MAX,
     U64_MAX,
 )
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")
 _KEYED = struct.Struct(">QQI")
+_BATCH = struct.Struct(">QQQIII")
+_NUMBER = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,97 @@ class BookmarkQuery:
         return f"Bookmark 0x{self.key.hex()}"
 
 
-Command: TypeAlias = Start | Stop | HeaderQuery | StartBookmark | EntryQuery | BookmarkQuery
+@dataclass(frozen=True, slots=True)
+class RangeQuery:
+    """Ask for the entries from one bookmark's to another's, both included."""
+
+    first: bytes
+    last: bytes
+
+    def __str__(self) -> str:
+        return f"the range from bookmark 0x{self.first.hex()} to 0x{self.last.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitiesQuery:
+    """Ask which extensions the server has."""
+
+    def __str__(self) -> str:
+        return "Capabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchQuery:
+    """Ask for entries from `from_entry` on, as many as the limits allow, or fewer.
+
+    `max_count` 0: only `max_bytes` counts; `max_bytes` 0: only the server's limit does.
+    Where nothing is there yet, a commit is waited for `wait_ms` milliseconds.
+    """
+
+    from_entry: int
+    max_count: int = 0
+    max_bytes: int = 0
+    wait_ms: int = 0
+
+    def __str__(self) -> str:
+        return f"a batch from entry {self.from_entry}"
+
+
+Command: TypeAlias = (
+    Start
+    | Stop
+    | HeaderQuery
+    | StartBookmark
+    | EntryQuery
+    | BookmarkQuery
+    | RangeQuery
+    | CapabilitiesQuery
+    | BatchQuery
+)
+
+
+class Capabilities(NamedTuple):
+    """What a server can do beyond the published protocol, and what it says of its stream.
+
+    `stream_id` is 16 random bytes made with the stream, zeros for a file from elsewhere;
+    `epoch` rises whenever entries are taken back or changed.
+    """
+
+    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ
+    stream_id: bytes = bytes(STREAM_ID_SIZE)
+    epoch: int = 0
+    max_batch_count: int = 0
+    max_batch_bytes: int = 0
+    revision: int = CAPABILITIES_REVISION
+
+    def pack(self) -> bytes:
+        """The packet as it follows the Result."""
+        return CAPABILITIES_STRUCT.pack(
+            PACKET_CAPABILITIES,
+            CAPABILITIES_STRUCT.size,
+            self.revision,
+            self.features,
+            self.stream_id,
+            self.epoch,
+            self.max_batch_count,
+            self.max_batch_bytes,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Capabilities:
+        """Read a packet; what stands behind the fields that are known is passed over."""
+        _, _, revision, *fields = CAPABILITIES_STRUCT.unpack_from(data)
+        features, stream_id, epoch, max_count, max_bytes = fields
+        return cls(features, stream_id, epoch, max_count, max_bytes, revision)
+
+    @property
+    def batch_reads(self) -> bool:
+        """Whether entries can be asked for in batches."""
+        return bool(self.features & FEATURE_BATCH_READ)
+
+
+NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
+"""What a server can do that does not know the question."""
 
 
 def _numbered(command: int, stream_type: int, number: int) -> bytes:
@@ -137,6 +242,29 @@ def encode_bookmark(stream_type: int, key: bytes) -> bytes:
     return _keyed(COMMAND_BOOKMARK, stream_type, key)
 
 
+def encode_range(stream_type: int, first: bytes, last: bytes) -> bytes:
+    """The request for a range between bookmarks (1 to 16 bytes each, else `BadBookmark`)."""
+    second = _keyed(0, 0, last)[_PLAIN.size :]
+    return _keyed(COMMAND_RANGE_BOOKMARK, stream_type, first) + second
+
+
+def encode_capabilities(stream_type: int) -> bytes:
+    """The question for extensions."""
+    return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
+
+
+def encode_batch_read(
+    stream_type: int, from_entry: int, max_count: int, max_bytes: int, wait_ms: int
+) -> bytes:
+    """The request for a batch (a u64 and three u32, else `UsageError`)."""
+    if not 0 <= from_entry <= U64_MAX:
+        raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {from_entry}")
+    for what, value in (("count", max_count), ("bytes", max_bytes), ("milliseconds", wait_ms)):
+        if not 0 <= value <= U32_MAX:
+            raise UsageError(f"a batch's limit of {what} is 0 to 2**32 - 1, not {value}")
+    return _BATCH.pack(COMMAND_BATCH_READ, stream_type, from_entry, max_count, max_bytes, wait_ms)
+
+
 def encode_command(command: Command, stream_type: int) -> bytes:
     """The bytes of any command; errors as those of the functions above."""
     match command:
@@ -152,6 +280,12 @@ def encode_command(command: Command, stream_type: int) -> bytes:
             return encode_start_bookmark(stream_type, key)
         case Stop():
             return encode_stop(stream_type)
+        case BatchQuery(from_entry, max_count, max_bytes, wait_ms):
+            return encode_batch_read(stream_type, from_entry, max_count, max_bytes, wait_ms)
+        case RangeQuery(first, last):
+            return encode_range(stream_type, first, last)
+        case CapabilitiesQuery():
+            return encode_capabilities(stream_type)
 
 
 def _result(number: int, text: str) -> bytes:
@@ -173,6 +307,18 @@ def encode_result(number: int, text: str | None = None) -> bytes:
     if text is None:
         return _RESULTS[number]
     return _result(number, text)
+
+
+def encode_batch_head(count: int, first_entry: int, total_entries: int, size: int) -> bytes:
+    """The Result OK and the head of a batch of `count` entries, `size` bytes, which follow."""
+    return OK + BATCH_HEAD_STRUCT.pack(
+        PACKET_BATCH, BATCH_HEAD_SIZE + size, count, first_entry, total_entries
+    )
+
+
+def encode_range_head(last: int) -> bytes:
+    """The Result OK and the number of a range's last entry; its entries follow."""
+    return OK + _NUMBER.pack(last)
 
 
 def encode_answer(number: int, entry_type: int, data: bytes) -> bytes:

@@ -5,7 +5,7 @@ know the stream (whether an entry or bookmark exists is the session's to say),
 sockets or clocks.
 
 A request is judged as early as the protocol allows: stream type, then command
-number, then state on its first 16 bytes; a bookmark's length on its first 20.
+number, then state on its first 16 bytes; a bookmark's length as soon as it is there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from datastreamer.format import (
-    COMMAND_BOOKMARK,
+    COMMAND_BATCH_READ,
+    COMMAND_CAPABILITIES,
     COMMAND_ENTRY,
     COMMAND_HEAD_SIZE,
     COMMAND_HEADER,
+    COMMAND_RANGE_BOOKMARK,
     COMMAND_START,
     COMMAND_START_BOOKMARK,
     COMMAND_STOP,
@@ -28,10 +30,13 @@ from datastreamer.format import (
     RESULT_INVALID_COMMAND,
 )
 from datastreamer.protocol.messages import (
+    BatchQuery,
     BookmarkQuery,
+    CapabilitiesQuery,
     Command,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
@@ -40,10 +45,13 @@ from datastreamer.protocol.messages import (
 _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
 _LENGTH: Final = struct.Struct(">I")
+_BATCH: Final = struct.Struct(">QIII")
 # How the first message of TLS begins, of any version since SSL 3.
 _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
+_BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
+_EXTENSIONS: Final = (COMMAND_BATCH_READ, COMMAND_CAPABILITIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ Event: TypeAlias = Command | Refuse | Drop | End
 
 _STOP: Final = Stop()
 _HEADER: Final = HeaderQuery()
+_CAPABILITIES: Final = CapabilitiesQuery()
 _END: Final = End()
 _REFUSE_STARTED: Final = Refuse(RESULT_ALREADY_STARTED, close=True)
 _REFUSE_STOPPED: Final = Refuse(RESULT_ALREADY_STOPPED, close=True)
@@ -146,7 +155,8 @@ class ServerConnection:
                 return self._refuse(_REFUSE_STOPPED)
             self._at = at + COMMAND_HEAD_SIZE
             return _STOP
-        if not COMMAND_START <= command <= COMMAND_BOOKMARK:
+        known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
+        if not known and command not in _EXTENSIONS:
             self._at = at + COMMAND_HEAD_SIZE
             return _REFUSE_COMMAND
         if self.streaming:
@@ -157,23 +167,46 @@ class ServerConnection:
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE
             return EntryQuery(number) if command == COMMAND_ENTRY else Start(number)
-        if command == COMMAND_HEADER:
+        if command == COMMAND_BATCH_READ:
+            if have < _BATCH_SIZE:
+                return self._wait()
+            self._at = at + _BATCH_SIZE
+            return BatchQuery(*_BATCH.unpack_from(buffer, at + COMMAND_HEAD_SIZE))
+        if command in (COMMAND_HEADER, COMMAND_CAPABILITIES):
             self._at = at + COMMAND_HEAD_SIZE
-            return _HEADER
-        return self._keyed(command, at, have)
+            return _HEADER if command == COMMAND_HEADER else _CAPABILITIES
+        if command == COMMAND_RANGE_BOOKMARK:
+            return self._range()
+        return self._keyed(command)
 
-    def _keyed(self, command: int, at: int, have: int) -> Event | None:
-        if have < _KEYED_SIZE:
+    def _keyed(self, command: int) -> Event | None:
+        key = self._key(self._at + COMMAND_HEAD_SIZE)
+        if not isinstance(key, bytes):
+            return key
+        self._at += _KEYED_SIZE + len(key)
+        return StartBookmark(key) if command == COMMAND_START_BOOKMARK else BookmarkQuery(key)
+
+    def _range(self) -> Event | None:
+        first = self._key(self._at + COMMAND_HEAD_SIZE)
+        if not isinstance(first, bytes):
+            return first
+        last = self._key(self._at + _KEYED_SIZE + len(first))
+        if not isinstance(last, bytes):
+            return last
+        self._at += _KEYED_SIZE + len(first) + _LENGTH.size + len(last)
+        return RangeQuery(first, last)
+
+    def _key(self, at: int) -> bytes | Event | None:
+        """The bookmark whose length stands at `at`, or what is to be done instead."""
+        start = at + _LENGTH.size
+        if len(self._buffer) < start:
             return self._wait()
-        (length,) = _LENGTH.unpack_from(self._buffer, at + COMMAND_HEAD_SIZE)
+        (length,) = _LENGTH.unpack_from(self._buffer, at)
         if not 1 <= length <= MAX_BOOKMARK_SIZE:
             return self._drop(f"a bookmark of {length} bytes, not 1 to {MAX_BOOKMARK_SIZE}")
-        if have < _KEYED_SIZE + length:
+        if len(self._buffer) < start + length:
             return self._wait()
-        start = at + _KEYED_SIZE
-        self._at = start + length
-        key = self._buffer[start : start + length]
-        return StartBookmark(key) if command == COMMAND_START_BOOKMARK else BookmarkQuery(key)
+        return self._buffer[start : start + length]
 
     def _wait(self) -> Event | None:
         if not self._ended or self._closed:

@@ -33,6 +33,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage.disk import Readable
 from datastreamer.storage.pages import Pages
+from datastreamer.storage.portions import Measure, Portion, take
 from datastreamer.storage.record import Head
 
 A = TypeVar("A")
@@ -400,6 +401,17 @@ class Reader:
         beyond = head.entries if at_head else pages.first_number(page + 1)
         end = pages.end_of(page, beyond)
         return Span(offset, end, Cursor(following, beyond))
+
+    def portion(self, wanted: Measure) -> Portion:
+        """As many entries as `wanted` allows: counted and measured, and read where they are
+        few."""
+        return self._steadily(self._portion, wanted)
+
+    def _portion(self, state: _State, wanted: Measure) -> Portion:
+        def span(offset: int, number: int) -> Span:
+            return self._span(state, Cursor(offset, number))
+
+        return take(wanted, state.head, self._path, self._file.read, span)
 
     def _past_padding(self, state: _State, cursor: Cursor) -> int:
         """The next page's start, where the cursor stands at padding that can be believed."""
