@@ -109,7 +109,21 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_sent_bytes_total": Metric(
         "counter", "Bytes of entries, answers and Results that the system took for clients."
     ),
-    "datastreamer_sent_entries_total": Metric("counter", "Entries streamed whole."),
+    "datastreamer_sent_entries_total": Metric(
+        "counter", "Entries sent whole: streamed, or in batches and ranges."
+    ),
+    "datastreamer_batch_read_request_seconds": Metric(
+        "histogram",
+        "How long requests of batches took until they were answered, the wait for a commit left "
+        "out (BookKeeper: BATCH_READ_ENTRY_REQUEST).",
+        bounds=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0),
+    ),
+    "datastreamer_batch_read_response_bytes": Metric(
+        "histogram",
+        "Bytes of entries in answers to requests of batches (BookKeeper: "
+        "BATCH_READ_ENTRY_RESPONSE_SIZE).",
+        bounds=(128.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 131072.0, 1048576.0),
+    ),
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in memory and were read before they were sent."
     ),

@@ -7,26 +7,39 @@ stream as it is when it is sent. Knows nothing of streaming.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownBookmark, UnknownEntry
-from datastreamer.format import PACKET_ANSWER, RESULT_BAD_FROM_BOOKMARK, RESULT_BAD_FROM_ENTRY
+from datastreamer.format import (
+    PACKET_ANSWER,
+    RESULT_BAD_FROM_BOOKMARK,
+    RESULT_BAD_FROM_ENTRY,
+    RESULT_BAD_TO_BOOKMARK,
+)
+from datastreamer.net.batches import Batches
+from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import (
+    BatchQuery,
     BookmarkQuery,
+    CapabilitiesQuery,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
 )
 from datastreamer.protocol.server import Event, Refuse
+from datastreamer.storage.portions import KEPT_BYTES
+from datastreamer.storage.reader import Cursor
 
-Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery
+Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery
 
 T = TypeVar("T")
 
@@ -39,7 +52,8 @@ _INLINE_SCAN = 1 << 20
 class Answers:
     """What one client has asked and was not sent yet."""
 
-    def __init__(self, live: Live, transport: Transport) -> None:
+    def __init__(self, live: Live, transport: Transport, limits: Limits) -> None:
+        self.batches = Batches(live, limits)
         self._live = live
         self._stream = live.stream
         self._transport = transport
@@ -139,9 +153,44 @@ class Answers:
         number = await self._bookmark(command.key)
         return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False) if number is None else number
 
+    async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
+        """Where the entries of the range begin and end, in the stream as it is now, or what
+        the client is told instead. Nobody else had a turn since the last look."""
+        stream, live = self._stream, self._live
+        while True:
+            epoch = stream.epoch
+            first = await self._bookmark(query.first)
+            if first is None:
+                return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+            last = await self._bookmark(query.last)
+            if last is None or last < first:
+                return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
+            try:
+                start = await self._read(stream.reader.cursor, first)
+                stop = await self._read(stream.reader.cursor, last + 1)
+            except (DamagedFile, UnknownEntry):
+                if not live.outdated() and stream.epoch == epoch:
+                    raise
+            else:
+                if not live.outdated() and stream.epoch == epoch:
+                    return start, stop
+            await live.settled()
+
     async def _answer_to(self, question: Question) -> bytes:
         if isinstance(question, HeaderQuery):
             return messages.OK + self._stream.header.pack()
+        if isinstance(question, CapabilitiesQuery):
+            return self.batches.capabilities()
+        if isinstance(question, BatchQuery):
+            # Here only to be read again; what has become of it fits into memory.
+            most = min(question.max_bytes or KEPT_BYTES, KEPT_BYTES)
+            batch = await self.batches.read(dataclasses.replace(question, max_bytes=most))
+            if batch is None:
+                return messages.encode_result(RESULT_BAD_FROM_ENTRY)
+            data = batch.data
+            if data is None:  # one entry, a large one
+                data = bytes(self._stream.reader.chunk(batch.start, 1).data)
+            return batch.head + data
         try:
             if isinstance(question, EntryQuery):
                 return await self._entry(question.number)

@@ -82,6 +82,8 @@ async def collect(
         "datastreamer_errors_total": _by_label(counts.errors),
         "datastreamer_sent_bytes_total": [([], counts.bytes_sent)],
         "datastreamer_sent_entries_total": [([], counts.entries_sent)],
+        "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
+        "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
         "datastreamer_clients_lag_entries": [([], entries.histogram())],
         "datastreamer_clients_lag_bytes": [([], sizes.histogram())],

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from datastreamer.metrics.exposition import Tally
+
 
 @dataclass(slots=True)
 class Counts:
@@ -32,7 +34,18 @@ class Counts:
     """Bytes of entries, answers and Results that the system took for clients."""
 
     entries_sent: int = 0
-    """Entries streamed whole."""
+    """Entries sent whole: streamed, or in batches and ranges."""
+
+    batch_seconds: Tally = field(
+        default_factory=lambda: Tally("datastreamer_batch_read_request_seconds")
+    )
+    """Requests of batches, by how long they took from being taken, or from the commit that
+    was waited for, to being answered."""
+
+    batch_bytes: Tally = field(
+        default_factory=lambda: Tally("datastreamer_batch_read_response_bytes")
+    )
+    """The same requests, by the bytes of entries that answered them."""
 
     cold_reads: int = 0
     """Spans that were not in memory and were read in a thread before they were sent."""

@@ -19,6 +19,11 @@ from datastreamer.errors import UsageError
 MAX_CLIENTS: Final = 10_000
 INACTIVITY_SECONDS: Final = 120.0
 GRACE_SECONDS: Final = 5.0
+MAX_BATCH_COUNT: Final = 1 << 18
+MAX_BATCH_BYTES: Final = 4 << 20
+
+_AT_LEAST_ONE = ("max_clients", "max_batch_count", "max_batch_bytes")
+_WHOLE = (*_AT_LEAST_ONE, "max_clients_per_address")
 
 # Descriptors beside those of clients: index, log, threads, a file that is opened meanwhile.
 _SPARE_DESCRIPTORS = 32
@@ -52,6 +57,12 @@ class Limits:
     """A client that takes not one byte of what is there for it is ended after it. None:
     never. One that is slow is not ended."""
 
+    max_batch_count: int = MAX_BATCH_COUNT
+    """Entries that are sent for one request of a batch; one that asks for more gets these."""
+
+    max_batch_bytes: int = MAX_BATCH_BYTES
+    """Bytes of these, heads included; a single entry may be larger."""
+
     handshake_timeout: float | None = 60.0
     """A client that has sent nothing since it came is ended after it."""
 
@@ -68,16 +79,16 @@ class Limits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            optional = field.name not in ("max_clients", "grace")
+            optional = field.name not in ("grace", *_AT_LEAST_ONE)
             if value is None and optional:
                 continue
-            whole = field.name.startswith("max_clients")
+            whole = field.name in _WHOLE
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int if whole else (int, float))
                 or not math.isfinite(value)
                 or value < 0
-                or (value < 1 and not optional and whole)
+                or (value < 1 and field.name in _AT_LEAST_ONE)
             ):
                 what = f"a whole number from {int(not optional)}" if whole else "a number from 0"
                 raise UsageError(f"{field.name} is {what}{' or None' * optional}, not {value!r}")

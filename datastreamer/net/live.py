@@ -47,6 +47,8 @@ class Live:
         self.counts = counts
         self.cold = ColdReads(stream.fileno())
         self.parked: set[Sender] = set()
+        self.watchers: set[trio.Event] = set()
+        """Set once, when the next entries can be seen or some were taken back."""
         self.trouble = ""
         """Why nothing new can be seen, where that is so."""
         self._live: dict[Sender, int] = {}
@@ -173,6 +175,9 @@ class Live:
         parked, self.parked = self.parked, set()
         for sender in parked:
             sender.wake()
+        watchers, self.watchers = self.watchers, set()
+        for watcher in watchers:
+            watcher.set()
 
     # Changes of what was sent already.
 

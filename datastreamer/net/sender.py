@@ -19,7 +19,7 @@ from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
-from datastreamer.storage.reader import Cursor, Span
+from datastreamer.storage.reader import Chunk, Cursor, Span
 
 # Entries this near to the end are copied into the socket; older ones go by sendfile,
 # which queues references to the file's pages and would show a later change of them.
@@ -52,6 +52,8 @@ class Sender:
         self.cursor = Cursor(0, 0)
         self.at = 0
         self.span: Span | None = None
+        # Where a part of the stream ends that is sent as the answer to a question.
+        self._bound: Cursor | None = None
         # Results to put between two entries, and what to do after them.
         self.results: list[bytes] = []
         self.blocked = False
@@ -75,10 +77,25 @@ class Sender:
 
     def begin(self, start: int) -> None:
         """The client will be sent the entries from `start` on, by `run`."""
+        self.state = State.CATCH_UP
+        self._set_out(Cursor(0, start))
+
+    def begin_part(self, place: Cursor, bound: Cursor) -> None:
+        """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
+        It is promised them: a change of any of these concerns it."""
+        self._bound = bound
+        self._set_out(place)
+
+    def end_part(self) -> None:
+        """It was sent them."""
+        self.streaming = False
+        self._bound = None
+
+    def _set_out(self, place: Cursor) -> None:
         # From here on a change of the stream may concern it.
         self.streaming = True
-        self.state = State.CATCH_UP
-        self.cursor, self.at = Cursor(0, start), 0
+        start = place.number
+        self.cursor, self.at = place, place.offset
         if not self._unacknowledged():
             self._sent_from, self._sent_by_file = start, 0
         self._sent_from = min(self._sent_from, start)
@@ -90,7 +107,8 @@ class Sender:
     async def run(self) -> bool:
         """The sending task: whatever has to wait for this client waits here.
 
-        True when it ended as `end_with` asked, False when it came to where `finish` said.
+        True when it ended as `end_with` asked, False when it came to where `finish` or
+        `begin_part` said.
         """
         while not (self._at_last() or await self._next_turn()):
             pass
@@ -101,8 +119,13 @@ class Sender:
     def finish(self, entries: int) -> None:
         """Stop, between two entries, once the first `entries` of the stream have been sent."""
         self._last = entries
-        if self.streaming:
+        if self.unbounded:
             self.nudge()
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether it is sent entries as they are committed, from a Start on."""
+        return self.streaming and self._bound is None
 
     async def end_with(self, result: bytes) -> None:
         """End the entry that is being sent, send `result` and stop; return when that is done."""
@@ -141,6 +164,8 @@ class Sender:
 
     def _at_last(self) -> bool:
         last = self._last
+        if self._bound is not None:
+            return self.cursor.number >= self._bound.number
         if last is None or self.results or self.cursor.number < last:
             return False
         return not self.half_sent if last else self._between_entries()
@@ -168,7 +193,7 @@ class Sender:
             else:
                 # Where a Result waits, or the end, only to the end of the entry.
                 await self._send_some(1 if self.results or self._last == 0 else _COPY_BYTES)
-        elif behind < 0 or self.half_sent:
+        elif behind < 0 or self.half_sent or self._bound is not None:
             # Committed, but the pass is not through with it.
             await self._park()
         elif not placed:
@@ -241,7 +266,7 @@ class Sender:
             return
         try:
             if by_file and self.span is None and not self.half_sent:
-                self.span = view.span(self.cursor)
+                self.span = self._up_to_bound(view.span(self.cursor))
                 self.at = self.span.start
             if self.span is not None:
                 if not live.outdated():
@@ -255,6 +280,7 @@ class Sender:
             raise
         if live.outdated():
             return
+        chunk = self._cut_at_bound(chunk)
         at = max(self.at, chunk.start)
         rest = chunk.data[at - chunk.start :]
         if self.transport.socket_fd is None:
@@ -277,6 +303,18 @@ class Sender:
             await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    def _up_to_bound(self, span: Span) -> Span:
+        bound = self._bound
+        if bound is None or span.next.number < bound.number or span.end <= bound.offset:
+            return span
+        return Span(span.start, bound.offset, bound)
+
+    def _cut_at_bound(self, chunk: Chunk) -> Chunk:
+        bound = self._bound
+        if bound is None or chunk.next.number <= bound.number:
+            return chunk
+        return chunk._replace(data=chunk.data[: bound.offset - chunk.start], next=bound)
 
     async def _warmed(self) -> bool:
         """Whether what comes next had to be read from the disk first, which takes this turn."""
@@ -339,7 +377,7 @@ class Sender:
 
     def owes(self, entries: int) -> bool:
         """Whether it streams and has not been given all of the first `entries` entries."""
-        return self.streaming and (self.cursor.number < entries or self.half_sent)
+        return self.unbounded and (self.cursor.number < entries or self.half_sent)
 
     # Changes of what was sent.
 
@@ -355,6 +393,8 @@ class Sender:
         """
         if self.streaming:
             half_sent = self.half_sent
+            if stop is None and self._bound is not None and self._bound.number > start:
+                return True
             if stop is None and (self.cursor.number > start or (half_sent and self.at > offset)):
                 return True
             if half_sent and offset < self.at < end:

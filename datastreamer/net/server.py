@@ -199,7 +199,7 @@ class Server:
             self.live,
             transport,
             connection=connection,
-            request_rate=self.limits.request_rate,
+            limits=self.limits,
         )
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
@@ -319,7 +319,7 @@ class Server:
         """What was changed is not known here."""
         head = self.live.view.head = self.stream.reader.head
         for session in list(self.sessions):
-            if session.streaming:
+            if session.sending:
                 self._end(session, "changed" + _ELSEWHERE, head.entries)
 
     def _end(self, session: Session, what: str, number: int) -> None:

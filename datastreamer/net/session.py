@@ -10,28 +10,35 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import time
 from typing import Final
 
 import trio
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import RESULT_TEXTS
+from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_TEXTS
 from datastreamer.net.answers import Answers
 from datastreamer.net.gate import Pace
 from datastreamer.net.guard import Watch
+from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
+from datastreamer.net.receiver import Receiver
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import (
+    BatchQuery,
     BookmarkQuery,
+    CapabilitiesQuery,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
 )
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
+from datastreamer.storage.reader import Cursor
 
 _log = logging.getLogger(__name__)
 _ids = itertools.count(1)
@@ -39,6 +46,9 @@ _ids = itertools.count(1)
 _DRAIN_SECONDS = 1.0
 # A client that asks without a pause lets the others have theirs after so many questions.
 _QUESTIONS_A_TURN = 64
+# What a client asks while it waits for a commit is read up to so much.
+_HEARD_AHEAD = 64 * 1024
+_LIMITS: Final = Limits()
 
 
 # Why a connection is over, beside the reasons of `guard.py`.
@@ -54,17 +64,23 @@ _KINDS: Final = {
     EntryQuery: _ENTRY,
     BookmarkQuery: "bookmark",
     HeaderQuery: "header",
+    CapabilitiesQuery: "capabilities",
+    BatchQuery: "batch_read",
+    RangeQuery: "range_bookmark",
     Start: "start",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
 
 
+_QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
+
+
 class Session:
     """One connection of a server.
 
     `connection` is the socket under the transport, where there is one: for what the system
-    knows of it. `request_rate` is as in `Limits`.
+    knows of it.
     """
 
     def __init__(
@@ -73,14 +89,14 @@ class Session:
         transport: Transport,
         *,
         connection: socket.socket | None = None,
-        request_rate: float | None = None,
+        limits: Limits = _LIMITS,
     ) -> None:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
         self.transport = transport
         self.socket = connection
         self.sender = Sender(live, transport)
-        self.answers = Answers(live, transport)
+        self.answers = Answers(live, transport, limits)
         self.protocol = ServerConnection(live.stream.header.stream_type)
         now = trio.current_time()
         self.watch = Watch(now)
@@ -95,7 +111,11 @@ class Session:
         self._live = live
         self._counts = live.counts
         self._stream = live.stream
-        self._pace = None if request_rate is None else Pace(request_rate, now)
+        rate = limits.request_rate
+        self._pace = None if rate is None else Pace(rate, now)
+        self._receiver = Receiver(transport)
+        # Set by whatever ends the wait for a commit.
+        self._news = trio.Event()
         self._finishing = False
         self._draining = False
         self._scope = trio.CancelScope()
@@ -107,7 +127,12 @@ class Session:
 
     @property
     def streaming(self) -> bool:
-        """Whether it is to be sent entries, and has not been ended."""
+        """Whether it is to be sent entries as they are committed, and has not been ended."""
+        return self.sender.unbounded and not self._scope.cancel_called
+
+    @property
+    def sending(self) -> bool:
+        """Whether it is being sent entries, those of a batch or range too."""
         return self.sender.streaming and not self._scope.cancel_called
 
     @property
@@ -149,6 +174,7 @@ class Session:
         to the end of the entry that is being sent, then say goodbye."""
         self._finishing = True
         self.sender.finish(entries)
+        self._news.set()
         if self.waiting and not self.sender.streaming and not self.over:
             assert self._nursery is not None
             self._nursery.start_soon(self._say_goodbye)
@@ -207,7 +233,7 @@ class Session:
                     await self._hang_up()
                     return
                 self.waiting = True
-                data = await self.transport.receive()
+                data = await self._receiver.receive()
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)
@@ -248,8 +274,12 @@ class Session:
         if isinstance(event, (Refuse, Drop, End)):
             return await self._refuse_or_leave(event)
         self._counts.commands[_KINDS[type(event)]] += 1
-        if isinstance(event, (EntryQuery, BookmarkQuery, HeaderQuery)):
+        if isinstance(event, _QUESTIONS):
             await answers.answer(event)
+        elif isinstance(event, BatchQuery):
+            await self._send_batch(nursery, event)
+        elif isinstance(event, RangeQuery):
+            await self._send_range(event)
         elif isinstance(event, Stop):
             await self.sender.end_with(messages.OK)
             self.protocol.stopped()
@@ -274,6 +304,77 @@ class Session:
         self.answers.add(messages.OK)
         await self.answers.send()
         nursery.start_soon(self._send)
+
+    # Many entries for one question.
+
+    async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> None:
+        if query.wait_ms and query.from_entry == self._stream.total_entries:
+            await self._wait_for_entries(nursery, query)
+        began = time.perf_counter()
+        batch = await self.answers.batches.read(query)
+        if batch is not None and batch.data is None and self.answers:
+            await self.answers.send()
+            batch = await self.answers.batches.read(query)
+        if batch is None:
+            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
+            return
+        if batch.data is None:
+            await self._send_part(batch.head, batch.start, batch.stop)
+        else:
+            self.answers.add(batch.head + batch.data, query)
+            self._counts.entries_sent += batch.stop.number - batch.start.number
+        self._counts.batch_seconds.add(time.perf_counter() - began)
+        self._counts.batch_bytes.add(batch.size)
+
+    async def _send_range(self, query: RangeQuery) -> None:
+        if self.answers:
+            await self.answers.send()
+        place = await self.answers.range(query)
+        if isinstance(place, Refuse):
+            await self._refuse(place)
+            return
+        start, stop = place
+        await self._send_part(messages.encode_range_head(stop.number - 1), start, stop)
+
+    async def _send_part(self, head: bytes, start: Cursor, stop: Cursor) -> None:
+        """Send `head` and the entries from `start` to `stop`, which stand there now."""
+        self.sender.begin_part(start, stop)
+        self.answers.add(head)
+        await self.answers.send()
+        await self.sender.run()
+        self.sender.end_part()
+
+    async def _wait_for_entries(self, nursery: trio.Nursery, query: BatchQuery) -> None:
+        """Return when there may be entries for `query`, or the client is to be told that there
+        are none."""
+        if self.answers:
+            await self.answers.send()
+        stream, live, protocol = self._stream, self._live, self.protocol
+        epoch, leaves = stream.epoch, False
+        with trio.move_on_after(query.wait_ms / 1000):
+            while query.from_entry == stream.total_entries and stream.epoch == epoch:
+                if self._finishing or leaves:
+                    break
+                self._news = trio.Event()
+                live.watchers.add(self._news)
+                if protocol.pending < _HEARD_AHEAD:
+                    self._receiver.listen(nursery, self._news.set)
+                try:
+                    await self._news.wait()
+                finally:
+                    live.watchers.discard(self._news)
+                if self._receiver.heard:
+                    leaves = not await self._hear()
+        await live.settled()
+
+    async def _hear(self) -> bool:
+        """Take what the client said meanwhile; False where that was its last word."""
+        try:
+            data = await self._receiver.receive()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            data = b""
+        self.protocol.receive(data)
+        return bool(data)
 
     async def _send(self) -> None:
         try:

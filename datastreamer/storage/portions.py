@@ -72,7 +72,7 @@ def take(
             if whole is not None and whole.next.number <= stop and 0 < length <= left:
                 size, left, parts = size + length, left - length, None
                 offset, number = whole.next
-                place = offset
+                place, need = offset, 0
                 continue
         near = read(min(until - offset, max(need, min(left, likely))), offset)
         try:

@@ -18,6 +18,7 @@ TEXTS = {
     2: b"Already stopped",
     3: b"Bad from entry",
     4: b"Bad from bookmark",
+    5: b"Bad to bookmark",
     9: b"Invalid command",
 }
 
@@ -55,6 +56,19 @@ def bookmark(key: bytes, stream_type: int = 1) -> bytes:
     return struct.pack(">QQI", 6, stream_type, len(key)) + key
 
 
+def range_bookmark(first: bytes, last: bytes, stream_type: int = 1) -> bytes:
+    head = struct.pack(">QQI", 7, stream_type, len(first)) + first
+    return head + struct.pack(">I", len(last)) + last
+
+
+def capabilities(stream_type: int = 1) -> bytes:
+    return struct.pack(">QQ", 0x1000, stream_type)
+
+
+def batch(number: int, count: int = 0, size: int = 0, wait: int = 0, stream_type: int = 1) -> bytes:
+    return struct.pack(">QQQIII", 0x1001, stream_type, number, count, size, wait)
+
+
 def unknown(command: int = 99, stream_type: int = 1) -> bytes:
     return struct.pack(">QQ", command, stream_type)
 
@@ -68,7 +82,7 @@ def packets(data: bytes) -> list[bytes]:
     found, at = [], 0
     while at < len(data):
         size = struct.unpack_from(">I", data, at + 1)[0]
-        assert data[at] in (1, 2, 0xFE, 0xFF), f"packet type {data[at]} at byte {at}"
+        assert data[at] in (1, 2, 0xFB, 0xFD, 0xFE, 0xFF), f"packet type {data[at]} at byte {at}"
         assert at + size <= len(data), f"the packet at byte {at} is cut off"
         found.append(data[at : at + size])
         at += size
@@ -82,6 +96,9 @@ class Model:
         self.entries: list[tuple[int, bytes]] = []
         self.pending: list[tuple[int, bytes]] = []
         self.version, self.system_id, self.stream_type, self.total_length = 1, 0, 1, 4096
+        self.stream_id, self.epoch = bytes(16), 0
+        # The server's own limits of a batch.
+        self.most_entries, self.most_bytes = 1 << 18, 4 << 20
         if content:
             fields = struct.unpack_from(">BQQQ", content, 21)
             self.version, self.system_id, self.stream_type, self.total_length = fields
@@ -114,6 +131,22 @@ class Model:
         numbered = enumerate(self.entries[start:stop], start)
         return b"".join(pack(number, kind, data) for number, (kind, data) in numbered)
 
+    def capabilities(self) -> bytes:
+        told = (self.stream_id, self.epoch, self.most_entries, self.most_bytes)
+        return struct.pack(">BIIQ16sQII", 0xFD, 49, 1, 3, *told)
+
+    def batch(self, number: int, count: int, size: int) -> bytes:
+        """As many as the limits allow, one at least: what a server may answer, all of it."""
+        total, found, payload = len(self.entries), 0, b""
+        count = min(count or self.most_entries, self.most_entries)
+        size = min(size or self.most_bytes, self.most_bytes)
+        for kind, data in self.entries[number : number + count]:
+            if found and len(payload) + 17 + len(data) > size:
+                break
+            payload += pack(number + found, kind, data)
+            found += 1
+        return struct.pack(">BIIQQ", 0xFB, 25 + len(payload), found, number, total) + payload
+
     def number_of(self, key: bytes) -> int | None:
         found = [
             n for n, (kind, data) in enumerate(self.entries) if (kind, data) == (BOOKMARK, key)
@@ -133,6 +166,8 @@ class Conversation:
         self.streaming = False
         self.sent = 0
         self.closed = self.dropped = False
+        # The request of a batch that waits for a commit.
+        self.waiting: tuple[int, int, int] | None = None
 
     def moved(self) -> bytes:
         """What a streaming client is sent now that something was committed."""
@@ -142,16 +177,28 @@ class Conversation:
         self.sent = len(self.model.entries)
         return news
 
+    def woken(self) -> bytes:
+        """What a waiting client is told when time is out, or the stream has moved."""
+        if self.waiting is None:
+            return b""
+        (number, count, size), self.waiting = self.waiting, None
+        return self._batch(number, count, size) + self.feed(b"")
+
+    def _batch(self, number: int, count: int, size: int) -> bytes:
+        if number > len(self.model.entries):
+            return result(3)
+        return OK + self.model.batch(number, count, size)
+
     def feed(self, data: bytes) -> bytes:
         """What the server answers to these bytes, all of it."""
         self.unread += data
         answer = b""
-        while not self.closed and len(self.unread) >= 16:
+        while not self.closed and not self.waiting and len(self.unread) >= 16:
             command, stream_type = struct.unpack_from(">QQ", self.unread)
             if stream_type != self.model.stream_type:
                 self.closed = self.dropped = True
                 break
-            known = 1 <= command <= 6
+            known = 1 <= command <= 7 or command in (0x1000, 0x1001)
             if command == 2 and self.streaming:
                 answer += OK
                 self.streaming = False
@@ -162,6 +209,14 @@ class Conversation:
                 answer += result(9)
             elif command == 3:
                 answer += OK + self.model.header()
+            elif command == 0x1000:
+                answer += OK + self.model.capabilities()
+            elif command == 7:
+                keys = self._keys()
+                if keys is None:
+                    break
+                answer += self._range(*keys)
+                continue
             else:
                 size = self._size(command)
                 if size is None:
@@ -176,6 +231,8 @@ class Conversation:
         """Where the command's parameter stands; None while it is not all there."""
         if command in (1, 5):
             return (16, 24) if len(self.unread) >= 24 else None
+        if command == 0x1001:
+            return (16, 36) if len(self.unread) >= 36 else None
         if len(self.unread) < 20:
             return None
         (length,) = struct.unpack_from(">I", self.unread, 16)
@@ -184,8 +241,39 @@ class Conversation:
             return None
         return (20, 20 + length) if len(self.unread) >= 20 + length else None
 
+    def _keys(self) -> tuple[bytes, bytes] | None:
+        """The two keys of a range, taken; None while they are not all there."""
+        found, at = [], 16
+        for _ in range(2):
+            if len(self.unread) < at + 4:
+                return None
+            (length,) = struct.unpack_from(">I", self.unread, at)
+            if not 1 <= length <= 16:
+                self.closed = self.dropped = True
+                return None
+            if len(self.unread) < at + 4 + length:
+                return None
+            found.append(self.unread[at + 4 : at + 4 + length])
+            at += 4 + length
+        self.unread = self.unread[at:]
+        return found[0], found[1]
+
+    def _range(self, first: bytes, last: bytes) -> bytes:
+        start, end = self.model.number_of(first), self.model.number_of(last)
+        if start is None:
+            return result(4)
+        if end is None or end < start:
+            return result(5)
+        return OK + struct.pack(">Q", end) + self.model.packed(start, end + 1)
+
     def _asked(self, command: int, parameter: bytes) -> bytes:
         entries = self.model.entries
+        if command == 0x1001:
+            number, count, size, wait = struct.unpack(">QIII", parameter)
+            if number == len(entries) and wait:
+                self.waiting = number, count, size
+                return b""
+            return self._batch(number, count, size)
         if command in (1, 5):
             (number,) = struct.unpack(">Q", parameter)
         else:

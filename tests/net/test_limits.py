@@ -38,7 +38,8 @@ def test_they_travel_as_json() -> None:
 
 def test_nought_is_no_limit() -> None:
     names = [field.name for field in dataclasses.fields(Limits)]
-    optional = [name for name in names if name not in ("max_clients", "grace")]
+    needed = ("max_clients", "max_batch_count", "max_batch_bytes")
+    optional = [name for name in names if name not in ("grace", *needed)]
     assert len(optional) == 8
     limits = Limits(**dict.fromkeys(optional, 0), grace=0)
     assert [getattr(limits, name) for name in optional] == [None] * 8

@@ -68,7 +68,7 @@ QUERIES = [
     wire.start(2**64 - 1),
     wire.start_bookmark(b"unknown"),
     wire.unknown(0),
-    wire.unknown(7),
+    wire.unknown(8),
     wire.unknown(2**64 - 1),
 ]
 

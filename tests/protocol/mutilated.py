@@ -7,9 +7,12 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from datastreamer.protocol.messages import (
+    BatchQuery,
     BookmarkQuery,
+    CapabilitiesQuery,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
@@ -31,6 +34,9 @@ def recorded() -> list[bytes]:
             Start(0),
             StartBookmark(b"0123456789abcdef"),
             Stop(),
+            CapabilitiesQuery(),
+            BatchQuery(7, 100, 1 << 20, 5000),
+            RangeQuery(b"key", b"0123456789abcdef"),
         )
     }
     if (SHARED / "golden" / "wire").is_dir():

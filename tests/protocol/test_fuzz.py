@@ -21,7 +21,7 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from tests.protocol.mutilated import RECORDED, TYPE, mutilated
 
-LONGEST = COMMAND_HEAD_SIZE + 4 + MAX_BOOKMARK_SIZE
+LONGEST = COMMAND_HEAD_SIZE + 2 * (4 + MAX_BOOKMARK_SIZE)
 
 
 def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:

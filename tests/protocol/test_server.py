@@ -14,10 +14,12 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
     Stop,
+    encode_batch_read,
     encode_bookmark,
     encode_command,
     encode_entry,
     encode_header,
+    encode_range,
     encode_start,
     encode_start_bookmark,
     encode_stop,
@@ -148,6 +150,8 @@ def test_nothing_is_decided_on_less_than_16_bytes(size: int) -> None:
         (encode_entry(1, 5), range(16, 24)),
         (encode_bookmark(1, b"abc"), range(16, 23)),
         (encode_start_bookmark(1, b"abc"), range(16, 23)),
+        (encode_range(1, b"abc", b"de"), range(16, 29)),
+        (encode_batch_read(1, 5, 6, 7, 8), range(16, 36)),
     ],
 )
 def test_parameters_are_waited_for(command: bytes, sizes: range) -> None:
@@ -160,7 +164,7 @@ def test_parameters_are_waited_for(command: bytes, sizes: range) -> None:
 
 
 @cuts
-@pytest.mark.parametrize("command", range(1, 8))
+@pytest.mark.parametrize("command", [*range(1, 8), 0x1000, 0x1001])
 @pytest.mark.parametrize("stream_type", [0, 2, 2**64 - 1])
 def test_another_stream_type_is_dropped_on_the_first_16_bytes(
     cut: Cut, command: int, stream_type: int
@@ -188,7 +192,7 @@ def test_a_stream_of_another_type_is_served_under_its_own() -> None:
 
 
 @cuts
-@pytest.mark.parametrize("command", [1, 3, 4, 5, 6])
+@pytest.mark.parametrize("command", [1, 3, 4, 5, 6, 7, 0x1000, 0x1001])
 def test_while_streaming_only_stop_is_taken(cut: Cut, command: int) -> None:
     connection = streaming()
     assert fed(connection, cut(request(command))) == [ALREADY_STARTED]
@@ -203,7 +207,7 @@ def test_stop_while_not_streaming_is_refused(cut: Cut) -> None:
 
 
 @cuts
-@pytest.mark.parametrize("number", [0, 7, 8, 99, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("number", [0, 8, 99, 0xFFF, 0x1002, 2**63, 2**64 - 1])
 def test_an_unknown_command_takes_16_bytes_and_leaves_the_connection(cut: Cut, number: int) -> None:
     sent = request(number) + encode_header(1)
     assert fed(ServerConnection(1), cut(sent)) == [INVALID_COMMAND, HeaderQuery()]
@@ -212,7 +216,7 @@ def test_an_unknown_command_takes_16_bytes_and_leaves_the_connection(cut: Cut, n
 @cuts
 def test_an_unknown_command_while_streaming_leaves_the_streaming(cut: Cut) -> None:
     connection = streaming()
-    assert fed(connection, cut(request(7) + encode_stop(1))) == [INVALID_COMMAND, Stop()]
+    assert fed(connection, cut(request(8) + encode_stop(1))) == [INVALID_COMMAND, Stop()]
 
 
 @cuts

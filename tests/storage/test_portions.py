@@ -83,6 +83,17 @@ def test_limits_are_kept_and_used_up(path: Path, data: st.DataObject) -> None:
         check(stream.reader, entries, number, most, size, likely)
 
 
+def test_a_page_that_is_taken_as_a_whole_after_a_look_into_it(tmp_path: Path) -> None:
+    """What was due in the one page says nothing of the next."""
+    made = tmp_path / "stream.bin"
+    sizes = [90, 200, 5_000, 40_000, 300_000] * 4 + [20] * 4_000
+    make(made, [(1, b"x" * size) for size in sizes])
+    entries = scan_file(made)
+    with DataStream.open(made, read_only=True) as stream:
+        for likely in range(20, 300, 20):
+            check(stream.reader, entries, 0, 1 << 18, PAGE, likely)
+
+
 def test_a_portion_of_a_page_that_fits_is_not_read_twice(path: Path) -> None:
     entries = scan_file(path)
     with DataStream.open(path, read_only=True) as stream:
