@@ -214,26 +214,37 @@ class Answers:
 
     async def _read(self, call: Callable[[int], T], number: int) -> T:
         """`call(number)`, in a thread where entry `number` may have to come from the disk."""
-        cold, reader = self._live.cold, self._stream.reader
-        page = reader.page_with(number)
-        if number >= reader.head.entries or (page is not None and cold.is_warm(*page)):
+        if number >= self._stream.reader.head.entries or self._is_warm(number):
             return call(number)
-        found = await cold.run(call, number)
+        found = await self._live.cold.run(call, number)
         await self._live.settled()
         return found
 
+    def _is_warm(self, number: int) -> bool:
+        """Whether entry `number` is known to be in memory."""
+        page = self._stream.reader.page_with(number)
+        return page is not None and self._live.cold.is_warm(*page)
+
     async def _bookmark(self, key: bytes) -> int | None:
-        """The newest entry with this key. A long way to it is gone in a thread, and again
-        where the stream was changed meanwhile."""
+        """The newest entry with this key. A way to it that is long, or may lead to the disk,
+        is gone in a thread, and again where the stream was changed meanwhile."""
         stream, live = self._stream, self._live
         while True:
             epoch = stream.epoch
             number: int | None = None
             try:
                 with contextlib.suppress(UnknownBookmark):
-                    if stream.bookmarks.unread() <= _INLINE_SCAN:
-                        return stream.bookmark(key)
-                    number = await trio.to_thread.run_sync(stream.bookmark, key)
+                    if stream.bookmarks.unread() > _INLINE_SCAN:
+                        number = await trio.to_thread.run_sync(stream.bookmark, key)
+                    elif not live.cold.index_at_hand:
+                        number = await live.cold.run(self._look_up, key)
+                    else:
+                        found = live.cold.look_up(stream.bookmarks.newest, key)
+                        if found is None:
+                            return None
+                        if self._is_warm(found):
+                            return found if stream.carries(found, key) else stream.bookmark(key)
+                        number = await live.cold.run(stream.bookmark, key)
             except DamagedFile:
                 if not live.outdated() and stream.epoch == epoch:
                     raise
@@ -241,6 +252,9 @@ class Answers:
             await live.settled()
             if stream.epoch == epoch:
                 return number
+
+    def _look_up(self, key: bytes) -> int:
+        return self._live.cold.look_up(self._stream.bookmark, key)
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,6 +23,10 @@ _PIECE = 256 * 1024
 _THREADS = 8
 # What was in memory is taken to be there for so long.
 _WARM_SECONDS = 1.0
+# After so many look-ups in a row that waited for nothing an index is taken to be in memory.
+_QUICK_LOOKUPS = 16
+# Of this thread alone, where the system counts so (Linux).
+_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 # Not everywhere (macOS), and not by every file system.
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
@@ -39,6 +44,7 @@ class ColdReads:
         self.warm: set[int] = set()
         """Offsets of regions that were in memory when `is_warm` looked, not long ago."""
         self._warm_until = 0.0
+        self._quick_lookups = 0
 
     def resident(self, start: int, count: int) -> bool:
         """Whether `count` bytes from `start` can be read without waiting for the disk, as far
@@ -82,6 +88,21 @@ class ColdReads:
         """`call(what)` in one of these threads: it reads from the file."""
         return await trio.to_thread.run_sync(call, what, limiter=self._limiter)
 
+    @property
+    def index_at_hand(self) -> bool:
+        """Whether look-ups in the index wait for nothing, as far as the last ones tell."""
+        return _THREAD is None or self._quick_lookups >= _QUICK_LOOKUPS
+
+    def look_up(self, call: Callable[[A], T], what: A) -> T:
+        """`call(what)`, which looks into a memory map: whether it had to wait for the disk
+        counts for `index_at_hand`."""
+        before = _waits()
+        try:
+            return call(what)
+        finally:
+            # From several threads at a time; a count that is lost delays a little.
+            self._quick_lookups = self._quick_lookups + 1 if _waits() == before else 0
+
     def _read(self, start: int, count: int) -> None:
         # Errors of the disk are met, and told, by who sends these bytes.
         with contextlib.suppress(OSError):
@@ -89,3 +110,8 @@ class ColdReads:
                 os.posix_fadvise(self._fd, start, count + _AHEAD, os.POSIX_FADV_WILLNEED)
             for offset in range(start, start + count, _PIECE):
                 os.pread(self._fd, min(_PIECE, start + count - offset), offset)
+
+
+def _waits() -> int:
+    """How often this thread has waited for the disk at a look into a memory map."""
+    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_majflt

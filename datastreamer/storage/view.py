@@ -214,7 +214,7 @@ class StreamView:
                 number = keeper.newest(key)
                 if number is None:
                     raise UnknownBookmark(key)
-                if self._stands_at(key, number):
+                if self.carries(number, key):
                     return number
             except DamagedEntry:
                 if not self._was_changed(changes):
@@ -225,7 +225,8 @@ class StreamView:
                 doubts += keeper.distrust(key, number)
         raise UnknownBookmark(key)
 
-    def _stands_at(self, key: bytes, number: int) -> bool:
+    def carries(self, number: int, key: bytes) -> bool:
+        """Whether entry `number` is this bookmark."""
         try:
             packed = self._file.reader.packed(number)
         except UnknownEntry:

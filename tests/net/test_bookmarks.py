@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from datastreamer.net import answers as answers_module
+from datastreamer.net import cold as cold_module
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import append, over_loopback, seeds
@@ -38,10 +39,13 @@ def served(writer: DataStream, request: pytest.FixtureRequest) -> Iterator[DataS
         yield opened
 
 
-@pytest.fixture(params=["inline", "in a thread"])
+@pytest.fixture(params=["inline", "in a thread", "in a thread for the disk"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "in a thread":
         monkeypatch.setattr(answers_module, "_INLINE_SCAN", -1)
+    never = 1 << 30
+    quick = 0 if request.param == "inline" else never
+    monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", quick)
     return str(request.param)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -248,6 +249,58 @@ async def test_questions_about_cold_entries_keep_nobody(
             await asks.expect(expected)
         await asks.expect(OK + wire.pack(650, 1, b"49", packet=0xFE))
         await finds.expect(OK + wire.pack(601, 1, b"0", packet=0xFE))
+
+
+@pytest.mark.parametrize("index_at_hand", [False, True])
+async def test_starting_at_an_old_bookmark_keeps_nobody(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch, index_at_hand: bool
+) -> None:
+    """Neither the look into the index, nor that at the bookmark's own entry."""
+    monkeypatch.setattr(cold_module, "_QUICK_LOOKUPS", 0 if index_at_hand else 1)
+    append(stream, (BOOKMARK, b"key"), *[(1, bytes([n]) * 20_000) for n in range(200)])
+    async with over_loopback(stream) as rig, rig.client() as finds, rig.client() as live:
+        disk = on_slow_disk(rig)
+        reads = count_runs(disk)
+        await live.ask(wire.start(201), OK)
+        await finds.send(wire.start_bookmark(b"key"))
+        await wait_all_tasks_blocked(0.002)
+        assert reads == [b"key"]
+        for n in range(20):
+            append(stream, (2, b"%d" % n))
+            await live.expect(modelled(stream).packed(201 + n))
+        disk.turning.set()
+        await finds.expect(OK + modelled(stream).packed())
+
+
+async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) -> None:
+    """Once that has shown; a look-up that waits for the disk has them all in threads again."""
+    append(stream, (BOOKMARK, b"key"), (1, b"event"))
+    expected = OK + wire.pack(1, 1, b"event", packet=0xFE)
+    waits = 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cold_module, "_waits", lambda: waits)
+        async with over_loopback(stream) as rig, rig.client() as asks:
+            disk = rig.server.live.cold
+            disk.resident = lambda start, count: True  # type: ignore[method-assign]
+            reads = count_runs(disk)
+            for _ in range(30):
+                await asks.ask(wire.bookmark(b"key"), expected)
+            assert reads.count(b"key") == 16
+            patched.setattr(cold_module, "_waits", iter(range(1 << 20)).__next__)
+            for _ in range(3):
+                await asks.ask(wire.bookmark(b"key"), expected)
+            assert reads.count(b"key") == 18, "the first one found out"
+
+
+@pytest.mark.skipif(cold_module._THREAD is None, reason="the system does not say")
+def test_what_a_thread_waits_for_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "map").write_bytes(bytes(MIB))
+    with open(tmp_path / "map", "rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as mapped:
+        cold = ColdReads(file.fileno())
+        for _ in range(16):
+            assert not cold.index_at_hand
+            assert cold.look_up(mapped.__getitem__, 5) == 0
+        assert cold.index_at_hand
 
 
 async def test_questions_about_entries_in_memory_take_no_thread(old: DataStream) -> None:
