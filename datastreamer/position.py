@@ -80,7 +80,7 @@ class Position:
             parts = [told[name] for name in names] if "version" in told else []
             number = told["next_entry"]
             trail = base64.b64decode(told.get("trail", ""), validate=True)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadPosition(f"no position in a stream: {_shown(text)}") from error
         if any(type(part) is not int for part in (number, *parts)):
             raise BadPosition(f"no position in a stream: {_shown(text)}")

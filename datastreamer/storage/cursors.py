@@ -90,8 +90,21 @@ class LmdbCursor:
             os.makedirs(self._path, exist_ok=True)
             ensure_local(self._path, "a cursor in LMDB")
             self._environment = lmdb.open(self._path, map_size=_MAP_SIZE, max_spare_txns=0)
+            self._ensure_whole()
         except (OSError, lmdb.Error) as error:
             raise CursorFailed(self._path, f"cannot be opened: {error}") from error
+
+    def _ensure_whole(self) -> None:
+        """A look at a page past the file's end would end the process.
+
+        LMDB leaves out free pages at the end, so a file that lacks some may be good; in one
+        that was cut short it finds that these are none.
+        """
+        pages = self._environment.info()["last_pgno"] + 1
+        needed = pages * self._environment.stat()["psize"]
+        data = os.path.join(self._path, "data.mdb")
+        if os.path.getsize(data) < needed:
+            os.truncate(data, needed)
 
     def __enter__(self) -> LmdbCursor:
         return self

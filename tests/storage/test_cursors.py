@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,9 @@ def test_a_file_that_is_no_cursor(tmp_path: Path) -> None:
         FileCursor(tmp_path / "cursor").load()
     with pytest.raises(CursorFailed, match="cannot be read: Is a directory"):
         FileCursor(tmp_path).load()
+    (tmp_path / "cursor").write_text("[" * 100_000)
+    with pytest.raises(CursorFailed, match="no position in a stream"):
+        FileCursor(tmp_path / "cursor").load()
 
 
 def test_several_cursors_in_one_environment(tmp_path: Path) -> None:
@@ -148,3 +153,29 @@ def test_what_lmdb_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CursorFailed, match="cannot be opened"):
         LmdbCursor(tmp_path / "file")
+
+
+CUT_SHORT = """
+import sys
+from datastreamer.errors import CursorFailed
+from datastreamer.storage.cursors import LmdbCursor
+
+try:
+    with LmdbCursor(sys.argv[1]) as cursor:
+        print(cursor.load())
+except CursorFailed as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("size", [8192, 8193, 12287])
+def test_a_file_of_lmdb_that_was_cut_short(tmp_path: Path, size: int) -> None:
+    """It is an error, and does not end the process."""
+    with LmdbCursor(tmp_path) as cursor:
+        cursor.save(SOME)
+        cursor.save(OTHER)
+    assert (tmp_path / "data.mdb").stat().st_size > size
+    os.truncate(tmp_path / "data.mdb", size)
+    words = [sys.executable, "-c", CUT_SHORT, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert f"{tmp_path}: the cursor cannot be read" in done.stdout or str(OTHER) in done.stdout
