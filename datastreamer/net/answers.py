@@ -62,6 +62,8 @@ class Answers:
         self._answers: list[bytes] = []
         self._questions: list[Question | None] = []
         self._epoch = 0
+        # Whether one of them could not be read because of a change.
+        self._unread = False
         self.size = 0
         """Bytes that wait to be sent."""
         self.sent = 0
@@ -124,9 +126,10 @@ class Answers:
             stream.refresh()
         # Another process, or this one beside a wait for the disk, may have changed the file
         # while they were read.
-        while stream.epoch != self._epoch:
+        while self._unread or stream.epoch != self._epoch:
             await self._live.settled()
             self._epoch = stream.epoch
+            self._unread = False
             for at, question in enumerate(self._questions):
                 if question is not None:
                     self._answers[at] = await self._answer_to(question)
@@ -198,7 +201,8 @@ class Answers:
         except DamagedFile:
             if not self._live.outdated() and self._stream.epoch == self._epoch:
                 raise
-            return b""  # changed just now: it is read again before it is sent
+            self._unread = True  # changed just now: it is read again before it is sent
+            return b""
 
     async def _entry(self, number: int) -> bytes:
         stream = self._stream

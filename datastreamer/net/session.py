@@ -225,7 +225,7 @@ class Session:
         event = protocol.next_event()
         while not self._draining:
             if event is None:
-                if answers.size:
+                if answers:
                     await answers.send()
                     await trio.lowlevel.checkpoint()
                 if self._finishing and not self.sender.streaming:

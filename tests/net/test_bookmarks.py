@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from datastreamer.errors import DamagedEntry
 from datastreamer.net import answers as answers_module
 from datastreamer.net import cold as cold_module
+from datastreamer.net.live import Live
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import append, over_loopback, seeds
@@ -194,3 +196,28 @@ async def test_a_start_from_a_bookmark_that_goes_while_it_is_looked_up(
         await peer.expect(result(4))
         await peer.ask(wire.entry(2), OK + wire.pack(2, 1, b"and one", packet=0xFE))
         await peer.ask(wire.bookmark(b"key"), NOT_FOUND)
+
+
+@pytest.mark.parametrize("how", ["truncated", "being changed"])
+@pytest.mark.parametrize("question", [wire.bookmark(b"key"), wire.entry(1)], ids=["key", "number"])
+async def test_a_question_that_meets_a_change_is_answered(
+    writer: DataStream, monkeypatch: pytest.MonkeyPatch, how: str, question: bytes
+) -> None:
+    """Also where nothing else is asked, and nothing committed, after it."""
+    append(writer, (BOOKMARK, b"key"), (1, b"event"), (1, b"more"))
+    changing = [True, False]
+    outdated = Live.outdated
+
+    def met(*_: object) -> None:
+        monkeypatch.undo()
+        if how == "truncated":
+            writer.truncate(2)
+        else:
+            monkeypatch.setattr(Live, "outdated", lambda it: changing.pop(0) or outdated(it))
+        raise DamagedEntry(writer.path, 4096, "half of another one")
+
+    async with over_loopback(writer) as rig, rig.client() as peer:
+        monkeypatch.setattr(answers_module.Answers, "_first_event", met)
+        monkeypatch.setattr(answers_module.Answers, "_entry", met)
+        monkeypatch.setattr(answers_module.Answers, "answer_entries", lambda _, q, *more: (0, q))
+        await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))
