@@ -21,8 +21,10 @@ from datastreamer.cli.options import (
     TLSServerNameOption,
     number_option,
 )
+from datastreamer.cli.outcome import Failure
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import FileSource, ServerSource, open_source
+from datastreamer.errors import DecodeFailed, NotFound
 
 OutArgument = Annotated[
     str,
@@ -105,18 +107,27 @@ def export(
         Progress(f"exporting {source}", 1) as progress,
     ):
         assert isinstance(stream, FileSource | ServerSource)
-        done = arrow.export(
-            stream.stream if isinstance(stream, FileSource) else stream.client,
-            out,
-            table.value,
-            start=start,
-            stop=None if to is None else to + 1,
-            on_error=on_error.value,
-            version=stream_version,
-            advance=progress.reach,
-        )
+        try:
+            done = arrow.export(
+                stream.stream if isinstance(stream, FileSource) else stream.client,
+                out,
+                table.value,
+                start=start,
+                stop=None if to is None else to + 1,
+                on_error=on_error.value,
+                version=stream_version,
+                advance=progress.reach,
+            )
+        except DecodeFailed as error:
+            raise Failure(
+                f"{source}: {error}; --on-error null or drop goes on past such entries"
+            ) from None
+        except NotFound as error:
+            raise Failure(f"{source}: {error}") from None
     rows = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
-    if not done.files:
+    if not done.next:
+        logs.say(f"{source} holds no entries yet")
+    elif not done.files:
         logs.say(f"{out} has all entries before {done.next:,} already")
     elif table is Table.entries:
         logs.say(f"{out}: {rows}, in {_files(len(done.files))}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer import DataStream
 from tests.cli.conftest import BLOCKS, ENTRIES, Invoke
 
 pq = pytest.importorskip(
@@ -64,9 +65,17 @@ def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing.bin"
     assert "no such file" in invoke("export", missing, tmp_path / "out").failed()
     told = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
-    assert f"entry {ENTRIES + 1}" in told
+    assert told.startswith(f"{made}: no entry {ENTRIES + 1}")
     wrong = invoke("export", made, tmp_path / "w", "--table", "blocks", "--stream-version", 2)
-    assert wrong.failed().startswith("entry ")
+    told = wrong.failed()
+    assert told.startswith(f"{made}: entry ")
+    assert told.endswith("; --on-error null or drop goes on past such entries")
+
+
+def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
+    DataStream.create(tmp_path / "empty.bin").close()
+    told = invoke("export", tmp_path / "empty.bin", tmp_path / "out")
+    assert (told.code, told.err) == (0, f"{tmp_path / 'empty.bin'} holds no entries yet\n")
 
 
 def test_without_pyarrow_one_line_says_what_to_install(made: Path, tmp_path: Path) -> None:
