@@ -50,11 +50,7 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same, which is told the query's filters.
-
-    Spark refuses every query of a reader that takes filters while its setting
-    ``spark.sql.python.filterPushdown.enabled`` is false, as it is by default.
-    """
+    """The same, which is told the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take what spares reading; give back what Spark has to look at itself."""
@@ -63,7 +59,13 @@ class FilteringReader(BatchReader):
 
 
 def batch_reader(options: Options, schema: StructType) -> BatchReader:
-    """Who reads: with filters only where Spark hands any on."""
-    # The module of the worker that does so, which no other worker loads.
+    """Who reads: with filters only where the query allows it and Spark hands any on.
+
+    Spark 4.3 keeps the plan of a filtered query and takes it for the next query of the same
+    DataFrame, if that one has no filter: rows are missing then without a word. And while its
+    setting ``spark.sql.python.filterPushdown.enabled`` is false, as it is by default, it refuses
+    every query of a reader that takes filters.
+    """
+    # The module of the worker that hands filters on, which no other worker loads.
     told = "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
-    return (FilteringReader if told else BatchReader)(options, schema)
+    return (FilteringReader if told and options.push_filters else BatchReader)(options, schema)

@@ -7,10 +7,11 @@ of each page that it looks at, up to the first bookmark of the kind.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from datastreamer.errors import UnknownBookmark
+from datastreamer.errors import DamagedEntry, UnknownBookmark
 from datastreamer.format import page_start, pages_for
 from datastreamer.spark.bounds import ALL, MarkKind, Range
 from datastreamer.storage.reader import Cursor, Reader
@@ -94,8 +95,11 @@ class MarkSearch:
         return last, behind
 
     def _first_in(self, page: int) -> Found | None:
+        """The first bookmark in a page; None where there is none, or damage before it."""
         if page not in self._firsts:
-            self._firsts[page] = next(self._marks_in(page), None)
+            self._firsts[page] = None
+            with contextlib.suppress(DamagedEntry):
+                self._firsts[page] = next(self._marks_in(page), None)
         return self._firsts[page]
 
     def _marks_in(self, page: int) -> Iterator[Found]:

@@ -84,6 +84,10 @@ class Options:
     system_id: bool | None = None
     """Whether rows say which stream they are of; None: where there may be several."""
 
+    push_filters: bool = False
+    """Whether Spark's filters may say where to read: not with a DataFrame that serves several
+    queries."""
+
     stream_type: int = STREAM_TYPE_SEQUENCER
     version: int | None = None
     tls: TLS | None = None
@@ -98,7 +102,7 @@ class Options:
 
 NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
-    *("partitionBytes", "systemId", "streamType", "streamVersion"),
+    *("partitionBytes", "systemId", "pushFilters", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
 )
 
@@ -128,6 +132,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         stop=read.offset("endingOffset", "latest", None),
         partition_bytes=read.size("partitionBytes", PARTITION_BYTES),
         system_id=read.flag("systemId"),
+        push_filters=read.flag("pushFilters") or False,
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
         version=read.number("streamVersion", None, 255),
         tls=read.tls(),

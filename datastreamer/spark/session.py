@@ -18,8 +18,6 @@ from datastreamer.spark.source import DatastreamSource
 SETTINGS: Final = {
     # A quarter more rows a second between the JVM and Python.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Filters on numbers and types spare what they rule out.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

@@ -271,7 +271,8 @@ def test_a_search_among_small_entries_is_short(tmp_path: Path, counted: Callable
     for number in (1, 777, 20_000, 39_999):
         counted()
         query = Query(path=path, table="blocks", filters=[EqualTo(NUMBER, number)])
-        assert counted() < 700_000
+        # The halves cost little; the page where it is found is read, to the place.
+        assert counted() < 3.2 * PAGE_SIZE
         assert number in [row["number"] for row in query.rows()]
         assert counted() < 2.1 * PAGE_SIZE
 
