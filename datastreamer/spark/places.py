@@ -104,15 +104,17 @@ def _begins_as_stream(path: str) -> bool:
 
 def _find_remote(uri: str) -> Iterator[Place]:
     base, query = _parts(uri)
-    system, path = _system(uri)
-    if _MAGIC_CHARACTERS.search(base):
-        pattern = path
-        folder = path[: _MAGIC_CHARACTERS.search(path).start()].rpartition("/")[0]  # type: ignore[union-attr]
-        deep = "/" in pattern[len(folder) + 1 :]
-        for info in _listing(system, folder, uri, deep=deep):
-            if info.type == fs.FileType.File and _matches(info.path, pattern):
-                yield _remote_place(base, query, path, info.path)
+    magic = _MAGIC_CHARACTERS.search(base)
+    if magic is not None:
+        # A URI has no brackets: what a file system is told ends before.
+        root, _, pattern = base[: magic.start()].rpartition("/")
+        pattern += base[magic.start() :]
+        system, folder = _system(root + query)
+        for info in _listing(system, folder, uri, deep="/" in pattern):
+            if info.type == fs.FileType.File and _matches(info.path, f"{folder}/{pattern}"):
+                yield _remote_place(root, query, folder, info.path)
         return
+    system, path = _system(uri)
     info = _info(system, path, uri)
     if info.type == fs.FileType.NotFound:
         raise FileMissing(_shown(uri), "no such file")
