@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -28,10 +30,11 @@ from datastreamer.cli.options import (
     read_number,
     read_type,
 )
-from datastreamer.cli.outcome import end_well_on_signal, end_with_reader, write_out
+from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
 from datastreamer.cli.output import form_of
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import asked_for, check_start, open_source
+from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
 
 FromOption = Annotated[
@@ -148,7 +151,7 @@ def cat(
             return
         if follow:
             end_with_reader()
-        with _progress(source, follow, header.total_entries) as progress:
+        with _progress(source, follow, header.total_entries) as progress, _told_how_to_go_on():
             for batch in stream.batches(begin, stop):
                 chosen = batch.select(wanted) if wanted else batch
                 if count is not None:
@@ -167,3 +170,16 @@ def cat(
 def _progress(source: str, follow: bool, total: int) -> Progress:
     # On a terminal the entries themselves are what is seen.
     return Progress(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())
+
+
+@contextmanager
+def _told_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except HistoryChanged as error:
+        begin = error.first_differing
+        if begin is None:
+            advice = "what was printed may all be of another history: begin anew, with --from 0"
+        else:
+            advice = f"drop what was printed of these and later ones, and go on with --from {begin}"
+        raise Failure(f"{error}; {advice}") from error

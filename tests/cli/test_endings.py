@@ -159,6 +159,25 @@ def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
                 *_, line = following.err.rest()
                 assert line.startswith(f"error: 127.0.0.1:{port} changed its history")
                 assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are g" in line
+                assert line.endswith(f"and go on with --from {ENTRIES - 3}")
+
+
+def test_a_followed_server_that_comes_back_as_another(copy: Path) -> None:
+    """Not one of the entries that are remembered is the same."""
+    serve = ("--host", "127.0.0.1", "--port")
+    with running("serve", copy, *serve, 0, cwd=copy.parent) as serving:
+        port = serving.port()
+        with running("cat", f"127.0.0.1:{port}", "--follow", cwd=copy.parent) as following:
+            following.out.until(f'"number": {ENTRIES - 1}')
+            serving.signal(signal.SIGKILL)
+            serving.wait()
+            other = copy.parent / "other.bin"
+            with DataStream.create(other, system_id=99) as stream, stream.atomic_op() as op:
+                op.add_entries(1, [b"other"] * ENTRIES)
+            with running("serve", other, *serve, port, cwd=copy.parent):
+                assert following.wait() == 1
+                *_, line = following.err.rest()
+                assert line.endswith("begin anew, with --from 0")
 
 
 @contextlib.contextmanager
