@@ -76,16 +76,19 @@ def bare_copy(path: Path, address: tuple[str, int], total: int) -> Done:
 
 
 def relayed(path: Path, address: tuple[str, int], entries: int, sync: Any) -> Done:
-    """A new relay, in this process, until all is there and seen."""
+    """A new relay, in this process, until all is there and, under "commit", on disk."""
 
     async def main() -> float:
         relay = Relay([address], path, host="127.0.0.1", port=0, sync=sync, index="memory")
         async with trio.open_nursery() as nursery:
             begin = time.perf_counter()
             await nursery.start(relay.run)
-            assert relay.stream is not None
-            while relay.stream.total_entries < entries:
-                await trio.sleep(0.001)
+            stream = relay.stream
+            assert stream is not None
+            await relay.until(lambda: relay.caught_up)
+            if sync == "commit":
+                await trio.to_thread.run_sync(stream.sync)
+            assert stream.total_entries == entries
             seconds = time.perf_counter() - begin
             nursery.cancel_scope.cancel()
             return seconds
