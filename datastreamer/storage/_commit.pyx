@@ -30,6 +30,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 cdef new_hash = xxh3_64
 cdef hash_of = xxh3_64_intdigest
+cdef NO_HASH = xxh3_64_intdigest(b"")
 
 cdef extern from *:
     """
@@ -452,7 +453,7 @@ cdef class StreamEnd:
         """Everything up to `head` is on disk, and the hash begins anew behind it."""
         self.base = self.mid = head
         self.running = new_hash()
-        self.first = self.running.intdigest()
+        self.first = NO_HASH
 
     def put(self, base, mid, after, first, second, seen):
         """Move header and record, which stand in the page already, on to `after`, and the mark
@@ -497,6 +498,7 @@ cdef class StreamEnd:
         cdef Packed packed = packer
         cdef uint8_t* page = self._bytes
         cdef uint8_t[HEADER_PAGE_SIZE] old
+        cdef size_t changed = self._without_sync.end
         cdef uint64_t sequence = self.sequence
         cdef uint64_t began = now_ns()
         cdef uint64_t sync_ns = 0
@@ -519,7 +521,7 @@ cdef class StreamEnd:
             after = self._nothing
         # A signal's handler may raise wherever Python runs.
         self.unfinished = True
-        memcpy(old, page, HEADER_PAGE_SIZE)
+        memcpy(old, page, changed)
         try:
             self._put(self.base, self.mid, head, self.first, digest,
                       head if seen is None else seen)
@@ -533,7 +535,7 @@ cdef class StreamEnd:
                 write(packer.arena, packer.segments, self._page, (before.start, before.end),
                       (after.start, after.end), sync, wakers)
         except OSError:
-            memcpy(page, old, HEADER_PAGE_SIZE)
+            memcpy(page, old, changed)
             self.sequence = sequence
             add_to(self._numbers + FAILURES, 1)
             raise
@@ -544,13 +546,19 @@ cdef class StreamEnd:
         if sync_ns:
             observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
         observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
+        unhashed = self.mid is self.written
         self.written = head
         self.commits += 1
-        if sync:
-            self.durable = self.commits
-            self.all_on_disk(head)
-        else:
+        if not sync:
             self.running = running
+            return head
+        self.durable = self.commits
+        if unhashed:
+            # What `all_on_disk` does, but that the hash has not begun.
+            self.base = self.mid = head
+            self.first = NO_HASH
+        else:
+            self.all_on_disk(head)
         return head
 
 

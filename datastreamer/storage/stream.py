@@ -173,7 +173,7 @@ class DataStream(StreamView):
         op._failures = file.failures
         op._hasher = None
         op._start = start = file.end.written
-        op.begin(*start)
+        op.begin(start[0], start[1])
 
     def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
@@ -268,7 +268,11 @@ class DataStream(StreamView):
         op.close()
         pending = None
         if wait:
-            self._tell(op.bookmarks, start, head, file.end.base)
+            bookmarks, keeper = op.bookmarks, self._keeper
+            if bookmarks or keeper is None:
+                self._tell(bookmarks, start, head, file.end.base)
+            else:
+                keeper.passed(start, head, file.end.base)
         else:
             pending = PendingCommit(file, file.commits)
             file.announce()

@@ -93,7 +93,7 @@ class BookmarkKeeper(IndexBuilder):
         if self._unfinished or (self._changes != self._reader.changes and not self._write):
             return self._reader.head.length  # it begins again
         gap = self._known_from.offset - self._indexed.length
-        behind = self._reader.head.length - self._known_to.offset
+        behind = self._reader.head.length - self._known_to.length
         return max(0, gap) + max(0, behind)
 
     def behind(self) -> tuple[int, int]:
@@ -197,7 +197,7 @@ class BookmarkKeeper(IndexBuilder):
 
     def _follow_index(self) -> None:
         mark = None if self._index is None else self._index.watermark()
-        if mark is not None and self._indexed.entries < mark.entries <= self._known_to.number:
+        if mark is not None and self._indexed.entries < mark.entries <= self._known_to.entries:
             if not self._indexed.entries and mark.identity != self._identity(mark.length):
                 if not self._file.locked_elsewhere():
                     self._drop_index()
@@ -222,7 +222,8 @@ class BookmarkKeeper(IndexBuilder):
         if changes == self._changes:
             return
         self._recent.clear()
-        self._known_from = self._known_to = Cursor(*self._reader.head)
+        self._known_to = self._reader.head
+        self._known_from = Cursor(*self._known_to)
         if self._private:
             self._drop_index()
         elif self._index is not None:
@@ -243,10 +244,10 @@ class BookmarkKeeper(IndexBuilder):
         """
         with self._guard:
             # Else somebody has asked meanwhile, and they were read from the file.
-            if not self._unfinished and start == self._known_to.number:
+            if not self._unfinished and start == self._known_to.entries:
                 self._recent.update(bookmarks)
                 self._waiting.extend(bookmarks)
-                self._known_to = Cursor(*head)
+                self._known_to = head
             self._synced = synced
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
@@ -258,9 +259,8 @@ class BookmarkKeeper(IndexBuilder):
 
     def passed(self, start: int, head: Head, synced: Head) -> None:
         """As `committed`, for an operation without bookmarks."""
-        if start == self._known_to.number and not self._unfinished:
-            # As Cursor(*head) makes it, in half the time.
-            self._known_to = tuple.__new__(Cursor, head)
+        if start == self._known_to.entries and not self._unfinished:
+            self._known_to = head
         self._synced = synced
 
     def synced(self, head: Head) -> None:
@@ -300,8 +300,8 @@ class BookmarkKeeper(IndexBuilder):
                 self._synced = min(self._synced, head)
                 if head.entries < self._known_from.number:
                     self._known_from = Cursor(*head)
-                if head.entries < self._known_to.number:
-                    self._known_to = Cursor(*head)
+                if head.entries < self._known_to.entries:
+                    self._known_to = head
                 self._unfinished = False
                 if not self._indexed.entries:
                     self._work.notify()

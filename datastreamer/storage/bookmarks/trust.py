@@ -71,7 +71,7 @@ class TrustedIndex:
         # Bookmarks of the entries from `_known_from` on, in memory.
         self._recent: dict[bytes, int] = {}
         self._known_from = Cursor(*reader.head)
-        self._known_to = self._known_from
+        self._known_to = reader.head
         # The writer's: the same, in the order of the file, all of them.
         self._waiting = Pairs()
         self._synced = reader.head
@@ -153,15 +153,15 @@ class TrustedIndex:
         A writer is told of his own commits; but a signal may have come between a commit and
         the telling, or another thread may ask before it.
         """
-        while self._known_to.number < self._reader.head.entries:
-            batch, cursor = self._reader.run(self._known_to)
+        while self._known_to.entries < self._reader.head.entries:
+            batch, cursor = self._reader.run(Cursor(*self._known_to))
             if not batch:
                 raise MovedError
             found = batch.bookmarks()
             self._recent.update(found)
             if self._write:
                 self._waiting.extend(found)
-            self._known_to = cursor
+            self._known_to = Head(*cursor)
 
     # The way back.
 
@@ -174,7 +174,8 @@ class TrustedIndex:
             index, self._indexed, self._said = self._index, Head(), None
             self._waiting = Pairs()
             self._recent.clear()
-            self._known_from = self._known_to = Cursor(*self._reader.head)
+            self._known_to = self._reader.head
+            self._known_from = Cursor(*self._known_to)
             self._synced = min(self._synced, self._reader.head)
         if index is not None:
             try:
@@ -190,7 +191,8 @@ class TrustedIndex:
             index, self._indexed, self._said = self._index, Head(), None
             self._waiting = Pairs()
             self._recent.clear()
-            self._known_from = self._known_to = Cursor(*self._reader.head)
+            self._known_to = self._reader.head
+            self._known_from = Cursor(*self._known_to)
         if index is not None:
             try:
                 index.clear()
