@@ -51,7 +51,7 @@ class IndexBuilder(TrustedIndex):
     _thread: threading.Thread | None = None
     _threads: tuple[threading.Thread, ...] = ()
     # How far the stream was at the last pause.
-    _seen_at: Cursor | None = None
+    _seen_at: Head | None = None
 
     def lag(self) -> int:
         """How many entries at the end of the stream the index does not cover yet."""
