@@ -303,11 +303,11 @@ cdef class Reassembler:
         self._busy = True
         return 0
 
-    cdef tuple _told(self):
+    cdef object _told(self):
         if not self._events:
             return NOTHING
-        events = tuple(self._events)
-        self._events.clear()
+        events = self._events
+        self._events = []
         return events
 
     cdef _Source _source(self, name):
@@ -1161,7 +1161,7 @@ cdef class _Received:
     cdef object now
     cdef uint32_t type
     cdef Py_ssize_t at
-    cdef tuple told
+    cdef object told
     cdef Py_ssize_t told_at
 
     def __iter__(self):
