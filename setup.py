@@ -14,6 +14,7 @@ modules = {
     "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
+    "datastreamer.reassembly._ledger": ["datastreamer/reassembly/_ledger.pyx"],
     "datastreamer.reassembly._messages": ["datastreamer/reassembly/_messages.pyx"],
     "datastreamer.reassembly._reassembler": ["datastreamer/reassembly/_reassembler.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],

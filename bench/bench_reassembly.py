@@ -30,9 +30,11 @@ def made(count: int) -> list[Message]:
     messages: list[Message] = []
     value = bytes(_SIZE - 37)
     for number in range(count // _PARTS):
-        id = b"%32d" % number
-        messages.append((b"\0" + id, pack_records([(b"\1" + id, _PARTS - 1)])))
-        messages += [(b"\1" + id + part.to_bytes(4, "big"), value) for part in range(_PARTS - 1)]
+        own_id = b"%32d" % number
+        messages.append((b"\0" + own_id, pack_records([(b"\1" + own_id, _PARTS - 1)])))
+        messages += [
+            (b"\1" + own_id + part.to_bytes(4, "big"), value) for part in range(_PARTS - 1)
+        ]
     return messages
 
 

@@ -56,6 +56,7 @@ ONLY_FOR = {
 SANS_IO = {
     *("errors", "format", "position", "_entry", "_run", "_codec", "_lines", "_packer"),
     "protocol",
+    "reassembly",
     "zkevm",
 }
 INPUT_OUTPUT = {
@@ -180,6 +181,7 @@ def test_every_import_goes_down() -> None:
 def test_reads_the_whole_package() -> None:
     parts = {path.relative_to(ROOT).parts[0].split(".")[0] for path in ROOT.rglob("*.py*")}
     assert {"errors", "format", "_codec", "_packer", "storage", "protocol", "net", "cli"} <= parts
+    assert {"reassembly", "zkevm", "arrow"} <= parts
 
 
 CLEAN = {

@@ -6,13 +6,12 @@ from typing import final
 from _typeshed import ReadableBuffer
 
 from datastreamer._codec import EntryBatch
-from datastreamer.reassembly.checkpoint import Checkpoint, Stats
+from datastreamer.reassembly._ledger import Ledger
+from datastreamer.reassembly.checkpoint import Checkpoint
 from datastreamer.reassembly.events import Event
 
-CHARGES: dict[str, int]
-
 @final
-class Reassembler:
+class Reassembler(Ledger):
     def __init__(
         self,
         subscribe: Iterable[bytes] | None = None,
@@ -33,11 +32,3 @@ class Reassembler:
     def receive_batch(
         self, batch: EntryBatch, source: str = "", *, type: int = 0x10, now: float | None = None
     ) -> Iterator[Event]: ...
-    def expire(self, now: float) -> Sequence[Event]: ...
-    def position(self, source: str) -> int | None: ...
-    def positions(self) -> dict[str, int]: ...
-    def known(self) -> list[tuple[bytes, tuple[bytes, ...]]]: ...
-    @property
-    def known_count(self) -> int: ...
-    def checkpoint(self) -> Checkpoint: ...
-    def stats(self) -> Stats: ...

@@ -1,7 +1,7 @@
 """Messages in, whole payloads out: each once, whoever sent what how often in which order.
 
-Owns what is in flight and what was given out; `_state.pxd` has its layout in memory. Knows
-keys and values; must not know streams, sockets or clocks: time and positions are arguments.
+Owns what a message means. What is kept of it, and for how long, is the ledger's. Knows keys
+and values; must not know streams, sockets or clocks: time and positions are arguments.
 
 Two rules make it safe. What is counted is kept: a payload is whole when the messages that
 were announced are all there, not when so many came. And nothing is taken that would make a
@@ -13,43 +13,21 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, get_u32
-from datastreamer.reassembly._slab cimport (
-    NONE, Slab, hashed, slab_free, slab_give, slab_init, slab_take,
-)
+from datastreamer.reassembly._ledger cimport Ledger, Source, id_of
+from datastreamer.reassembly._slab cimport NONE, hashed
 from datastreamer.reassembly._state cimport (
-    ANNOUNCED, FINISHED, HEADER_BYTE, HOLD_CHARGE, Heap, Hold, MESSAGE_CHARGE, Message,
-    NESTED_BYTE, NODE_CHARGE, Node, OPEN, PREFIX_SIZE, PrefixPart, RECORD_SIZE, TAG_CHARGE, Table,
-    UNINDEXED, WAITING, heap_add, heap_remove, heap_rise, hold_at, index_messages, index_size,
-    message_add, message_find, message_new, message_room, messages_turn, node_at, table_add,
-    table_find, table_remove,
+    ANNOUNCED, FINISHED, HEADER_BYTE, Message, NESTED_BYTE, Node, OPEN, PREFIX_SIZE, PrefixPart,
+    RECORD_SIZE, TAG_CHARGE, UNINDEXED, UNTOLD, WAITING, index_messages, index_size, message_add,
+    message_find, message_new, message_room, messages_turn, node_at,
 )
 
-from datastreamer.errors import UsageError
-from datastreamer.reassembly.checkpoint import Checkpoint, SourceCounts, Stats
-from datastreamer.reassembly.events import Conflict, Dropped, Malformed, PayloadComplete
-
-# What `node_charge` and the like are, for whoever reckons beside this.
-CHARGES = {"node": NODE_CHARGE, "hold": HOLD_CHARGE, "message": MESSAGE_CHARGE, "tag": TAG_CHARGE}
-
-cdef enum:
-    # Instead of a finished prefix's count: which messages it had is not known (any more).
-    UNTOLD = 0xFFFFFFFF
-
-cdef tuple NOTHING = ()
-# The process's own: `hash` of a str differs from one to the next.
-cdef uint64_t[2] SECRET
-SECRET[0] = <uint64_t>(<Py_ssize_t>hash("a reassembler's keys"))
-SECRET[1] = <uint64_t>(<Py_ssize_t>hash("and what they are hashed with"))
-
-
-cdef inline bytes key_bytes(const uint8_t* key, Py_ssize_t size=PREFIX_SIZE):
-    return PyBytes_FromStringAndSize(<const char*>key, size)
+from datastreamer.reassembly.events import Conflict, Malformed, PayloadComplete
 
 
 cdef inline bytes shown(const uint8_t* key, Py_ssize_t size):
@@ -67,23 +45,7 @@ cdef int by_key(const void* one, const void* other) noexcept nogil:
 
 
 @cython.final
-cdef class _Source:
-    """What is known of one source."""
-
-    cdef str name
-    cdef uint32_t number
-    cdef uint64_t next         # where it goes on; everything before has been received
-    cdef uint64_t seen_before  # as far as it had come in the run before
-    cdef bint placed           # whether it has positions at all
-    cdef Heap heap
-    cdef uint64_t received, duplicates, conflicts, malformed, outside
-
-    def __dealloc__(self):
-        free(self.heap.holds)
-
-
-@cython.final
-cdef class Reassembler:
+cdef class Reassembler(Ledger):
     """Reassembler(subscribe=None, *, reorg_threshold=1000, budget=1 << 30, max_age=600.0,
     resume=None): takes messages of many payloads from many sources, gives whole payloads.
 
@@ -102,82 +64,25 @@ cdef class Reassembler:
     One caller at a time; `UsageError` otherwise.
     """
 
-    cdef Slab _nodes
-    cdef Slab _holds
-    cdef Table _table
-    cdef uint32_t _oldest, _newest             # in flight
-    cdef uint32_t _first_known, _last_known    # given out, in this order
-    cdef uint32_t _next_to_thin
-    cdef uint32_t* _work                       # prefixes whose waiting messages are to be counted
+    cdef uint32_t* _work           # prefixes whose waiting messages are to be counted
     cdef uint32_t _work_count, _work_capacity
-    cdef uint64_t _used
-    cdef uint64_t _budget
-    cdef uint64_t _serial
-    cdef uint64_t _in_flight, _waiting_messages, _messages, _message_bytes
-    cdef uint64_t _known, _fresh, _forgettable, _threshold
-    cdef uint64_t _completed, _dropped
-    cdef uint32_t _replaying                   # sources that are not yet where they had been
-    cdef double _now, _max_age
-    cdef bint _ages, _busy, _everything, _narrow
+    cdef bint _everything, _narrow
     cdef tuple _subscribed
-    cdef list _events
-    cdef list _sources
-    cdef dict _by_name
-    cdef str _last_name
-    cdef _Source _last_source
-
-    def __cinit__(self, *args, **kwargs):
-        slab_init(&self._nodes, sizeof(Node))
-        slab_init(&self._holds, sizeof(Hold))
-        self._oldest = self._newest = NONE
-        self._first_known = self._last_known = self._next_to_thin = NONE
-        self._events = []
-        self._sources = []
-        self._by_name = {}
 
     def __init__(self, subscribe=None, *, reorg_threshold=1000, budget=1 << 30, max_age=600.0,
                  resume=None):
-        if self._sources or self._known:
-            raise UsageError("a Reassembler is made once")
-        if reorg_threshold < 0:
-            raise ValueError(f"reorg_threshold is at least 0, not {reorg_threshold}")
-        if budget <= 0:
-            raise ValueError(f"a budget is at least a byte, not {budget}")
-        if max_age is not None and not max_age > 0:
-            raise ValueError(f"max_age is more than 0 seconds, or None, not {max_age}")
-        self._everything = subscribe is None
-        self._subscribed = () if subscribe is None else tuple(subscribe)
-        for wanted in self._subscribed:
+        subscribed = () if subscribe is None else tuple(subscribe)
+        for wanted in subscribed:
             if not isinstance(wanted, bytes):
                 raise TypeError(f"a subscription is bytes, not {type(wanted).__name__}")
-            if not wanted:
-                self._everything = True
+        Ledger.__init__(self, reorg_threshold, budget, max_age, resume)
+        self._subscribed = subscribed
+        self._everything = subscribe is None or b"" in subscribed
         self._narrow = not self._everything and any(
-            [len(wanted) > PREFIX_SIZE for wanted in self._subscribed])
-        self._threshold = min(reorg_threshold, UINT32_MAX)
-        self._budget = min(budget, UINT64_MAX >> 1)
-        self._ages = max_age is not None
-        self._max_age = max_age if self._ages else 0.0
-        if resume is not None:
-            self._resume(resume)
+            [len(wanted) > PREFIX_SIZE for wanted in subscribed])
 
     def __dealloc__(self):
-        cdef uint32_t i, j
-        cdef Node* node
-        # Every node is in the table.
-        if self._table.slots != NULL:
-            for i in range(self._table.mask + 1):
-                j = self._table.slots[i].node
-                if j != NONE:
-                    node = node_at(&self._nodes, j)
-                    if node.kind == WAITING or node.kind == ANNOUNCED:
-                        self._free_messages(node)
-        free(self._table.slots)
         free(self._work)
-        slab_free(&self._nodes)
-        slab_free(&self._holds)
-
-    # What the outside calls
 
     def receive(self, key, value, source="", position=None, now=None):
         """Take one message; gives the events that come of it, in order.
@@ -229,141 +134,13 @@ cdef class Reassembler:
         received.now = now
         return received
 
-    def expire(self, now):
-        """Tell the time where nothing comes; gives a `Dropped` for each thing too old."""
-        self._enter()
-        try:
-            self._pass_time(now)
-            return self._told()
-        finally:
-            self._busy = False
-
-    def position(self, source):
-        """From where `source` has to be read again to have all that is unfinished; None: it
-        has not given a position. What it had sent twice, or another source had sent before
-        it, counts too: any one source can be lost."""
-        cdef _Source found = self._by_name.get(source)
-        return None if found is None or not found.placed else self._position(found)
-
-    def positions(self):
-        """`position` of every source that has any."""
-        cdef _Source found
-        return {found.name: self._position(found) for found in self._sources if found.placed}
-
-    def known(self):
-        """[(id, prefixes), ...] of the payloads that were given out and are not forgotten, in
-        the order in which they were. The last `known_count` that a reader has kept are these."""
-        cdef uint32_t at = self._first_known
-        found = []
-        while at != NONE:
-            node = node_at(&self._nodes, at)
-            found.append((key_bytes(node.key + 1, PREFIX_SIZE - 1), self._prefixes(node)))
-            at = node.next
-        return found
-
-    @property
-    def known_count(self):
-        """How many payloads were given out and are not forgotten."""
-        return self._known
-
-    def checkpoint(self):
-        """What a later run goes on with, after all events so far have been dealt with."""
-        cdef _Source found
-        return Checkpoint(
-            self.positions(),
-            {found.name: max(found.next, found.seen_before)
-             for found in self._sources if found.placed},
-            self.known(),
-        )
-
-    def stats(self):
-        """Counts so far, and what is in flight now."""
-        cdef _Source found
-        return Stats(
-            in_flight=self._in_flight,
-            messages=self._messages,
-            message_bytes=self._message_bytes,
-            used=self._used,
-            known=self._known,
-            completed=self._completed,
-            dropped=self._dropped,
-            oldest=None if self._oldest == NONE else node_at(&self._nodes, self._oldest).since,
-            sources={
-                found.name: SourceCounts(found.received, found.duplicates, found.conflicts,
-                                         found.malformed, found.outside)
-                for found in self._sources
-            },
-        )
-
-    # Between calls
-
-    cdef int _enter(self) except -1:
-        if self._busy:
-            raise UsageError("the Reassembler is in use by another caller; give each its own turn")
-        self._busy = True
-        return 0
-
-    cdef object _told(self):
-        if not self._events:
-            return NOTHING
-        events = self._events
-        self._events = []
-        return events
-
-    cdef _Source _source(self, name):
-        cdef _Source found
-        if name is self._last_name and self._last_source is not None:
-            return self._last_source
-        found = self._by_name.get(name)
-        if found is None:
-            if not isinstance(name, str):
-                raise TypeError(f"a source is named by a str, not {type(name).__name__}")
-            if len(self._sources) >= 0xFFFF:
-                raise UsageError("more than 65,535 sources; name them by where they come from")
-            found = _Source.__new__(_Source)
-            found.name = str(name)
-            found.number = <uint32_t>len(self._sources)
-            self._by_name[found.name] = found
-            self._sources.append(found)
-        self._last_source = found
-        self._last_name = name
-        return found
-
-    cdef int _resume(self, resume) except -1:
-        cdef _Source source
-        cdef uint32_t payload, prefix
-        cdef bytes key
-        for name, position in resume.positions.items():
-            source = self._source(name)
-            source.placed = True
-            source.next = position
-            source.seen_before = resume.seen.get(name, position)
-            self._replaying += source.seen_before > source.next
-        for key, prefixes in resume.known:
-            if len(key) != PREFIX_SIZE - 1:
-                raise ValueError(f"a payload's id has {PREFIX_SIZE - 1} bytes, not {len(key)}")
-            key = b"\0" + key
-            payload = self._find(<const uint8_t*>PyBytes_AS_STRING(key))
-            if payload != NONE:
-                continue
-            payload = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), FINISHED)
-            for key in prefixes:
-                if len(key) != PREFIX_SIZE:
-                    raise ValueError(f"a prefix has {PREFIX_SIZE} bytes, not {len(key)}")
-                if self._find(<const uint8_t*>PyBytes_AS_STRING(key)) == NONE:
-                    prefix = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), ANNOUNCED)
-                    self._adopt(payload, prefix)
-                    node_at(&self._nodes, prefix).part.prefix.expected = UNTOLD
-            self._keep_known(payload)
-        self._keep_to_budget()
-        return 0
-
     # One message
 
     cdef int _take(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
-                   Py_ssize_t value_size, _Source source, uint64_t position,
+                   Py_ssize_t value_size, Source source, uint64_t position,
                    bint placed) except -1:
         cdef str wrong
+        self._work_count = 0  # whatever an error left there
         self._serial += 1
         source.received += 1
         if placed:
@@ -400,9 +177,9 @@ cdef class Reassembler:
         return 0
 
     cdef int _take_header(self, const uint8_t* key, const uint8_t* value, Py_ssize_t size,
-                          _Source source, uint64_t position, bint placed) except -1:
+                          Source source, uint64_t position, bint placed) except -1:
         cdef uint32_t payload = self._find(key)
-        cdef uint64_t records = hashed(SECRET, value, size)
+        cdef uint64_t records = hashed(self._secret, value, size)
         cdef Node* node
         if payload != NONE:
             node = node_at(&self._nodes, payload)
@@ -423,11 +200,11 @@ cdef class Reassembler:
         return self._settle(payload, source, position, placed)
 
     cdef int _take_part(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
-                        Py_ssize_t value_size, _Source source, uint64_t position,
+                        Py_ssize_t value_size, Source source, uint64_t position,
                         bint placed) except -1:
         cdef uint32_t prefix = self._find(key)
         cdef uint32_t payload
-        cdef uint32_t hash_ = <uint32_t>hashed(SECRET, key + PREFIX_SIZE, key_size - PREFIX_SIZE)
+        cdef uint32_t hash_ = <uint32_t>hashed(self._secret, key + PREFIX_SIZE, key_size - PREFIX_SIZE)
         cdef Node* node
         cdef Node* owner = NULL
         cdef Message* message
@@ -479,7 +256,7 @@ cdef class Reassembler:
 
     cdef int _take_late(self, uint32_t prefix, uint32_t hash_, const uint8_t* key,
                         Py_ssize_t key_size, const uint8_t* value, Py_ssize_t value_size,
-                        _Source source, uint64_t position, bint placed) except -1:
+                        Source source, uint64_t position, bint placed) except -1:
         """A message of a payload that was given out."""
         cdef Node* node = node_at(&self._nodes, prefix)
         cdef PrefixPart* part = &node.part.prefix
@@ -492,7 +269,7 @@ cdef class Reassembler:
         if part.index == NULL:
             source.duplicates += 1
             return 0
-        tag = hashed(SECRET, value, value_size) & <uint64_t>0xFFFFFFFF
+        tag = hashed(self._secret, value, value_size) & <uint64_t>0xFFFFFFFF
         if part.mask:
             at = hash_ & part.mask
             while part.index[at]:
@@ -513,7 +290,7 @@ cdef class Reassembler:
             source.duplicates += 1
         return 0
 
-    cdef inline int _seen_again(self, uint32_t payload, _Source source, uint64_t position,
+    cdef inline int _seen_again(self, uint32_t payload, Source source, uint64_t position,
                                 bint placed) except -1:
         """A source has sent again what is there: it could be read again for that too."""
         cdef Node* node = node_at(&self._nodes, payload)
@@ -537,7 +314,7 @@ cdef class Reassembler:
         return None
 
     cdef bint _refused(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* value, Py_ssize_t size, _Source source, uint64_t position,
+                       const uint8_t* value, Py_ssize_t size, Source source, uint64_t position,
                        bint placed) except -1:
         """Whether a header announces what belongs to another payload; says so."""
         cdef Py_ssize_t at = 0
@@ -556,7 +333,7 @@ cdef class Reassembler:
         return False
 
     cdef int _announce(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* value, Py_ssize_t size, _Source source, uint64_t position,
+                       const uint8_t* value, Py_ssize_t size, Source source, uint64_t position,
                        bint placed) except -1:
         """Take a header's records; prefixes with messages that wait are put into `_work`."""
         cdef Py_ssize_t at = 0
@@ -594,7 +371,7 @@ cdef class Reassembler:
             at += RECORD_SIZE
         return 0
 
-    cdef int _settle(self, uint32_t payload, _Source source, uint64_t position,
+    cdef int _settle(self, uint32_t payload, Source source, uint64_t position,
                      bint placed) except -1:
         """Count the messages that waited for what is announced now; complete what is whole."""
         cdef uint32_t prefix
@@ -614,7 +391,6 @@ cdef class Reassembler:
         cdef Message* message
         cdef Message* left
         cdef bint refused = False
-        self._waiting_messages -= part.count
         messages_turn(part)
         left = part.first
         part.first = NULL
@@ -651,55 +427,25 @@ cdef class Reassembler:
                 raise MemoryError
         return 0
 
-    cdef int _join(self, uint32_t payload, uint32_t prefix) except -1:
-        """What waited without a header comes to the payload, with its age and its holds."""
-        cdef Node* owner = node_at(&self._nodes, payload)
-        cdef Node* node = node_at(&self._nodes, prefix)
-        cdef Node* other
-        cdef uint32_t hold = node.holds
-        cdef uint32_t next_, before
-        if node.serial < owner.serial:
-            # It stands where the older one stood: the list stays in the order of age.
-            owner.since = node.since
-            owner.serial = node.serial
-            before = node.previous
-            if before != payload:
-                self._unlink(payload)
-                before = node.previous
-                owner.previous = before
-                owner.next = prefix
-                if before == NONE:
-                    self._oldest = payload
-                else:
-                    other = node_at(&self._nodes, before)
-                    other.next = payload
-                node.previous = payload
-                self._in_flight += 1
-        self._unlink(prefix)
-        node.holds = NONE
-        while hold != NONE:
-            next_ = hold_at(&self._holds, hold).next
-            source = self._sources[hold_at(&self._holds, hold).source]
-            self._hold(payload, <_Source>source, hold_at(&self._holds, hold).position)
-            self._drop_hold(hold)
-            hold = next_
+    cdef int _reserve_work(self) except -1:
+        cdef uint32_t capacity
+        cdef void* moved
+        if self._work_count == self._work_capacity:
+            capacity = self._work_capacity + (self._work_capacity >> 1) + 16
+            moved = realloc(self._work, capacity * sizeof(uint32_t))
+            if moved == NULL:
+                raise MemoryError
+            self._work = <uint32_t*>moved
+            self._work_capacity = capacity
         return 0
-
-    cdef inline void _adopt(self, uint32_t payload, uint32_t prefix) noexcept:
-        cdef Node* owner = node_at(&self._nodes, payload)
-        cdef Node* node = node_at(&self._nodes, prefix)
-        node.kind = ANNOUNCED
-        node.owner = payload
-        node.part.prefix.sibling = owner.part.payload.prefixes
-        owner.part.payload.prefixes = prefix
 
     # The end of a payload
 
-    cdef int _complete(self, uint32_t payload, _Source source, uint64_t position,
+    cdef int _complete(self, uint32_t payload, Source source, uint64_t position,
                        bint placed) except -1:
         cdef Node* node = node_at(&self._nodes, payload)
         cdef list parts = self._parts(node)
-        event = PayloadComplete(key_bytes(node.key + 1, PREFIX_SIZE - 1), parts,
+        event = PayloadComplete(id_of(node), parts,
                                 self._prefixes(node), node.since, source.name,
                                 position if placed else None)
         self._keep_tags(node)
@@ -767,15 +513,6 @@ cdef class Reassembler:
         finally:
             free(found)
 
-    cdef tuple _prefixes(self, Node* payload):
-        cdef uint32_t prefix = payload.part.payload.prefixes
-        cdef list found = []
-        while prefix != NONE:
-            node = node_at(&self._nodes, prefix)
-            found.append(key_bytes(node.key))
-            prefix = node.part.prefix.sibling
-        return tuple(found)
-
     cdef void _keep_tags(self, Node* payload) noexcept:
         """Of each message keep 32 bits of the key's hash and 32 of the value's, to tell what
         comes late; free the rest."""
@@ -810,288 +547,9 @@ cdef class Reassembler:
             prefix = part.sibling
 
     cdef inline uint64_t _tag(self, Message* message) noexcept:
-        cdef uint64_t value = hashed(SECRET, message.data + message.key_size, message.value_size)
+        cdef uint64_t value = hashed(self._secret, message.data + message.key_size, message.value_size)
         # Never 0, which is a free place.
         return (<uint64_t>message.hash << 32) | (value & <uint64_t>0xFFFFFFFF) | 1
-
-    cdef void _keep_known(self, uint32_t payload) noexcept:
-        """Put a payload behind those that were given out before."""
-        cdef Node* node = node_at(&self._nodes, payload)
-        cdef Node* before
-        node.previous = self._last_known
-        node.next = NONE
-        if self._last_known == NONE:
-            self._first_known = payload
-        else:
-            before = node_at(&self._nodes, self._last_known)
-            before.next = payload
-        self._last_known = payload
-        if self._next_to_thin == NONE:
-            self._next_to_thin = payload
-        self._known += 1
-
-    cdef void _forget(self) noexcept:
-        """Forget payloads whose time is over, the first first.
-
-        Not those of which a message came after the oldest thing in flight: whoever starts
-        again reads from there, and would see them as new. Nor any while a source is not yet
-        where it had been in the run before.
-        """
-        cdef Node* node
-        cdef uint32_t payload
-        cdef uint64_t oldest = UINT64_MAX
-        if self._replaying:
-            return
-        if self._oldest != NONE:
-            oldest = node_at(&self._nodes, self._oldest).serial
-        while self._forgettable:
-            payload = self._first_known
-            node = node_at(&self._nodes, payload)
-            if node.serial >= oldest:
-                return
-            self._thin(node)
-            self._first_known = node.next
-            if self._first_known == NONE:
-                self._last_known = NONE
-            else:
-                node_at(&self._nodes, self._first_known).previous = NONE
-            if self._next_to_thin == payload:
-                self._next_to_thin = self._first_known
-            self._remove_node(payload)
-            self._known -= 1
-            self._forgettable -= 1
-
-    cdef void _thin(self, Node* payload) noexcept:
-        """Forget the prefixes of a payload that was given out."""
-        cdef uint32_t prefix = payload.part.payload.prefixes
-        cdef uint32_t next_
-        cdef Node* node
-        while prefix != NONE:
-            node = node_at(&self._nodes, prefix)
-            next_ = node.part.prefix.sibling
-            free(node.part.prefix.index)
-            self._used -= <uint64_t>node.part.prefix.count * TAG_CHARGE
-            self._remove_node(prefix)
-            prefix = next_
-        payload.part.payload.prefixes = NONE
-
-    # Budget and age
-
-    cdef int _keep_to_budget(self) except -1:
-        cdef Node* node
-        while self._used > self._budget + min(self._known, 2 * self._threshold + 2) * NODE_CHARGE:
-            if self._next_to_thin != NONE:
-                node = node_at(&self._nodes, self._next_to_thin)
-                self._thin(node)
-                self._next_to_thin = node.next
-            elif self._oldest != NONE:
-                self._drop(self._oldest, "budget")
-                self._forget()
-            elif self._replaying and self._forgettable:
-                # A source that never comes again must not cost all the memory there is.
-                self._replaying = 0
-                self._forget()
-            else:
-                break
-        return 0
-
-    cdef int _pass_time(self, now) except -1:
-        cdef double time = now
-        if time > self._now:
-            self._now = time
-        if not self._ages:
-            return 0
-        while self._oldest != NONE and (
-            self._now - node_at(&self._nodes, self._oldest).since > self._max_age
-        ):
-            self._drop(self._oldest, "age")
-        return 0
-
-    cdef int _drop(self, uint32_t at, str why) except -1:
-        """Give up what is in flight there."""
-        cdef Node* node = node_at(&self._nodes, at)
-        cdef Node* prefix
-        cdef uint32_t item, next_
-        cdef uint32_t hold = node.holds
-        cdef bint waiting = node.kind == WAITING
-        cdef uint64_t messages_before = self._messages
-        cdef uint64_t bytes_before = self._message_bytes
-        cdef object missing = None if waiting else node.part.payload.missing
-        cdef _Source source
-        positions = {}
-        while hold != NONE:
-            source = self._sources[hold_at(&self._holds, hold).source]
-            positions[source.name] = hold_at(&self._holds, hold).position
-            hold = hold_at(&self._holds, hold).next
-        named = key_bytes(node.key) if waiting else key_bytes(node.key + 1, PREFIX_SIZE - 1)
-        since = node.since
-        self._unlink(at)
-        self._let_go(node)
-        if waiting:
-            self._waiting_messages -= node.part.prefix.count
-            self._free_messages(node)
-        else:
-            item = node.part.payload.prefixes
-            while item != NONE:
-                prefix = node_at(&self._nodes, item)
-                next_ = prefix.part.prefix.sibling
-                self._free_messages(prefix)
-                self._remove_node(item)
-                item = next_
-        self._remove_node(at)
-        self._dropped += 1
-        self._events.append(Dropped(
-            why, None if waiting else named, named if waiting else None,
-            messages_before - self._messages, bytes_before - self._message_bytes, missing, since,
-            positions,
-        ))
-        return 0
-
-    # Nodes, messages, holds
-
-    cdef inline uint32_t _find(self, const uint8_t* key) noexcept:
-        return table_find(&self._table, &self._nodes, key,
-                          <uint32_t>hashed(SECRET, key, PREFIX_SIZE))
-
-    cdef uint32_t _new_node(self, const uint8_t* key, uint8_t kind) except? 0xFFFFFFFF:
-        cdef uint32_t item = slab_take(&self._nodes)
-        cdef Node* node
-        if item == NONE:
-            raise MemoryError
-        node = node_at(&self._nodes, item)
-        memset(node, 0, sizeof(Node))
-        memcpy(node.key, key, PREFIX_SIZE)
-        node.kind = kind
-        node.tag = <uint32_t>hashed(SECRET, key, PREFIX_SIZE)
-        node.owner = node.previous = node.next = node.holds = NONE
-        node.since = self._now
-        node.serial = self._serial
-        if kind == OPEN or kind == FINISHED:
-            node.part.payload.prefixes = NONE
-        else:
-            node.part.prefix.sibling = NONE
-        if not table_add(&self._table, node.tag, item):
-            slab_give(&self._nodes, item)
-            raise MemoryError
-        self._used += NODE_CHARGE
-        return item
-
-    cdef void _remove_node(self, uint32_t item) noexcept:
-        table_remove(&self._table, node_at(&self._nodes, item).tag, item)
-        slab_give(&self._nodes, item)
-        self._used -= NODE_CHARGE
-
-    cdef void _into_flight(self, uint32_t item) noexcept:
-        cdef Node* node = node_at(&self._nodes, item)
-        node.previous = self._newest
-        node.next = NONE
-        if self._newest == NONE:
-            self._oldest = item
-        else:
-            node_at(&self._nodes, self._newest).next = item
-        self._newest = item
-        self._in_flight += 1
-
-    cdef void _unlink(self, uint32_t item) noexcept:
-        """Take something out of those in flight."""
-        cdef Node* node = node_at(&self._nodes, item)
-        if node.previous == NONE:
-            self._oldest = node.next
-        else:
-            node_at(&self._nodes, node.previous).next = node.next
-        if node.next == NONE:
-            self._newest = node.previous
-        else:
-            node_at(&self._nodes, node.next).previous = node.previous
-        self._in_flight -= 1
-
-    cdef inline void _charge_message(self, Message* message) noexcept:
-        cdef uint64_t size = <uint64_t>message.key_size + message.value_size
-        self._messages += 1
-        self._message_bytes += size
-        self._used += size + MESSAGE_CHARGE
-
-    cdef inline void _free_message(self, Message* message) noexcept:
-        cdef uint64_t size = <uint64_t>message.key_size + message.value_size
-        self._messages -= 1
-        self._message_bytes -= size
-        self._used -= size + MESSAGE_CHARGE
-        free(message)
-
-    cdef void _free_messages(self, Node* node) noexcept:
-        cdef PrefixPart* part = &node.part.prefix
-        cdef Message* message
-        while part.first != NULL:
-            message = part.first
-            part.first = message.next
-            self._free_message(message)
-        free(part.index)
-        part.index = NULL
-
-    cdef int _hold(self, uint32_t item, _Source source, uint64_t position) except -1:
-        """The source has to be read from `position` again as long as this is in flight."""
-        cdef Node* node = node_at(&self._nodes, item)
-        cdef uint32_t at = node.holds
-        cdef Hold* hold
-        while at != NONE:
-            hold = hold_at(&self._holds, at)
-            if hold.source == source.number:
-                if position < hold.position:
-                    hold.position = position
-                    heap_rise(&source.heap, &self._holds, hold.at)
-                return 0
-            at = hold.next
-        at = slab_take(&self._holds)
-        if at == NONE:
-            raise MemoryError
-        hold = hold_at(&self._holds, at)
-        hold.position = position
-        hold.source = source.number
-        hold.next = node.holds
-        if not heap_add(&source.heap, &self._holds, at):
-            slab_give(&self._holds, at)
-            raise MemoryError
-        node.holds = at
-        self._used += HOLD_CHARGE
-        return 0
-
-    cdef void _drop_hold(self, uint32_t at) noexcept:
-        cdef _Source source = <_Source>self._sources[hold_at(&self._holds, at).source]
-        heap_remove(&source.heap, &self._holds, at)
-        slab_give(&self._holds, at)
-        self._used -= HOLD_CHARGE
-
-    cdef void _let_go(self, Node* node) noexcept:
-        """Drop all holds of a node."""
-        cdef uint32_t at = node.holds
-        cdef uint32_t next_
-        while at != NONE:
-            next_ = hold_at(&self._holds, at).next
-            self._drop_hold(at)
-            at = next_
-        node.holds = NONE
-
-    cdef inline void _move_on(self, _Source source, uint64_t next_) noexcept:
-        if source.next < source.seen_before <= next_ and self._replaying:
-            self._replaying -= 1
-        source.next = next_
-
-    cdef object _position(self, _Source source):
-        if source.heap.count:
-            return min(hold_at(&self._holds, source.heap.holds[0]).position, source.next)
-        return source.next
-
-    cdef int _reserve_work(self) except -1:
-        cdef uint32_t capacity
-        cdef void* moved
-        if self._work_count == self._work_capacity:
-            capacity = self._work_capacity + (self._work_capacity >> 1) + 16
-            moved = realloc(self._work, capacity * sizeof(uint32_t))
-            if moved == NULL:
-                raise MemoryError
-            self._work = <uint32_t*>moved
-            self._work_capacity = capacity
-        return 0
 
     # Subscription
 
@@ -1119,7 +577,7 @@ cdef class Reassembler:
 
     # Events
 
-    cdef int _malformed(self, const uint8_t* key, Py_ssize_t key_size, str why, _Source source,
+    cdef int _malformed(self, const uint8_t* key, Py_ssize_t key_size, str why, Source source,
                         uint64_t position, bint placed) except -1:
         if source is not None:
             source.malformed += 1
@@ -1128,7 +586,7 @@ cdef class Reassembler:
                                       position if placed else None))
         return 0
 
-    cdef int _excess(self, Node* prefix, const uint8_t* key, Py_ssize_t key_size, _Source source,
+    cdef int _excess(self, Node* prefix, const uint8_t* key, Py_ssize_t key_size, Source source,
                      uint64_t position, bint placed) except -1:
         return self._malformed(
             key, key_size,
@@ -1137,14 +595,14 @@ cdef class Reassembler:
         )
 
     cdef int _conflict(self, str what, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* prefix, uint32_t payload, _Source source,
+                       const uint8_t* prefix, uint32_t payload, Source source,
                        uint64_t position, bint placed) except -1:
         cdef Node* node = node_at(&self._nodes, payload)
         if source is not None:
             source.conflicts += 1
         self._events.append(Conflict(
-            what, shown(key, key_size), key_bytes(prefix),
-            None if node.kind == WAITING else key_bytes(node.key + 1, PREFIX_SIZE - 1),
+            what, shown(key, key_size), PyBytes_FromStringAndSize(<const char*>prefix, PREFIX_SIZE),
+            None if node.kind == WAITING else id_of(node),
             None if source is None else source.name, position if placed else None,
         ))
         return 0
@@ -1185,7 +643,7 @@ cdef class _Received:
         cdef const uint8_t* p
         cdef Py_ssize_t size, key_size, i
         cdef uint64_t position
-        cdef _Source source
+        cdef Source source
         cdef Reassembler into = self.into
         into._enter()
         try:

@@ -26,6 +26,9 @@ cdef enum:
     # Up to so many messages a prefix is searched without an index.
     UNINDEXED = 8
 
+    # Instead of a finished prefix's count: which messages it had is not known (any more).
+    UNTOLD = 0xFFFFFFFF
+
     # What is charged against the budget: what a thing takes, its share of tables included
     # (measured by the tests), rounded up. A message's own bytes come on top.
     NODE_CHARGE = 144

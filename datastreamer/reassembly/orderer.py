@@ -137,7 +137,7 @@ class Orderer(Generic[T]):
     @property
     def chain(self) -> list[tuple[Block, T]]:
         """What is applied and can still be rolled back, the oldest first."""
-        found = [self._known[hash] for hash in self._chain if hash != self._after]
+        found = [self._known[own] for own in self._chain if own != self._after]
         return [(block, payload) for block, payload in found]
 
     @property
@@ -178,8 +178,8 @@ class Orderer(Generic[T]):
             # Of children of one parent the first to come is taken first.
             if self._take(found, events):
                 children = self._waiting.pop(found.block.hash, {})
-                for hash in children:
-                    del self._waits_for[hash]
+                for child in children:
+                    del self._waits_for[child]
                 ready.extend(reversed(children.values()))
         events.extend(self._forget())
         return events
@@ -246,19 +246,19 @@ class Orderer(Generic[T]):
         assert self._head is not None
         floor = self._floor()
         while self._lowest < floor:
-            for hash in self._by_number.pop(self._lowest, ()):
-                del self._known[hash]
-                self._chain.pop(hash, None)
+            for old in self._by_number.pop(self._lowest, ()):
+                del self._known[old]
+                self._chain.pop(old, None)
             self._lowest += 1
-        old = [
+        waited = [
             known
             for children in self._waiting.values()
             for known in children.values()
             if known.block.number <= floor
         ]
-        for known in old:
+        for known in waited:
             self._give_up(known.block)
-        return [Refused("old", *known) for known in old]
+        return [Refused("old", *known) for known in waited]
 
     def _give_up(self, block: Block) -> None:
         parent = self._waits_for.pop(block.hash)

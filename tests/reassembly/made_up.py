@@ -49,13 +49,12 @@ def payloads(draw: st.DrawFn, number: int, depth: int = 3) -> Made:
         for _ in range(draw(st.integers(0, 2)) if left else 0):
             prefix = name(0xFF, b"%d,%d" % (number, next(names)))
             suffixes = draw(st.sets(st.binary(max_size=2), max_size=3))
-            for suffix in sorted(suffixes):
-                messages.append((prefix + suffix, header(left - 1)))
+            messages.extend([(prefix + suffix, header(left - 1)) for suffix in sorted(suffixes)])
             told.append((prefix, len(suffixes)))
         return records(*told)
 
-    id = b"payload %d" % number
-    head = name(0, id), header(draw(st.integers(0, depth)))
+    own_id = b"payload %d" % number
+    head = name(0, own_id), header(draw(st.integers(0, depth)))
     return Made(head[0][1:], [head, *messages], sorted(parts))
 
 
@@ -68,18 +67,18 @@ def worlds(draw: st.DrawFn, most: int = 5) -> list[Made]:
 def soups(draw: st.DrawFn) -> list[Message]:
     """Messages without sense, of so few names that everything meets everything."""
     ids = [b"a", b"b", b"c"]
-    prefixes = [name(first, id) for first in (1, 2, 0xFF) for id in ids]
+    prefixes = [name(first, own_id) for first in (1, 2, 0xFF) for own_id in ids]
     announced = st.tuples(
         st.sampled_from([*prefixes, name(0, b"a")] if draw(st.booleans()) else prefixes),
         st.sampled_from([0, 1, 1, 2, 3, 2**32 - 1]),
     )
     bodies = st.lists(announced, max_size=4).map(lambda told: records(*told))
     wrong = st.binary(max_size=40)
-    headers = st.tuples(st.sampled_from(ids).map(lambda id: name(0, id)), bodies)
+    headers = st.tuples(st.sampled_from(ids).map(lambda own_id: name(0, own_id)), bodies)
     nested = st.tuples(
         st.builds(
             lambda prefix, suffix: prefix + suffix,
-            st.sampled_from([name(0xFF, id) for id in ids]),
+            st.sampled_from([name(0xFF, own_id) for own_id in ids]),
             st.binary(max_size=1),
         ),
         bodies,

@@ -20,15 +20,16 @@ def told(events: Any) -> list[Event]:
     plain: list[Event] = []
     for event in events:
         if isinstance(event, Malformed):
-            event = replace(event, reason="")
+            plain.append(replace(event, reason=""))
         elif isinstance(event, PayloadComplete):
-            event = replace(event, prefixes=tuple(sorted(event.prefixes)))
-        plain.append(event)
+            plain.append(replace(event, prefixes=tuple(sorted(event.prefixes))))
+        else:
+            plain.append(event)
     return plain
 
 
 def known(what: Reassembler | Twin) -> list[tuple[bytes, list[bytes]]]:
-    return [(id, sorted(prefixes)) for id, prefixes in what.known()]
+    return [(own_id, sorted(prefixes)) for own_id, prefixes in what.known()]
 
 
 def same(ours: Reassembler, twin: Twin) -> None:

@@ -162,7 +162,9 @@ def test_a_million_messages_cost_at_most_200_bytes_each(shape: str) -> None:
         timeout=300,
     )
     over, charged, left = map(float, done.stdout.split())
-    print(f"{shape}: {over:.0f} bytes a message beside its own, {charged:.0f} charged, {left:.0f} left")
+    print(
+        f"{shape}: {over:.0f} bytes a message over its own, {charged:.0f} charged, {left:.0f} kept"
+    )
     assert over <= 200
     # The budget is true: what is charged is what is taken, or more.
     assert over <= charged

@@ -139,9 +139,9 @@ def test_goes_on_after_a_restart(blocks: list[Block], data: Any) -> None:
 def chain(start: int, stop: int, name: str = "a", parent: bytes = START) -> list[Block]:
     found = []
     for number in range(start, stop):
-        hash = f"{name}{number}".encode()
-        found.append(Block(number, hash, parent))
-        parent = hash
+        own = f"{name}{number}".encode()
+        found.append(Block(number, own, parent))
+        parent = own
     return found
 
 
@@ -177,9 +177,7 @@ def test_a_gap_is_told_once_and_closes() -> None:
     assert orderer.receive(blocks[0], 1) == [Applied(blocks[0], 1)]
     assert orderer.missing == [b"a3"]
     assert orderer.receive(blocks[1], 2) == [Applied(blocks[1], 2)]
-    assert orderer.receive(blocks[2], 3) == [
-        Applied(block, block.number) for block in blocks[2:]
-    ]
+    assert orderer.receive(blocks[2], 3) == [Applied(block, block.number) for block in blocks[2:]]
     assert orderer.missing == []
 
 

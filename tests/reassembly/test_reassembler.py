@@ -154,7 +154,9 @@ def test_two_counts_for_one_prefix_never_give_a_payload_out_early() -> None:
         feed(reassembler, (nested + b"1", records((P, counts[0]))))
         (conflict,) = feed(reassembler, (nested + b"2", records((P, counts[1]))))
         assert conflict == Conflict("count", nested + b"2", P, A, "", None)
-        assert whole(feed(reassembler, (P + b"2", b""))) == [(A, [(P + b"1", b""), (P + b"2", b"")])]
+        assert whole(feed(reassembler, (P + b"2", b""))) == [
+            (A, [(P + b"1", b""), (P + b"2", b"")])
+        ]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_known_for_at_least_the_threshold(threshold: int) -> None:
 def test_memory_does_not_grow_with_payloads() -> None:
     reassembler = Reassembler(reorg_threshold=10)
     for number in range(1000):
-        id = b"%32d" % number
-        feed(reassembler, header(id, (b"\1" + id, 1)), (b"\1" + id, b"x"))
+        own_id = b"%32d" % number
+        feed(reassembler, header(own_id, (b"\1" + own_id, 1)), (b"\1" + own_id, b"x"))
     assert reassembler.known_count <= 22
     assert reassembler.stats().used <= 22 * (2 * 144 + 24)
 
@@ -284,8 +286,10 @@ def test_something_larger_than_the_budget() -> None:
 def test_what_was_given_out_gives_way_before_what_is_in_flight() -> None:
     reassembler = Reassembler(budget=3000)
     for number in range(100):
-        id = b"%32d" % number
-        assert feed(reassembler, header(id, *((name(1, b"%d,%d" % (number, at)), 0) for at in range(9))))
+        own_id = b"%32d" % number
+        assert feed(
+            reassembler, header(own_id, *((name(1, b"%d,%d" % (number, at)), 0) for at in range(9)))
+        )
     assert feed(reassembler, header(A, (P, 1))) == []
     assert whole(feed(reassembler, (P, b"x"))) == [(A, [(P, b"x")])]
     # They are known all the same.
@@ -357,7 +361,12 @@ def test_a_batch() -> None:
     reassembler = Reassembler()
     messages = [header(A, (P, 1)), (P, b"x"), header(B, (Q, 1)), (Q, b"y")]
     entries = [(0x10, pack_message(*message)) for message in messages]
-    entries[1:1] = [(0xB0, b"bookmark"), (7, b"of another type"), (0x10, b"\xff\xffcut"), (0x10, b"")]
+    entries[1:1] = [
+        (0xB0, b"bookmark"),
+        (7, b"of another type"),
+        (0x10, b"\xff\xffcut"),
+        (0x10, b""),
+    ]
     events = reassembler.receive_batch(batch_of(entries, 100), "a")
     first = next(events)
     assert first == Malformed(b"cut", "an entry of 5 bytes does not hold its key", "a", 103)
@@ -441,6 +450,17 @@ def test_wrong_arguments() -> None:
         Reassembler(resume=Checkpoint({}, {}, [(A, [b"x"])]))
     # All of them left it as it was.
     assert whole(feed(reassembler, header(A))) == [(A, [])]
+
+
+def test_a_source_may_be_any_str() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    reassembler = Reassembler()
+    reassembler.receive(P, b"", Name("a"), 1)
+    reassembler.receive(P, b"", "a", 2)
+    assert reassembler.positions() == {"a": 1}
+    assert reassembler.stats().sources["a"].duplicates == 1
 
 
 def test_one_caller_at_a_time() -> None:

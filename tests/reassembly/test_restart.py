@@ -44,7 +44,7 @@ class Consumer:
                 self.stored = self.reassembler.checkpoint()
 
     def finish(self, chance: random.Random) -> None:
-        while open_ := [name for name in self.sources if self.at[name] < len(self.sources[name])]:
+        while open_ := [s for s in self.sources if self.at[s] < len(self.sources[s])]:
             self.step(chance.choice(open_))
 
 
@@ -52,11 +52,11 @@ class Consumer:
 @many
 def test_each_payload_once(made: list[Made], chance: random.Random, count: int) -> None:
     names = "abc"[:count]
-    sources: dict[str, list[Message]] = {name: [] for name in names}
+    sources: dict[str, list[Message]] = {source: [] for source in names}
     for payload in made:
         for message in payload.messages:
-            for name in [n for n in names if chance.random() < 0.6] or [chance.choice(names)]:
-                sources[name].append(message)
+            for source in [n for n in names if chance.random() < 0.6] or [chance.choice(names)]:
+                sources[source].append(message)
     for messages in sources.values():
         chance.shuffle(messages)
     consumer = Consumer(sources)
@@ -76,8 +76,8 @@ def test_something_that_never_ends_does_not_bring_old_payloads_back(
     """It holds the position, so that far more is read again than the threshold covers."""
     messages: list[Message] = [(name(9), b"without a header")]
     for number in range(30):
-        id = b"%32d" % number
-        payload = [(b"\0" + id, records((b"\1" + id, 1))), (b"\1" + id, b"x")]
+        own_id = b"%32d" % number
+        payload = [(b"\0" + own_id, records((b"\1" + own_id, 1))), (b"\1" + own_id, b"x")]
         chance.shuffle(payload)
         messages += payload
     consumer = Consumer({"a": messages}, reorg_threshold=threshold)
@@ -86,7 +86,9 @@ def test_something_that_never_ends_does_not_bring_old_payloads_back(
             consumer.step("a")
         consumer.start()
     consumer.finish(chance)
-    assert sorted(id for id, _ in consumer.results) == [b"%32d" % number for number in range(30)]
+    assert sorted(own_id for own_id, _ in consumer.results) == [
+        b"%32d" % number for number in range(30)
+    ]
     # Once it is given up, the rest may go as well.
     consumer.reassembler.expire(1e9)
     for number in range(2 * threshold + 2):
@@ -129,7 +131,9 @@ def test_reading_again_ends() -> None:
     known = [(b"%32d" % number, []) for number in range(50)]
     reassembler = Reassembler(resume=Checkpoint({"a": 3}, {"a": 5}, known), reorg_threshold=1)
     assert reassembler.positions() == {"a": 3}
-    assert reassembler.checkpoint() == Checkpoint({"a": 3}, {"a": 5}, [(id, ()) for id, _ in known])
+    assert reassembler.checkpoint() == Checkpoint(
+        {"a": 3}, {"a": 5}, [(own_id, ()) for own_id, _ in known]
+    )
     for position in (3, 4, 5):
         assert reassembler.receive(b"\0" + known[position][0], b"", "a", position) == ()
     assert reassembler.known_count == 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from datastreamer.reassembly._reassembler import CHARGES
+from datastreamer.reassembly._ledger import CHARGES
 from datastreamer.reassembly.checkpoint import Checkpoint
 from datastreamer.reassembly.events import Conflict, Dropped, Event, Malformed, PayloadComplete
 
@@ -76,8 +76,8 @@ class Twin:
         if resume is not None:
             self.next = dict(resume.positions)
             self.seen = dict(resume.seen)
-            for id, prefixes in resume.known:
-                payload = self.payloads[id] = Payload(id, 0.0, 0, None, finished=True)
+            for own_id, prefixes in resume.known:
+                payload = self.payloads[own_id] = Payload(own_id, 0.0, 0, None, finished=True)
                 for key in prefixes:
                     prefix = self.prefixes[key] = Prefix(key, 0.0, 0, payload, None)
                     payload.prefixes.append(prefix)
@@ -143,8 +143,8 @@ class Twin:
 
     def conflict(self, what: Any, key: bytes, prefix: bytes, payload: Payload | None) -> None:
         self.count("conflicts")
-        id = payload.id if payload else None
-        self.events.append(Conflict(what, key[:1024], prefix, id, *self.where))
+        own_id = payload.id if payload else None
+        self.events.append(Conflict(what, key[:1024], prefix, own_id, *self.where))
 
     def wanted(self, prefix: bytes) -> bool:
         return self.subscribe is None or any(

@@ -1,0 +1,69 @@
+"""The ledger's fields and methods, for `_reassembler.pyx`; `_ledger.pyx` says what they are."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from datastreamer.reassembly._slab cimport Slab
+from datastreamer.reassembly._state cimport Heap, Message, Node, Table
+
+cdef bytes id_of(Node* payload)
+cdef bytes key_of(Node* prefix)
+
+
+cdef class Source:
+    cdef str name
+    cdef uint32_t number
+    cdef uint64_t next         # where it goes on; everything before has been received
+    cdef uint64_t seen_before  # as far as it had come in the run before
+    cdef bint placed           # whether it has positions at all
+    cdef Heap heap
+    cdef uint64_t received, duplicates, conflicts, malformed, outside
+
+
+cdef class Ledger:
+    cdef Slab _nodes
+    cdef Slab _holds
+    cdef Table _table
+    cdef uint64_t[2] _secret
+    cdef uint32_t _oldest, _newest             # in flight
+    cdef uint32_t _first_known, _last_known    # given out, in this order
+    cdef uint32_t _next_to_thin
+    cdef uint64_t _used, _budget
+    cdef uint64_t _serial                      # of the message that was taken last
+    cdef uint64_t _in_flight, _messages, _message_bytes
+    cdef uint64_t _known, _fresh, _forgettable, _threshold
+    cdef uint64_t _completed, _dropped
+    cdef uint32_t _replaying                   # sources that are not yet where they had been
+    cdef double _now, _max_age
+    cdef bint _ages, _busy
+    cdef list _events
+    cdef list _sources
+    cdef dict _by_name
+    cdef object _last_name
+    cdef Source _last_source
+
+    cdef int _enter(self) except -1
+    cdef tuple _told(self)
+    cdef Source _source(self, name)
+    cdef int _resume(self, resume) except -1
+    cdef void _keep_known(self, uint32_t payload) noexcept
+    cdef void _forget(self) noexcept
+    cdef void _thin(self, Node* payload) noexcept
+    cdef int _keep_to_budget(self) except -1
+    cdef int _pass_time(self, now) except -1
+    cdef int _drop(self, uint32_t at, str why) except -1
+    cdef uint32_t _find(self, const uint8_t* key) noexcept
+    cdef uint32_t _new_node(self, const uint8_t* key, uint8_t kind) except? 0xFFFFFFFF
+    cdef void _remove_node(self, uint32_t item) noexcept
+    cdef void _into_flight(self, uint32_t item) noexcept
+    cdef void _unlink(self, uint32_t item) noexcept
+    cdef void _charge_message(self, Message* message) noexcept
+    cdef void _free_message(self, Message* message) noexcept
+    cdef void _free_messages(self, Node* node) noexcept
+    cdef int _hold(self, uint32_t item, Source source, uint64_t position) except -1
+    cdef void _drop_hold(self, uint32_t at) noexcept
+    cdef void _let_go(self, Node* node) noexcept
+    cdef void _adopt(self, uint32_t payload, uint32_t prefix) noexcept
+    cdef int _join(self, uint32_t payload, uint32_t prefix) except -1
+    cdef void _move_on(self, Source source, uint64_t next_) noexcept
+    cdef object _position(self, Source source)
+    cdef tuple _prefixes(self, Node* payload)
