@@ -134,14 +134,17 @@ cdef class Ledger:
         """How many payloads were given out and are not forgotten."""
         return self._known
 
-    def checkpoint(self):
-        """What a later run goes on with, after all events so far have been dealt with."""
+    def checkpoint(self, *, known=True):
+        """What a later run goes on with, after all events so far have been dealt with.
+
+        `known=False` leaves out what was given out, for who keeps that event by event.
+        """
         cdef Source found
         return Checkpoint(
             self.positions(),
             {found.name: max(found.next, found.seen_before)
              for found in self._sources if found.placed},
-            self.known(),
+            self.known() if known else [],
         )
 
     def stats(self):

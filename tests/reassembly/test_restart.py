@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from datastreamer.errors import BadPosition
 from datastreamer.reassembly import Checkpoint, PayloadComplete, Reassembler
 from tests.reassembly.made_up import Made, Message, name, records, worlds
 
@@ -125,6 +127,38 @@ def test_a_source_that_does_not_come_back_keeps_nothing_for_ever() -> None:
         reassembler.receive(b"\0%32d" % (number + 200), b"", "a", number + 100)
     assert reassembler.known_count < 20
     assert reassembler.stats().used <= 30_000 + 4 * 144
+
+
+@given(worlds())
+@settings(max_examples=30, deadline=None)
+def test_a_checkpoint_is_a_line_of_text(made: list[Made]) -> None:
+    reassembler = Reassembler()
+    for position, message in enumerate(m for payload in made for m in payload.messages[:-1]):
+        reassembler.receive(*message, "tcp://a", position)
+    checkpoint = reassembler.checkpoint()
+    text = checkpoint.to_json()
+    assert "\n" not in text
+    assert Checkpoint.from_json(text) == checkpoint
+    bare = reassembler.checkpoint(known=False)
+    assert bare == Checkpoint(checkpoint.positions, checkpoint.seen, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", "{}", '{"positions": {}, "seen": {}}'),
+        '{"positions": {"a": -1}, "seen": {}, "known": []}',
+        '{"positions": {"a": true}, "seen": {}, "known": []}',
+        '{"positions": {}, "seen": {"a": 18446744073709551615}, "known": []}',
+        '{"positions": {}, "seen": {}, "known": [["00"]]}',
+        '{"positions": {}, "seen": {}, "known": [[]]}',
+        '{"positions": {}, "seen": {}, "known": ["xy"]}',
+        '{"positions": [1], "seen": {}, "known": []}',
+    ],
+)
+def test_text_that_is_no_checkpoint(text: str) -> None:
+    with pytest.raises(BadPosition, match="no checkpoint of a reassembly"):
+        Checkpoint.from_json(text)
 
 
 def test_reading_again_ends() -> None:
