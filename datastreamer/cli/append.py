@@ -6,11 +6,7 @@ a rollback; whatever ends the program before that rolls it back.
 
 from __future__ import annotations
 
-import functools
-import json
-import sys
 from collections.abc import Callable
-from typing import Any
 
 from datastreamer.cli.creation import (
     CreateOption,
@@ -20,6 +16,7 @@ from datastreamer.cli.creation import (
     SystemIdOption,
 )
 from datastreamer.cli.ending import asked_to_end
+from datastreamer.cli.lines import BadLine, bytes_of, shown, standard_input, value_of
 from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
 from datastreamer.cli.outcome import Failure, Terminated, write_out
 from datastreamer.cli.output import json_line
@@ -29,7 +26,6 @@ from datastreamer.storage.stream import DataStream
 
 # Twice the largest entry's hex; a line without an end must not fill the memory.
 _MAX_LINE = 4 * MAX_DATA_SIZE
-_decode = json.JSONDecoder().decode
 _EVENT = (("type", "data"), ("data", "type"))
 _SHAPES = (
     'a line is {"bookmark": "0x.."}, {"type": 3, "data": "0x.."}, {"commit": true} or '
@@ -53,13 +49,9 @@ def append(
     disk, {"rollback": true} forgets it.
     """
     creation = Creation(create, system_id, stream_version, stream_type)
-    read_line = _standard_input()
+    read_line = standard_input("operations", _MAX_LINE)
     with creation.open(file) as stream:
         _Appender(stream).take_all(read_line)
-
-
-class _BadLine(Exception):
-    """A line that is none of ours; ``str()`` says why."""
 
 
 class _Appender:
@@ -80,7 +72,7 @@ class _Appender:
         except KeyboardInterrupt as error:
             how = "ended by SIGTERM" if isinstance(error, Terminated) else "interrupted"
             raise Failure(f"{how} after line {self._line}; {self._rolled_back()}") from None
-        except (_BadLine, UsageError) as error:
+        except (BadLine, UsageError) as error:
             raise Failure(f"line {self._line}: {error}; {self._rolled_back()}") from None
         except WriteFailed as error:
             # Where it is in doubt whether the operation is there, the error says all there is.
@@ -102,34 +94,23 @@ class _Appender:
         return f"the open operation ({entries}) was rolled back, {holds}"
 
     def _take(self, line: bytes) -> None:
-        if len(line) >= _MAX_LINE:
-            raise _BadLine(f"it is longer than {_MAX_LINE} bytes, more than any entry needs")
-        try:
-            # As json.loads does it, but for the search for encodings.
-            what = _decode(line.decode())
-        except ValueError as error:
-            if not line.strip():
-                return
-            if not isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
-                # Python reads no number of more than some thousand digits.
-                raise _BadLine("it has a number too long for any of ours") from None
-            raise _BadLine(f"it is no JSON ({error})") from None
-        except RecursionError:
-            raise _BadLine("it is nested too deep for any of ours") from None
+        what = value_of(line, _MAX_LINE, "more than any entry needs")
+        if what is None and not line.strip():
+            return
         keys = tuple(what) if type(what) is dict else ()
         if keys in _EVENT:
-            kind, data = what["type"], _bytes_of(what["data"])
+            kind, data = what["type"], bytes_of(what["data"])
             if type(kind) is not int:  # a bool is one, for most purposes
-                raise _BadLine(f"an entry type is a number, not {_shown(kind)}")
+                raise BadLine(f"an entry type is a number, not {shown(kind)}")
             if kind == TYPE_BOOKMARK:
-                raise _BadLine(
+                raise BadLine(
                     f"entry type {kind} belongs to bookmarks; they are added as "
                     '{"bookmark": "0x.."}'
                 )
             self._begin()
             self._op.add_entry(kind, data)
         elif keys == ("bookmark",):
-            key = _bytes_of(what["bookmark"])
+            key = bytes_of(what["bookmark"])
             self._begin()
             self._op.add_bookmark(key)
         elif keys == ("commit",) and what["commit"] is True:
@@ -138,7 +119,7 @@ class _Appender:
             if self._op.is_open:
                 self._stream.rollback_atomic_op()
         else:
-            raise _BadLine(f"it is {_shown(what)}; {_SHAPES}")
+            raise BadLine(f"it is {shown(what)}; {_SHAPES}")
 
     def _begin(self) -> None:
         if not self._op.is_open:
@@ -163,36 +144,3 @@ class _Appender:
         except BrokenPipeError:
             # What was asked for is that the operations are written, heard of or not.
             self._heard = False
-
-
-def _standard_input() -> Callable[[], bytes]:
-    """Reads a line, or as much of it as is still good for an error."""
-    if sys.stdin is None or sys.stdin.closed:
-        raise Failure("standard input is closed; operations come there as JSON lines")
-    read = functools.partial(sys.stdin.buffer.readline, _MAX_LINE)
-
-    def read_line() -> bytes:
-        try:
-            return read()
-        except OSError as error:
-            raise Failure(f"standard input: {error.strerror or error}") from error
-
-    return read_line
-
-
-def _bytes_of(text: object) -> bytes:
-    """The bytes of "0x.."."""
-    if isinstance(text, str) and text[:2] == "0x":
-        try:
-            found = bytes.fromhex(text[2:])
-        except ValueError:
-            pass
-        else:
-            if 2 * len(found) == len(text) - 2:  # fromhex overlooks blanks
-                return found
-    raise _BadLine(f"{_shown(text)} is no hex: 0x, then two digits a byte")
-
-
-def _shown(what: Any) -> str:
-    text = json.dumps(what)
-    return text if len(text) <= 60 else f"{text[:57]}..."

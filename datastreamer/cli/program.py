@@ -19,6 +19,7 @@ from datastreamer.cli.relay import relay
 from datastreamer.cli.repair import repair
 from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
+from datastreamer.cli.split import split
 from datastreamer.cli.top import top
 from datastreamer.cli.truncate import truncate
 from datastreamer.cli.verify import verify
@@ -45,7 +46,7 @@ def datastreamer(
 for verb in (
     *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    *(export, top, clients, demo),
+    *(split, export, top, clients, demo),
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")

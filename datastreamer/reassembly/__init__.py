@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.orderer import Orderer as Orderer
     from datastreamer.reassembly.orderer import Refused as Refused
     from datastreamer.reassembly.orderer import Reorg as Reorg
+    from datastreamer.reassembly.producer import Producer as Producer
     from datastreamer.reassembly.splitter import Splitter as Splitter
 
 _NAMES = {
@@ -36,6 +37,7 @@ _NAMES = {
     "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
     "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
     "orderer": ("Applied", "Block", "Gap", "Orderer", "Refused", "Reorg"),
+    "producer": ("Producer",),
     "splitter": ("Splitter",),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

@@ -18,6 +18,8 @@ PREFIX_SIZE: Final = 33
 ID_SIZE: Final = 32
 RECORD_SIZE: Final = 37
 _SUFFIX: Final = struct.Struct(">I")
+SMALLEST_LIMIT: Final = PREFIX_SIZE + _SUFFIX.size + 2 * RECORD_SIZE
+"""Room for two records, or nesting would not make headers fewer; and for a blob's bytes."""
 _RESERVED: Final = (0x00, 0xFF)
 
 Blob = bytes | bytearray | memoryview
@@ -32,10 +34,8 @@ class Splitter:
     """
 
     def __init__(self, limit: int = MAX_DATA_SIZE - 2) -> None:
-        # Room for two records, or nesting would not make headers fewer; and for a blob's bytes.
-        least = PREFIX_SIZE + _SUFFIX.size + 2 * RECORD_SIZE
-        if limit < least:
-            raise ValueError(f"a limit is at least {least} bytes, not {limit}")
+        if limit < SMALLEST_LIMIT:
+            raise ValueError(f"a limit is at least {SMALLEST_LIMIT} bytes, not {limit}")
         self.limit = limit
 
     def split(self, id: bytes, parts: Mapping[bytes, Part]) -> list[tuple[bytes, bytes]]:

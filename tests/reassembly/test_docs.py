@@ -39,8 +39,10 @@ def test_ordering() -> None:
     assert run(examples()[1]).split("\n")[:3] == [
         "apply b'a1'",
         "apply b'a2'",
-        ("back [(Block(number=2, hash=b'a2', parent=b'a1', weight=None), b'a2')] then "
-        "[(Block(number=2, hash=b'b2', parent=b'a1', weight=None), b'b2'), "
-        "(Block(number=3, hash=b'b3', parent=b'b2', weight=None), b'b3')]"),
+        (
+            "back [(Block(number=2, hash=b'a2', parent=b'a1', weight=None), b'a2')] then "
+            "[(Block(number=2, hash=b'b2', parent=b'a1', weight=None), b'b2'), "
+            "(Block(number=3, hash=b'b3', parent=b'b2', weight=None), b'b3')]"
+        ),
     ]
     assert len(examples()) == 2

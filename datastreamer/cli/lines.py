@@ -1,0 +1,75 @@
+"""JSON lines from standard input, as commands that write a stream take them.
+
+Owns how they are read and what is wrong with one; what they mean is each command's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from datastreamer.cli.outcome import Failure
+
+_decode = json.JSONDecoder().decode
+
+
+class BadLine(Exception):
+    """A line that is none of ours; ``str()`` says why."""
+
+
+def standard_input(what: str, most: int) -> Callable[[], bytes]:
+    """Reads a line, or `most` bytes of it: as much of it as is still good for an error.
+
+    `what` says what comes there, for who has closed it.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise Failure(f"standard input is closed; {what} come there as JSON lines")
+    read = functools.partial(sys.stdin.buffer.readline, most)
+
+    def read_line() -> bytes:
+        try:
+            return read()
+        except OSError as error:
+            raise Failure(f"standard input: {error.strerror or error}") from error
+
+    return read_line
+
+
+def value_of(line: bytes, most: int, why: str) -> Any:
+    """What a line says; None for an empty one. `why` is what a line that is too long exceeds."""
+    if len(line) >= most:
+        raise BadLine(f"it is longer than {most} bytes, {why}")
+    try:
+        # As json.loads does it, but for the search for encodings.
+        return _decode(line.decode())
+    except ValueError as error:
+        if not line.strip():
+            return None
+        if not isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
+            # Python reads no number of more than some thousand digits.
+            raise BadLine("it has a number too long for any of ours") from None
+        raise BadLine(f"it is no JSON ({error})") from None
+    except RecursionError:
+        raise BadLine("it is nested too deep for any of ours") from None
+
+
+def bytes_of(text: object) -> bytes:
+    """The bytes of "0x.."."""
+    if isinstance(text, str) and text[:2] == "0x":
+        try:
+            found = bytes.fromhex(text[2:])
+        except ValueError:
+            pass
+        else:
+            if 2 * len(found) == len(text) - 2:  # fromhex overlooks blanks
+                return found
+    raise BadLine(f"{shown(text)} is no hex: 0x, then two digits a byte")
+
+
+def shown(what: Any) -> str:
+    """As much of a value as a message has room for."""
+    text = json.dumps(what)
+    return text if len(text) <= 60 else f"{text[:57]}..."
