@@ -1,6 +1,6 @@
 # The contracts stand in the docstrings of _reassembler.pyx.
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import final
 
 from _typeshed import ReadableBuffer
@@ -28,7 +28,7 @@ class Reassembler(Ledger):
         source: str = "",
         position: int | None = None,
         now: float | None = None,
-    ) -> Sequence[Event]: ...
+    ) -> tuple[Event, ...]: ...
     def receive_batch(
         self, batch: EntryBatch, source: str = "", *, type: int = 0x10, now: float | None = None
     ) -> Iterator[Event]: ...

@@ -619,7 +619,7 @@ cdef class _Received:
     cdef object now
     cdef uint32_t type
     cdef Py_ssize_t at
-    cdef object told
+    cdef tuple told
     cdef Py_ssize_t told_at
 
     def __iter__(self):

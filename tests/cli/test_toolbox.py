@@ -19,7 +19,7 @@ from tests.conftest import Golden
 from tests.storage.made import bookmarks_of, scan_file, trace_of
 
 BOOKMARKS = 80
-WRITING = ["append", "truncate", "reindex", "import-leveldb"]
+WRITING = ["append", "split", "truncate", "reindex", "import-leveldb"]
 ALL = [*WRITING, "snapshot"]
 MORE = {"truncate": ["1"], "snapshot": ["out.bin"], "import-leveldb": ["--db", "folder.db"]}
 
