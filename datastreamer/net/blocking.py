@@ -14,13 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from datastreamer._codec import Entry
+from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
+    NotSupported,
     PeerError,
     ServerRefused,
     StreamClosed,
@@ -39,8 +41,19 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.batches import (
+    BATCH_BYTES,
+    REQUESTS,
+    Limits,
+    RangeReading,
+    Read,
+    probe,
+    read,
+    wait_ms,
+)
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.messages import NO_EXTENSIONS, Capabilities
 from datastreamer.protocol.resume import (
     BACKOFF,
     Backoff,
@@ -77,7 +90,8 @@ class BlockingClient:
     `backoff` says when it is tried, `retry_for` for how many seconds (None: for ever).
     `heartbeat` tells a silent server from a quiet stream: when nothing came for so many
     seconds, the server is asked on a second connection; without an answer, or where
-    entries are due, the connection is taken for lost.
+    entries are due, the connection is taken for lost. Without `batch_reads` a server is not
+    asked what it can do, and no batches are asked for.
 
     What is raised, and what it leaves: `ServerRefused` - the client is usable; a refusal
     may cost the connection, and the next call makes another. `ConnectionLost`,
@@ -100,6 +114,7 @@ class BlockingClient:
         retry_for: float | None = None,
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
+        batch_reads: bool = True,
     ) -> None:
         self.stream_type = stream_type
         self._place = place_of(host, port, tls, tls_server_name)
@@ -114,7 +129,9 @@ class BlockingClient:
         # Held during a call; never waited for, so that a signal's handler may come to it, too.
         self._turn = threading.Lock()
         self._socket: socket.socket | None = None
-        self._connection: ClientConnection
+        # Whether this server may be asked what it can do: some close on the question.
+        self._may_ask = self._extensions = batch_reads
+        self._connection = ClientConnection(extensions=batch_reads)
         self._connect()
 
     def close(self) -> None:
@@ -152,6 +169,98 @@ class BlockingClient:
     def bookmark(self, key: bytes) -> Entry:
         """The first event at or after the bookmark `key`. Raises `UnknownBookmark`."""
         return self.call(exchanges.bookmark, key)
+
+    # Batches
+
+    @property
+    def total_entries(self) -> int | None:
+        """The newest total that the server told on this connection; None before the first."""
+        return self._connection.total_entries
+
+    def capabilities(self) -> Capabilities:
+        """What the server can do beyond the published protocol; asked once a connection."""
+        return self.call(probe)
+
+    def batch_read(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+    ) -> EntryBatch:
+        """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
+        `max_bytes` with their heads (0: as many as the server gives).
+
+        Any number from one to the limits may come, whatever is there: the first entry comes
+        even when it is larger than `max_bytes`. None only at the end of the stream, when
+        `wait` seconds brought none. Raises `UnknownEntry` past the end, as the server says
+        now; `NotSupported` where it has no batches.
+        """
+        return self._read(Read(from_entry, max_count, max_bytes), wait)
+
+    def batch_read_unconfirmed(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+    ) -> EntryBatch:
+        """As `batch_read`, without a look at where the stream ends: past that the server
+        refuses, which is `BadFromEntry`."""
+        return self._read(Read(from_entry, max_count, max_bytes, checked=False), wait)
+
+    def batch_read_with_fallback(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+    ) -> EntryBatch:
+        """As `batch_read`, from any server: one without batches is asked for single entries."""
+        return self._read(Read(from_entry, max_count, max_bytes, fallback=True))
+
+    def batch_read_unconfirmed_with_fallback(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+    ) -> EntryBatch:
+        """As `batch_read_unconfirmed`, from any server."""
+        wanted = Read(from_entry, max_count, max_bytes, checked=False, fallback=True)
+        return self._read(wanted)
+
+    def _read(self, wanted: Read, wait: float = 0.0) -> EntryBatch:
+        timeout = self._timeout
+        wanted = replace(wanted, wait_ms=wait_ms(wait))
+        self._timeout += wait
+        try:
+            return self.call(read, wanted)
+        finally:
+            self._timeout = timeout
+
+    def read_batches(
+        self,
+        *,
+        from_entry: int = 0,
+        from_position: Position | None = None,
+        stop: int | None = None,
+        max_count: int = 0,
+        max_bytes: int = BATCH_BYTES,
+        requests: int = REQUESTS,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
+    ) -> Batches:
+        """As `batches`, asked for in batches of `max_count` entries and `max_bytes`, with
+        `requests` underway: no more is sent than is asked for.
+
+        Ends before entry `stop`, or where the stream ends when it begins. A server without
+        batches is asked to stream as far.
+        """
+        work = streaming(
+            from_entry if from_position is None else None,
+            None,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._endurance.resume,
+            batched=Limits(max_count, max_bytes, requests),
+        )
+        return Batches(self, work, None, cursor, on_rollback)
+
+    def between_bookmarks(self, first: bytes, last: bytes) -> Batches:
+        """The entries from one bookmark's to another's, both included, as they are now.
+
+        Raises `BadFromBookmark`, `BadToBookmark` (also where the second stands before the
+        first), and `NotSupported`: few servers know this.
+        """
+        return Batches(self, RangeReading(first, last), self._timeout)
 
     def entries_by_number(
         self, numbers: Iterable[int], *, window: int = exchanges.WINDOW
@@ -297,17 +406,22 @@ class BlockingClient:
         try:
             if self._socket is None or self._suspect or self._active is not None:
                 self._prepare()
-            before = self._connection.received_bytes
-            try:
-                return self._drive(exchange(self._connection, *what, **named), self._timeout)
-            except ConnectionLost:
-                # A connection that was good once and is stale: asked again over another.
-                if not self._resumes or not before or self._connection.received_bytes > before:
-                    raise
-            self._drop()
-            self._prepare()
-            return self._drive(exchange(self._connection, *what, **named), self._timeout)
+            again = self._resumes
+            while True:
+                before = self._connection.received_bytes
+                try:
+                    return self._drive(exchange(self._connection, *what, **named), self._timeout)
+                except ConnectionLost:
+                    # A connection that was good once and is stale: asked again over another.
+                    stale = again and 0 < before == self._connection.received_bytes
+                    if not stale and not self._lost_by_asking():
+                        raise
+                    again = False
+                self._drop()
+                self._prepare()
         except BaseException as error:
+            if isinstance(error, ConnectFailed):
+                self._extensions = self._may_ask
             self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
@@ -321,6 +435,13 @@ class BlockingClient:
             if not self._survives(iteration, error):
                 raise
         self._active = iteration
+
+    def _lost_by_asking(self) -> bool:
+        """Whether the server closed on the question what it can do: it is not asked again."""
+        if not self._connection.probing:
+            return False
+        self._extensions = False
+        return True
 
     def join(self, iteration: Iteration[Any]) -> None:
         """Join the stream again where its connection was lost, until it is stopped."""
@@ -377,6 +498,8 @@ class BlockingClient:
         """
         answered = self._connection.received_bytes > 0
         self._answered = self._answered or answered
+        if isinstance(error, ConnectionLost):
+            self._lost_by_asking()
         if not (self._resumes and self._answered and isinstance(iteration.work, Resumable)):
             return False
         now, luck = time.monotonic(), random.random()  # noqa: S311
@@ -519,7 +642,11 @@ class BlockingClient:
 
     def _connect(self) -> None:
         if not self._closed:
-            self._connection = ClientConnection(self.stream_type, peer=self.peer)
+            if self._connection.capabilities is NO_EXTENSIONS:
+                self._extensions = False
+            self._connection = ClientConnection(
+                self.stream_type, peer=self.peer, extensions=self._extensions
+            )
             self._socket = connect_blocking(self._place, self._timeout)
             watch_over(self._socket.setsockopt)
         # From here on who closes it finds the socket.
@@ -557,7 +684,11 @@ class BlockingClient:
 
     def _judge(self, error: BaseException, *, in_step: bool) -> None:
         """What `error` means for the connection; one that is out of step is given up."""
-        if isinstance(error, ServerRefused) and not self._connection.outstanding:
+        if self._connection.out_of_step:
+            self._drop()
+        elif isinstance(error, NotSupported):
+            pass
+        elif isinstance(error, ServerRefused) and not self._connection.outstanding:
             self._suspect = True
         elif isinstance(error, PeerError) or not in_step:
             self._drop()

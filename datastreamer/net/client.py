@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 import trio
 
-from datastreamer._codec import Entry
+from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.channel import dial
 from datastreamer.net.iteration import Batches, Entries
@@ -23,6 +24,17 @@ from datastreamer.net.link import Link
 from datastreamer.net.place import place_of
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.batches import (
+    BATCH_BYTES,
+    REQUESTS,
+    Limits,
+    RangeReading,
+    Read,
+    probe,
+    read,
+    wait_ms,
+)
+from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Resumable, Rollback, streaming
 
 if TYPE_CHECKING:
@@ -42,6 +54,7 @@ async def connect(
     retry_for: float | None = None,
     backoff: Backoff = BACKOFF,
     heartbeat: float | None = None,
+    batch_reads: bool = True,
 ) -> AsyncIterator[Client]:
     """A client of the server at `host` and `port`, closed at the end of the block.
 
@@ -58,7 +71,8 @@ async def connect(
     `backoff` says when it is tried, `retry_for` for how many seconds (None: for ever).
     `heartbeat` tells a silent server from a quiet stream: when nothing came for so many
     seconds, the server is asked on a second connection; without an answer, or where
-    entries are due, the connection is taken for lost.
+    entries are due, the connection is taken for lost. Without `batch_reads` a server is not
+    asked what it can do, and no batches are asked for.
     """
     place = place_of(host, port, tls, tls_server_name)
     redial = partial(dial, place, timeout)
@@ -72,6 +86,7 @@ async def connect(
         retry_for=retry_for,
         backoff=backoff,
         heartbeat=heartbeat,
+        batch_reads=batch_reads,
     )
     try:
         yield client
@@ -109,9 +124,10 @@ class Client:
         retry_for: float | None = None,
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
+        batch_reads: bool = True,
     ) -> None:
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
-        self._link = Link(stream, stream_type, timeout, redial, peer, endurance)
+        self._link = Link(stream, stream_type, timeout, redial, peer, endurance, batch_reads)
 
     @property
     def stream_type(self) -> int:
@@ -140,6 +156,93 @@ class Client:
     async def bookmark(self, key: bytes) -> Entry:
         """The first event at or after the bookmark `key`. Raises `UnknownBookmark`."""
         return await self._link.call(exchanges.bookmark, key)
+
+    # Batches
+
+    @property
+    def total_entries(self) -> int | None:
+        """The newest total that the server told on this connection; None before the first."""
+        return self._link.total_entries
+
+    async def capabilities(self) -> Capabilities:
+        """What the server can do beyond the published protocol; asked once a connection."""
+        return await self._link.call(probe)
+
+    async def batch_read(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+    ) -> EntryBatch:
+        """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
+        `max_bytes` with their heads (0: as many as the server gives).
+
+        Any number from one to the limits may come, whatever is there: the first entry comes
+        even when it is larger than `max_bytes`. None only at the end of the stream, when
+        `wait` seconds brought none. Raises `UnknownEntry` past the end, as the server says
+        now; `NotSupported` where it has no batches.
+        """
+        return await self._read(Read(from_entry, max_count, max_bytes), wait)
+
+    async def batch_read_unconfirmed(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+    ) -> EntryBatch:
+        """As `batch_read`, without a look at where the stream ends: past that the server
+        refuses, which is `BadFromEntry`."""
+        return await self._read(Read(from_entry, max_count, max_bytes, checked=False), wait)
+
+    async def batch_read_with_fallback(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+    ) -> EntryBatch:
+        """As `batch_read`, from any server: one without batches is asked for single entries."""
+        return await self._read(Read(from_entry, max_count, max_bytes, fallback=True))
+
+    async def batch_read_unconfirmed_with_fallback(
+        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+    ) -> EntryBatch:
+        """As `batch_read_unconfirmed`, from any server."""
+        wanted = Read(from_entry, max_count, max_bytes, checked=False, fallback=True)
+        return await self._read(wanted)
+
+    async def _read(self, wanted: Read, wait: float = 0.0) -> EntryBatch:
+        wanted = replace(wanted, wait_ms=wait_ms(wait))
+        return await self._link.call(read, wanted)
+
+    def read_batches(
+        self,
+        *,
+        from_entry: int = 0,
+        from_position: Position | None = None,
+        stop: int | None = None,
+        max_count: int = 0,
+        max_bytes: int = BATCH_BYTES,
+        requests: int = REQUESTS,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: Callable[[Rollback], object] | None = None,
+    ) -> Batches:
+        """As `batches`, asked for in batches of `max_count` entries and `max_bytes`, with
+        `requests` underway: no more is sent than is asked for.
+
+        Ends before entry `stop`, or where the stream ends when it begins. A server without
+        batches is asked to stream as far.
+        """
+        work = streaming(
+            from_entry if from_position is None else None,
+            None,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._link.resumes,
+            batched=Limits(max_count, max_bytes, requests),
+        )
+        return Batches(self._link, work, cursor, on_rollback)
+
+    def between_bookmarks(self, first: bytes, last: bytes) -> Batches:
+        """The entries from one bookmark's to another's, both included, as they are now.
+
+        Raises `BadFromBookmark`, `BadToBookmark` (also where the second stands before the
+        first), and `NotSupported`: few servers know this.
+        """
+        return Batches(self._link, RangeReading(first, last))
 
     def entries_by_number(
         self, numbers: Iterable[int], *, window: int = exchanges.WINDOW

@@ -21,6 +21,7 @@ import trio
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
+    NotSupported,
     PeerError,
     ServerRefused,
     StreamClosed,
@@ -32,6 +33,7 @@ from datastreamer.net.pouring import Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.messages import NO_EXTENSIONS
 from datastreamer.protocol.resume import Endurance, Recovery, Resumable
 
 if TYPE_CHECKING:
@@ -63,12 +65,15 @@ class Link:
         redial: Callable[[], Awaitable[trio.abc.Stream]] | None,
         peer: str,
         endurance: Endurance,
+        batch_reads: bool = True,
     ) -> None:
         self.stream_type = stream_type
         self.peer = peer
         self._timeout = timeout
         self._redial = redial
-        self._connection = ClientConnection(stream_type, peer=peer)
+        # Whether this server may be asked what it can do: some close on the question.
+        self._may_ask = self._extensions = batch_reads
+        self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
         self._channel: Channel | None = channel_over(stream, peer)
         # The iteration that is open, on which the server may send at any time.
         self._active: Iteration[Any] | None = None
@@ -97,21 +102,38 @@ class Link:
         try:
             if self._channel is None or self._suspect or self._active is not None:
                 await self._prepare()
-            before = self._connection.received_bytes
-            try:
-                return await self._drive(exchange(self._connection, *what, **named))
-            except ConnectionLost:
-                # A connection that was good once and is stale: asked again over another.
-                if not self.resumes or not before or self._connection.received_bytes > before:
-                    raise
-            await self._drop()
-            await self._prepare()
-            return await self._drive(exchange(self._connection, *what, **named))
+            again = self.resumes
+            while True:
+                before = self._connection.received_bytes
+                try:
+                    return await self._drive(exchange(self._connection, *what, **named))
+                except ConnectionLost:
+                    # A connection that was good once and is stale: asked again over another.
+                    stale = again and 0 < before == self._connection.received_bytes
+                    if not stale and not self._lost_by_asking():
+                        raise
+                    again = False
+                await self._drop()
+                await self._prepare()
         except BaseException as error:
+            if isinstance(error, ConnectFailed):
+                self._extensions = self._may_ask
             await self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
             self._release()
+
+    def _lost_by_asking(self) -> bool:
+        """Whether the server closed on the question what it can do: it is not asked again."""
+        if not self._connection.probing or self._redial is None:
+            return False
+        self._extensions = False
+        return True
+
+    def _new_connection(self) -> ClientConnection:
+        if self._connection.capabilities is NO_EXTENSIONS:
+            self._extensions = False
+        return ClientConnection(self.stream_type, peer=self.peer, extensions=self._extensions)
 
     async def begin(self, iteration: Iteration[Any]) -> None:
         """The first part of an exchange of many parts."""
@@ -227,6 +249,11 @@ class Link:
     # Losses
 
     @property
+    def total_entries(self) -> int | None:
+        """The newest total that the server told on this connection."""
+        return self._connection.total_entries
+
+    @property
     def resumes(self) -> bool:
         """Whether a lost connection can and shall be replaced without a word."""
         return self._endurance.resume and self._redial is not None and not self._closed
@@ -253,6 +280,8 @@ class Link:
         """
         answered = self._connection.received_bytes > 0
         self._answered = self._answered or answered
+        if isinstance(error, ConnectionLost):
+            self._lost_by_asking()
         if not (self._answered and self._lasting(iteration)):
             return False
         now, luck = trio.current_time(), random.random()  # noqa: S311
@@ -270,7 +299,7 @@ class Link:
                 if iteration.recovery is not None:
                     await trio.sleep_until(iteration.recovery.due)
                 with self._bounded():
-                    self._connection = ClientConnection(self.stream_type, peer=self.peer)
+                    self._connection = self._new_connection()
                     self._channel = channel_over(await self._redial(), self.peer)
                     await self._drive(work.begin(self._connection))
                     joined = True
@@ -372,7 +401,7 @@ class Link:
             if self._redial is None:
                 raise ConnectionLost(f"the connection to {self.peer} is lost; make a new client")
             self._channel = channel_over(await self._redial(), self.peer)
-            self._connection = ClientConnection(self.stream_type, peer=self.peer)
+            self._connection = self._new_connection()
 
     async def _restore(self) -> None:
         """End what is underway and try a suspect connection; give it up if that fails."""
@@ -399,8 +428,10 @@ class Link:
 
     async def _judge(self, error: BaseException, *, in_step: bool) -> None:
         """What `error` means for the connection; one that is out of step is given up."""
-        if self._sending:
+        if self._sending or self._connection.out_of_step:
             await self._drop()
+        elif isinstance(error, NotSupported):
+            pass
         elif isinstance(error, ServerRefused) and not self._connection.outstanding:
             self._suspect = True
         elif isinstance(error, PeerError) or not in_step:

@@ -35,6 +35,7 @@ from datastreamer.format import (
     Header,
 )
 from datastreamer.protocol.messages import (
+    NO_EXTENSIONS,
     OK,
     BatchQuery,
     BookmarkQuery,
@@ -157,15 +158,22 @@ class ClientConnection:
     buffer of up to 1 MiB: who keeps few entries of many batches copies them.
 
     `peer` names the other side in messages. `capabilities` is what it has said of itself,
-    `total_entries` the newest total that it told, None as long as it has told none.
+    `total_entries` the newest total that it told, None as long as it has told none. Without
+    `extensions` it is not asked what it can do: nothing but what everybody can.
     """
 
-    def __init__(self, stream_type: int = 1, *, peer: str = "the server") -> None:
+    def __init__(
+        self, stream_type: int = 1, *, peer: str = "the server", extensions: bool = True
+    ) -> None:
         self.stream_type = stream_type
         self.peer = peer
         self.streaming = False
         self.received_bytes = 0
-        self.capabilities: Capabilities | None = None
+        self.capabilities: Capabilities | None = None if extensions else NO_EXTENSIONS
+        self.probing = False
+        """Whether the question for capabilities has not been answered yet."""
+        self.out_of_step = False
+        """Whether the server reads parameters as commands: nothing more is to be asked."""
         self.total_entries: int | None = None
         self.batch_ahead: int | None = None
         """Where the entries of a batch end of which only the beginning has arrived."""
@@ -348,10 +356,10 @@ class ClientConnection:
             raise self._violation(f"capabilities of {length} bytes")
         if self._lacks(length):
             return None
-        self.capabilities = Capabilities.unpack(self._view[self._start :])
+        capabilities = Capabilities.unpack(self._view[self._start :])
         self._take(length)
         self._answered_whole()
-        return CapabilitiesReceived(self.capabilities)
+        return CapabilitiesReceived(capabilities)
 
     def _batch(self) -> Event | None:
         command = self._commands[0] if self._answer_due else None

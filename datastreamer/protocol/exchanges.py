@@ -60,18 +60,18 @@ MAX_WINDOW: Final = 1024
 more, both sides could wait for each other to read."""
 
 
-def _event(connection: ClientConnection) -> Flow[Event]:
+def next_event(connection: ClientConnection) -> Flow[Event]:
     """The next event; a refusal and the end of the connection are raised."""
     while (event := connection.next_event()) is None:
         yield None
     if isinstance(event, PeerEnded):
-        raise _wrong(connection, event)
+        raise unexpected(connection, event)
     if isinstance(event, ResultReceived) and event.number != RESULT_OK:
-        raise _wrong(connection, event)
+        raise unexpected(connection, event)
     return event
 
 
-def _wrong(connection: ClientConnection, event: Event) -> PeerError:
+def unexpected(connection: ClientConnection, event: Event) -> PeerError:
     """The exception for an event that is not the one that was due."""
     told = f"{connection.peer} closed the connection"
     if isinstance(event, ResultReceived) and event.number != RESULT_OK:
@@ -94,7 +94,7 @@ def header(connection: ClientConnection) -> Flow[Header]:
     while (event := connection.next_event()) is None:
         yield None
     if not isinstance(event, HeaderReceived):
-        raise _wrong(connection, event)
+        raise unexpected(connection, event)
     return event.header
 
 
@@ -106,7 +106,7 @@ def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
         while (event := connection.next_event()) is None:
             yield None
         if not isinstance(event, EntryReceived):
-            raise _wrong(connection, event)
+            raise unexpected(connection, event)
         if event.entry is not None:
             return event.entry
         before, total = total, (yield from header(connection)).total_entries
@@ -121,7 +121,7 @@ def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
     while (event := connection.next_event()) is None:
         yield None
     if not isinstance(event, EntryReceived):
-        raise _wrong(connection, event)
+        raise unexpected(connection, event)
     if event.entry is None:
         raise UnknownBookmark(key)
     if event.entry.is_bookmark:
@@ -193,19 +193,19 @@ class Streaming:
         if self._complete:
             return
         yield connection.request(self._command)
-        event = yield from _event(connection)
+        event = yield from next_event(connection)
         if not isinstance(event, ResultReceived):
-            raise _wrong(connection, event)
+            raise unexpected(connection, event)
 
     def advance(self) -> Flow[EntryBatch | None]:
         if self._complete or self._stopped:
             return None
-        event = yield from _event(self._connection)
+        event = yield from next_event(self._connection)
         if isinstance(event, ResultReceived):
             self._stopped = True
             return None
         if not isinstance(event, EntriesReceived):
-            raise _wrong(self._connection, event)
+            raise unexpected(self._connection, event)
         batch = event.batch
         if self._stop is not None and batch.next_number >= self._stop:
             # The Stop goes out at once, so that the server does not send on; what it
@@ -225,7 +225,7 @@ class Streaming:
         yield self.request_stop()
         passed = 0
         while not self._stopped:
-            event = yield from _event(self._connection)
+            event = yield from next_event(self._connection)
             if isinstance(event, ResultReceived):
                 self._stopped = True
             elif isinstance(event, EntriesReceived):
@@ -259,10 +259,10 @@ class Lookup:
                 yield self._ask(free)
             if not connection.outstanding:
                 return None
-            event: Event | None = yield from _event(connection)
+            event: Event | None = yield from next_event(connection)
             while event is not None and not isinstance(event, PeerEnded):
                 if not isinstance(event, EntryReceived):
-                    raise _wrong(connection, event)
+                    raise unexpected(connection, event)
                 if event.entry is None:
                     self._missing = event.command
                     break
@@ -288,7 +288,7 @@ class Lookup:
 
     def end(self, limit: int | None) -> Flow[bool]:
         while self._connection.outstanding:
-            yield from _event(self._connection)
+            yield from next_event(self._connection)
         return True
 
 

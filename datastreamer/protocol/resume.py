@@ -29,6 +29,7 @@ from datastreamer.errors import (
 from datastreamer.format import U32_MAX, Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.batches import BatchReading, Limits
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow, Streaming
 from datastreamer.protocol.trail import Trail
@@ -156,7 +157,9 @@ class Resumable:
     that is to be told before the next `advance`.
 
     With `types` only entries of these types are handed out; a run in which there are
-    none is handed out empty. Unless `careful`, the server is not asked who it is.
+    none is handed out empty. Unless `careful`, the server is not asked who it is. With
+    `batched` limits the entries are asked for in batches, from a number up to `stop`, or to
+    where the stream ends at the beginning.
     """
 
     def __init__(
@@ -167,6 +170,7 @@ class Resumable:
         types: Collection[int] | None = None,
         follow_rollbacks: bool = False,
         careful: bool = True,
+        batched: Limits | None = None,
     ) -> None:
         if isinstance(start, int) and stop is not None and stop < start:
             raise BadRange(f"entries from {start} to {stop} run backwards")
@@ -178,11 +182,12 @@ class Resumable:
                 raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
         self._follow_rollbacks = follow_rollbacks
         self._careful = careful
+        self._batched = batched
         self._stream: Identity | None = None
         self._trail: Trail | None = None
         # The first entry that was ever asked for; None: what came before is remembered too.
         self._origin: int | None = None
-        self._streaming: Streaming | None = None
+        self._streaming: Streaming | BatchReading | None = None
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
         self._missed: int | None = None
@@ -239,12 +244,22 @@ class Resumable:
             if self._trail is not None:
                 yield from self._rejoin(connection, self._trail, header)
                 return
-        streaming = Streaming(self._start, self._stop)
-        yield from streaming.begin(connection)
-        self._streaming = streaming
+        self._streaming = yield from self._begin(connection, self._start)
         if isinstance(self._start, int):
             self._trail = Trail(self._start)
             self._origin = self._start
+
+    def _begin(
+        self, connection: ClientConnection, start: int | bytes
+    ) -> Flow[Streaming | BatchReading]:
+        if self._batched is None or not isinstance(start, int):
+            streaming = Streaming(start, self._stop)
+            yield from streaming.begin(connection)
+            return streaming
+        reading = BatchReading(start, self._stop, self._batched)
+        yield from reading.begin(connection)
+        self._stop = reading.stop
+        return reading
 
     def advance(self) -> Flow[EntryBatch | None]:
         self._settle()
@@ -290,9 +305,8 @@ class Resumable:
         first, due, total = trail.first_number, trail.next_number, header.total_entries
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
-        streaming = Streaming(first, self._stop)
         try:
-            yield from streaming.begin(connection)
+            streaming = yield from self._begin(connection, first)
         except BadFromEntry as error:
             # It went back since it said its total: the next attempt sees how far.
             raise ConnectionLost(f"{connection.peer} went back meanwhile") from error
@@ -369,6 +383,7 @@ def streaming(
     types: Collection[int] | None = None,
     follow_rollbacks: bool = False,
     careful: bool = True,
+    batched: Limits | None = None,
 ) -> Resumable:
     """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`."""
     if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
@@ -381,6 +396,7 @@ def streaming(
         types=types,
         follow_rollbacks=follow_rollbacks,
         careful=careful,
+        batched=batched,
     )
     if from_position is not None:
         work.go_on_from(from_position)

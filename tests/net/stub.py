@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 import trio
@@ -19,16 +19,23 @@ from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.protocol.messages import (
     NOT_FOUND,
     OK,
+    BatchQuery,
     BookmarkQuery,
+    Capabilities,
+    CapabilitiesQuery,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
+    encode_batch_head,
+    encode_range_head,
     encode_result,
 )
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 
+EXTENSIONS = (CapabilitiesQuery, BatchQuery, RangeQuery)
 ALREADY_STARTED = encode_result(1)
 
 
@@ -49,7 +56,8 @@ class Stub:
 
     `live` are entries that follow one by one, each when the client was sent all before;
     `behind_stop` are sent after a Stop's Result. `after_refusal`: "usable", "closed", or
-    "refusing" everything. `deaf` to requests of these types.
+    "refusing" everything. `deaf` to requests of these types. `extensions`: "known"; "refused";
+    "fatal", after whose refusal nothing is answered any more; "closed" on.
     """
 
     def __init__(
@@ -61,12 +69,19 @@ class Stub:
         after_refusal: str = "usable",
         deaf: tuple[type, ...] = (),
         header_total: int | None = None,
+        extensions: str = "known",
+        max_batch_count: int = 1000,
+        max_batch_bytes: int = 100_000,
     ) -> None:
         self.entries = list(entries)
         self.behind_stop = behind_stop
         self.after_refusal = after_refusal
         self.deaf = deaf
         self.header_total = header_total
+        self.extensions = extensions
+        # What is committed while a batch is waited for, one time after the other.
+        self.commits: Iterator[list[Entry]] = iter(())
+        self.limits = max_batch_count, max_batch_bytes
         self.connection = ServerConnection(stream_type)
         self.cursor: int | None = None
         self.seen: list[Event] = []
@@ -79,9 +94,28 @@ class Stub:
         sent = b""
         while not self.closed and (event := self.connection.next_event()) is not None:
             self.seen.append(event)
-            if not isinstance(event, self.deaf):
+            if isinstance(event, EXTENSIONS) and self.extensions != "known":
+                sent += self.unknown()
+            elif not isinstance(event, self.deaf):
                 sent += self.answer(event)
         return sent
+
+    def unknown(self) -> bytes:
+        if self.extensions != "refused":
+            self.closed = True
+        return b"" if self.extensions == "closed" else encode_result(9)
+
+    def batch(self, query: BatchQuery) -> bytes:
+        self.append(*next(self.commits, ()))
+        count, size = self.limits
+        total, found, payload = len(self.entries), 0, b""
+        for entry in self.entries[query.from_entry :][: min(query.max_count or count, count)]:
+            packed = entry.pack()
+            if found and len(payload) + len(packed) > min(query.max_bytes or size, size):
+                break
+            payload += packed
+            found += 1
+        return encode_batch_head(found, query.from_entry, total, len(payload)) + payload
 
     def append(self, *entries: Entry) -> bytes:
         """What to send when these are committed."""
@@ -115,6 +149,16 @@ class Stub:
             case StartBookmark(wanted):
                 at = self.find(wanted)
                 return self.start(at) if at is not None else self.refuse(4)
+            case CapabilitiesQuery():
+                return OK + Capabilities(3, b"s" * 16, 4, *self.limits).pack()
+            case BatchQuery(number):
+                return self.batch(event) if number <= total else self.refuse(3)
+            case RangeQuery(first, last):
+                start, end = self.find(first), self.find(last)
+                if start is None or end is None or end < start:
+                    return self.refuse(4 if start is None else 5)
+                packed = b"".join(entry.pack() for entry in self.entries[start : end + 1])
+                return encode_range_head(end) + packed
             case Stop():
                 self.connection.stopped()
                 self.cursor = None

@@ -1,0 +1,378 @@
+"""Entries in batches, as a client asks for them: what a server can do, and how to ask it.
+
+Owns the question for a server's extensions, single batches with their checks, and the
+reading of many, with the next request underway before the last one is answered. Flows
+like those of `exchanges`: no sockets, tasks or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer.errors import (
+    BadRange,
+    ConnectionLost,
+    InvalidCommand,
+    NotSupported,
+    ServerRefused,
+    UnknownEntry,
+    UsageError,
+    refusal,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    RESULT_BAD_FROM_ENTRY,
+    RESULT_INVALID_COMMAND,
+    RESULT_TEXTS,
+    U32_MAX,
+)
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.client import (
+    BatchReceived,
+    CapabilitiesReceived,
+    ClientConnection,
+    EntriesReceived,
+    EntryReceived,
+    HeaderReceived,
+    RangeReceived,
+    ResultReceived,
+)
+from datastreamer.protocol.exchanges import Flow, next_event, unexpected
+from datastreamer.protocol.messages import (
+    NO_EXTENSIONS,
+    BatchQuery,
+    Capabilities,
+    CapabilitiesQuery,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+)
+
+REQUESTS: Final = 2
+"""Requests underway at once while many batches are read, unless the caller says otherwise."""
+
+BATCH_BYTES: Final = 1 << 20
+"""The limit of a batch in bytes while many are read, unless the caller says otherwise."""
+
+MAX_REQUESTS: Final = 64
+MAX_BATCH_BYTES: Final = 64 << 20
+"""No more is asked for, whatever the server offers: an answer stands in memory as a whole."""
+
+# At the end of the stream a commit is waited for so long, then it is asked again.
+_WAIT_MS: Final = 1000
+
+
+def probe(connection: ClientConnection) -> Flow[Capabilities]:
+    """What the server can do; asked once a connection, together with the header.
+
+    Servers that do not know the question refuse it, or close: `connection.probing` is true
+    where the connection ended on it.
+    """
+    if connection.capabilities is not None:
+        return connection.capabilities
+    connection.probing = True
+    yield connection.request(CapabilitiesQuery()) + connection.request(HeaderQuery())
+    while (event := connection.next_event()) is None:
+        yield None
+    if isinstance(event, ResultReceived) and event.number == RESULT_INVALID_COMMAND:
+        said = NO_EXTENSIONS
+    elif isinstance(event, CapabilitiesReceived):
+        said = event.capabilities
+    else:
+        raise unexpected(connection, event)
+    # Some that refuse hear nothing more on the connection: the header tells.
+    while (event := connection.next_event()) is None:
+        yield None
+    if not isinstance(event, HeaderReceived):
+        raise unexpected(connection, event)
+    connection.probing = False
+    connection.capabilities = said
+    return said
+
+
+# One batch.
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One batch that is wanted. `checked`: `from_entry` is compared with the head first;
+    `fallback`: a server without batches is asked for the entries one by one."""
+
+    from_entry: int
+    max_count: int = 0
+    max_bytes: int = 0
+    wait_ms: int = 0
+    checked: bool = True
+    fallback: bool = False
+
+
+def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
+    """The entries, one at least where there are any, none at the end of the stream.
+
+    Raises `NotSupported`, and past the end `UnknownEntry` where that is `checked`, else
+    `BadFromEntry`.
+    """
+    capabilities = yield from probe(connection)
+    if not capabilities.batch_reads and not wanted.fallback:
+        raise not_supported(connection, "batches")
+    if wanted.checked:
+        yield from _check(connection, wanted.from_entry)
+    if not capabilities.batch_reads:
+        return (yield from _one_by_one(connection, wanted))
+    size = _bytes_to_ask_for(capabilities, wanted.max_bytes)
+    query = BatchQuery(wanted.from_entry, wanted.max_count, size, wanted.wait_ms)
+    yield connection.request(query)
+    event = yield from next_event(connection)
+    if not isinstance(event, BatchReceived):
+        raise unexpected(connection, event)
+    return event.batch
+
+
+def wait_ms(seconds: float) -> int:
+    """A wait as it is asked for. Raises `UsageError` for what cannot be asked."""
+    if not 0 <= seconds * 1000 <= U32_MAX:
+        raise UsageError(f"a commit is waited for 0 to {U32_MAX // 1000} seconds, not {seconds:g}")
+    return round(seconds * 1000)
+
+
+def not_supported(connection: ClientConnection, what: str) -> NotSupported:
+    """The exception for an extension that the server does not have."""
+    return NotSupported(f"{connection.peer} does not know {what}; ask for single entries there")
+
+
+def _bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
+    return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
+
+
+def _check(connection: ClientConnection, number: int) -> Flow[None]:
+    """Whether the stream goes as far as `number`, as far as is known; else ask once more."""
+    total = connection.total_entries
+    if total is None or number > total:
+        total = (yield from exchanges.header(connection)).total_entries
+        if number > total:
+            raise UnknownEntry(number, total)
+
+
+def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
+    """The same from a server without batches: single queries, many underway."""
+    size = min(wanted.max_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
+    number, found, ended = wanted.from_entry, 0, False
+    packed: list[bytes] = []
+    # Few at first: how large the entries are is not known.
+    window = 16
+    while not ended and (not wanted.max_count or found < wanted.max_count):
+        count = window if not wanted.max_count else min(window, wanted.max_count - found)
+        queries = [EntryQuery(number + at) for at in range(count)]
+        yield b"".join([connection.request(query) for query in queries])
+        for _ in queries:
+            event = yield from next_event(connection)
+            if not isinstance(event, EntryReceived):
+                raise unexpected(connection, event)
+            entry = event.entry
+            if ended or entry is None or (packed and size < _size(entry)):
+                ended = True
+                continue
+            packed.append(entry.pack())
+            size -= _size(entry)
+            number += 1
+            found += 1
+        window = max(1, min(exchanges.WINDOW, size * found // (sum(map(len, packed)) or 1)))
+    if not packed:
+        total = (yield from exchanges.header(connection)).total_entries
+        if number > total:
+            raise _past_the_end(number)
+    return scan(b"".join(packed), wanted.from_entry)
+
+
+def _size(entry: Entry) -> int:
+    return ENTRY_HEAD_SIZE + len(entry.data)
+
+
+# Many batches.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How to read many: the limits of each batch, and how many requests are underway.
+
+    Raises `UsageError` for what cannot be asked.
+    """
+
+    max_count: int = 0
+    max_bytes: int = BATCH_BYTES
+    requests: int = REQUESTS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.requests <= MAX_REQUESTS:
+            raise UsageError(f"1 to {MAX_REQUESTS} requests are underway, not {self.requests}")
+        if not 0 <= self.max_count <= U32_MAX or not 0 <= self.max_bytes <= U32_MAX:
+            raise UsageError(
+                f"the limits of a batch are 0 to 2**32 - 1, not {self.max_count} entries and "
+                f"{self.max_bytes} bytes"
+            )
+
+
+class BatchReading:
+    """The entries from `start` up to `stop`, asked for in batches; what `Streaming` is where
+    they are streamed, and by that from a server that has no batches.
+
+    Without a `stop` it ends where the stream ends when it begins.
+    """
+
+    def __init__(self, start: int, stop: int | None, limits: Limits) -> None:
+        if stop is not None and stop < start:
+            raise BadRange(f"entries from {start} to {stop} run backwards")
+        self.stop = stop
+        self._limits = limits
+        # The next to hand out, the next to ask for, and where the last request began.
+        self._next = self._asked = self._last = start
+        # So many entries to a request, as long as so many come: then the next is asked for
+        # before anything of the last has come. 0: only when it shows how many there are.
+        self._stride = limits.max_count
+        self._size = limits.max_bytes
+        self._streaming: exchanges.Streaming | None = None
+        self._stopping = False
+        self._connection: ClientConnection
+
+    def begin(self, connection: ClientConnection) -> Flow[None]:
+        self._connection = connection
+        capabilities = yield from probe(connection)
+        total = connection.total_entries
+        if total is None or self._next > total:
+            total = (yield from exchanges.header(connection)).total_entries
+        if self._next > total:
+            raise _past_the_end(self._next)
+        if self.stop is None:
+            self.stop = total
+        self._size = _bytes_to_ask_for(capabilities, self._limits.max_bytes)
+        if not capabilities.batch_reads:
+            self._streaming = exchanges.Streaming(self._next, self.stop)
+            yield from self._streaming.begin(connection)
+        elif self._stride > capabilities.max_batch_count > 0:
+            self._stride = capabilities.max_batch_count
+
+    def advance(self) -> Flow[EntryBatch | None]:
+        if self._streaming is not None:
+            return (yield from self._streaming.advance())
+        assert self.stop is not None
+        while self._next < self.stop and not self._stopping:
+            answer = yield from self._next_answer(self.stop)
+            query, batch, total = answer.command, answer.batch, answer.total_entries
+            if query.from_entry != self._next:
+                continue  # asked for in vain, for the answer before was a short one
+            self._next = batch.next_number
+            if self._next < min(query.from_entry + query.max_count, total):
+                self._stride = 0
+            if batch:
+                return batch
+        return None
+
+    def _next_answer(self, stop: int) -> Flow[BatchReceived]:
+        connection = self._connection
+        yield self._ask(stop)
+        while (event := connection.next_event()) is None:
+            yield self._ask_ahead(stop) or None
+        if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
+            raise ConnectionLost(f"{connection.peer} went back meanwhile")
+        if not isinstance(event, BatchReceived):
+            raise unexpected(connection, event)
+        return event
+
+    def _ask(self, stop: int) -> bytes:
+        """Requests, as many as may be underway and something is known to be there for."""
+        connection, sent = self._connection, []
+        until = min(stop, connection.total_entries or 0)
+        if not connection.outstanding:
+            self._asked = self._next
+            if self._asked >= until:
+                return self._request(stop, _WAIT_MS)
+            sent.append(self._request(stop))
+        while self._stride and self._asked < until:
+            if connection.outstanding >= self._limits.requests:
+                break
+            sent.append(self._request(stop))
+        return b"".join(sent)
+
+    def _ask_ahead(self, stop: int) -> bytes:
+        """The next request, where it has shown how far the answer that comes now will go."""
+        connection, ahead = self._connection, self._connection.batch_ahead
+        until = min(stop, connection.total_entries or 0)
+        if self._stride or ahead is None or ahead >= until or self._limits.requests == 1:
+            return b""
+        if connection.outstanding != 1 or self._last != self._next:
+            return b""
+        self._asked = ahead
+        return self._request(stop)
+
+    def _request(self, stop: int, wait_ms: int = 0) -> bytes:
+        count = min(self._stride or self._limits.max_count or U32_MAX, stop - self._asked)
+        query = BatchQuery(self._asked, count, self._size, wait_ms)
+        self._last = self._asked
+        self._asked += count
+        return self._connection.request(query)
+
+    def request_stop(self) -> bytes:
+        self._stopping = True
+        return b"" if self._streaming is None else self._streaming.request_stop()
+
+    def end(self, limit: int | None) -> Flow[bool]:
+        if self._streaming is not None:
+            return (yield from self._streaming.end(limit))
+        passed = 0
+        while self._connection.outstanding:
+            event = yield from next_event(self._connection)
+            passed += event.batch.nbytes if isinstance(event, BatchReceived) else 0
+            if limit is not None and passed > limit:
+                return False
+        return True
+
+
+def _past_the_end(number: int) -> ServerRefused:
+    text = RESULT_TEXTS[RESULT_BAD_FROM_ENTRY]
+    return refusal(RESULT_BAD_FROM_ENTRY, text, f"entries from {number} on")
+
+
+class RangeReading:
+    """The entries from one bookmark's to another's, both included: runs of entries."""
+
+    def __init__(self, first: bytes, last: bytes) -> None:
+        self._query = RangeQuery(bytes(first), bytes(last))
+        self._last: int | None = None
+        self._connection: ClientConnection
+
+    def begin(self, connection: ClientConnection) -> Flow[None]:
+        self._connection = connection
+        yield connection.request(self._query)
+        try:
+            event = yield from next_event(connection)
+        except InvalidCommand:
+            # The bookmarks are read as another command there: the connection is lost.
+            connection.out_of_step = True
+            raise not_supported(connection, "ranges between bookmarks") from None
+        if not isinstance(event, RangeReceived):
+            raise unexpected(connection, event)
+        self._last = event.last
+
+    def advance(self) -> Flow[EntryBatch | None]:
+        if self._last is None:
+            return None
+        event = yield from next_event(self._connection)
+        if not isinstance(event, EntriesReceived):
+            raise unexpected(self._connection, event)
+        if event.batch.next_number > self._last:
+            self._last = None
+        return event.batch
+
+    def request_stop(self) -> bytes:
+        return b""
+
+    def end(self, limit: int | None) -> Flow[bool]:
+        passed = 0
+        while self._last is not None:
+            batch = yield from self.advance()
+            passed += 0 if batch is None else batch.nbytes
+            if limit is not None and passed > limit:
+                return False
+        return True
