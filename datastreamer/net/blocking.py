@@ -53,7 +53,7 @@ from datastreamer.protocol.batches import (
 )
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
-from datastreamer.protocol.messages import NO_EXTENSIONS, Capabilities
+from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import (
     BACKOFF,
     Backoff,
@@ -642,7 +642,7 @@ class BlockingClient:
 
     def _connect(self) -> None:
         if not self._closed:
-            if self._connection.capabilities is NO_EXTENSIONS:
+            if self._connection.refused:
                 self._extensions = False
             self._connection = ClientConnection(
                 self.stream_type, peer=self.peer, extensions=self._extensions

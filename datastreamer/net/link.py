@@ -33,7 +33,6 @@ from datastreamer.net.pouring import Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
-from datastreamer.protocol.messages import NO_EXTENSIONS
 from datastreamer.protocol.resume import Endurance, Recovery, Resumable
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ class Link:
         return True
 
     def _new_connection(self) -> ClientConnection:
-        if self._connection.capabilities is NO_EXTENSIONS:
+        if self._connection.refused:
             self._extensions = False
         return ClientConnection(self.stream_type, peer=self.peer, extensions=self._extensions)
 

@@ -88,6 +88,7 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
     if not isinstance(event, HeaderReceived):
         raise unexpected(connection, event)
     connection.probing = False
+    connection.refused = said is NO_EXTENSIONS
     connection.capabilities = said
     return said
 

@@ -172,6 +172,8 @@ class ClientConnection:
         self.capabilities: Capabilities | None = None if extensions else NO_EXTENSIONS
         self.probing = False
         """Whether the question for capabilities has not been answered yet."""
+        self.refused = False
+        """Whether it was answered by a server that does not know it."""
         self.out_of_step = False
         """Whether the server reads parameters as commands: nothing more is to be asked."""
         self.total_entries: int | None = None

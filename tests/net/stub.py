@@ -213,9 +213,9 @@ class StubServer:
     Errors of a handler whose client has gone are nothing; others are raised at the end.
     """
 
-    def __init__(self, *handlers: Handler, host: str = "127.0.0.1") -> None:
+    def __init__(self, *handlers: Handler, host: str = "127.0.0.1", port: int = 0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.create_server((host, 0), family=family)
+        self.listener = socket.create_server((host, port), family=family)
         self.host = host
         self.port: int = self.listener.getsockname()[1]
         self.handlers = handlers
