@@ -257,21 +257,20 @@ async def test_another_history_is_seen_where_the_connection_is_replaced(kind: st
 @kinds
 async def test_the_long_poll_ends_with_a_commit_or_with_time(kind: str, stream: DataStream) -> None:
     append(stream, (1, b"one"))
-    async with over_loopback(stream) as rig:
-        async with opened(kind, rig.address[1], timeout=0.1) as client:
-            assert list(await client.batch_read(1, wait=0.3)) == []
-            got: list[Entry] = []
+    got: list[Entry] = []
+    async with over_loopback(stream) as rig, opened(kind, rig.address[1], timeout=0.1) as client:
+        assert list(await client.batch_read(1, wait=0.3)) == []
 
-            async def poll() -> None:
-                got.extend(await client.batch_read(1, wait=30))
+        async def poll() -> None:
+            got.extend(await client.batch_read(1, wait=30))
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(poll)
-                while not rig.server.live.watchers:
-                    await trio.sleep(0.001)
-                append(stream, (2, b"two"))
-            assert got == [Entry(1, 2, b"two")]
-            assert client.client.total_entries == 2
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            while not rig.server.live.watchers:
+                await trio.sleep(0.001)
+            append(stream, (2, b"two"))
+        assert got == [Entry(1, 2, b"two")]
+        assert client.client.total_entries == 2
 
 
 @kinds
