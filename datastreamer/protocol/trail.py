@@ -13,14 +13,18 @@ from datastreamer.format import ENTRY_HEAD_SIZE
 from datastreamer.position import HASH_SIZE, KEPT, Position
 
 
+# So many batches are held at most, each with its buffer of up to some MiB.
+_HELD = 8
+
+
 class Trail:
     """The hashes of up to 256 entries before `next_number`."""
 
     def __init__(self, next_number: int, hashes: bytes = b"") -> None:
         self.next_number = next_number
         self._hashes = hashes
-        # Hashed when somebody asks: in a fast stream the next batch replaces them all.
-        self._unhashed: EntryBatch | None = None
+        # Hashed when somebody asks: in a fast stream the next batches replace them all.
+        self._unhashed: list[EntryBatch] = []
 
     @classmethod
     def of(cls, position: Position) -> Trail:
@@ -30,8 +34,10 @@ class Trail:
     @property
     def hashes(self) -> bytes:
         """8 bytes an entry, oldest first."""
-        if self._unhashed is not None:
-            self._hashes, self._unhashed = _hashes_of(self._unhashed), None
+        if self._unhashed:
+            found = b"".join([_hashes_of(batch) for batch in self._unhashed])
+            self._hashes = (self._hashes + found)[-KEPT * HASH_SIZE :]
+            self._unhashed = []
         return self._hashes
 
     @property
@@ -41,12 +47,24 @@ class Trail:
 
     def extend(self, batch: EntryBatch) -> None:
         """These came next. They may be held, and their buffer, until others come."""
-        last = batch[-KEPT:]
+        last = batch[-KEPT:] if len(batch) > KEPT else batch
         if len(last) == KEPT:
-            self._hashes, self._unhashed = b"", last
+            self._hashes, self._unhashed = b"", [last]
         else:
-            self._hashes = (self.hashes + _hashes_of(last))[-KEPT * HASH_SIZE :]
+            self._unhashed.append(last)
+            if len(self._unhashed) > _HELD:
+                self._let_go()
         self.next_number = batch.next_number
+
+    def _let_go(self) -> None:
+        """Forget the batches that those behind them have replaced; hash, where that is none."""
+        entries = 0
+        for at in range(len(self._unhashed) - 1, 0, -1):
+            entries += len(self._unhashed[at])
+            if entries >= KEPT:
+                self._hashes, self._unhashed = b"", self._unhashed[at:]
+                return
+        _ = self.hashes
 
     def extended(self, batch: EntryBatch) -> Trail:
         """As `extend`, in a copy."""
