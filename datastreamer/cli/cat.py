@@ -78,6 +78,13 @@ TimeoutOption = Annotated[
         "lost [10; with --follow: never asked].",
     ),
 ]
+NoBatchReadsOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-batch-reads",
+        help="Have a server stream, and do not ask it for batches even where it has them.",
+    ),
+]
 DecodeOption = Annotated[
     Decoding | None,
     typer.Option("--decode", help="Say what entries mean too: their kind and fields."),
@@ -95,6 +102,7 @@ def cat(
     timeout: TimeoutOption = None,
     decode: DecodeOption = None,
     stream_version: StreamVersionOption = None,
+    no_batch_reads: NoBatchReadsOption = False,
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
@@ -127,7 +135,14 @@ def cat(
     if follow:
         end_well_on_signal()
     with (
-        open_source(source, stream_type, follow=follow, heartbeat=timeout, tls=tls) as stream,
+        open_source(
+            source,
+            stream_type,
+            follow=follow,
+            heartbeat=timeout,
+            tls=tls,
+            batch_reads=not no_batch_reads,
+        ) as stream,
         asked_for(source, from_bookmark or ""),
     ):
         header = stream.header()
@@ -141,8 +156,12 @@ def cat(
         stop = None if follow else header.total_entries
         if to is not None:
             stop = to + 1 if stop is None else min(to + 1, stop)
-        if isinstance(begin, int) and stop is not None and stop <= begin:
-            return
+        if isinstance(begin, int) and stop is not None:
+            if stop <= begin:
+                return
+            if count is not None and not wanted:
+                # No more is asked of a server than is printed.
+                stop = min(stop, begin + max(count, 1))
         form = form_of(shape, header)
         if decode is not None:
             form = decoded_form_of(shape, header._replace(version=version))

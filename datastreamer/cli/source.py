@@ -67,17 +67,26 @@ def open_source(
     follow: bool = False,
     tls: TLSOptions = _NO_TLS,
     heartbeat: float | None = None,
+    batch_reads: bool = False,
 ) -> Source:
     """The stream that `text` names. A path that exists wins over HOST:PORT.
 
     `follow` says that entries are wanted which another process has yet to commit; a
     server that is lost is then waited for. `heartbeat` is how long a server may be silent;
-    None: 10 s, and for who follows it as long as the connection stands.
+    None: 10 s, and for who follows it as long as the connection stands. With `batch_reads` a
+    server that has batches is asked for them, where it is not followed.
     """
     if not os.path.lexists(text):
         address = read_address(text)
         if address is not None:
-            return ServerSource(address, stream_type, tls, follow=follow, heartbeat=heartbeat)
+            return ServerSource(
+                address,
+                stream_type,
+                tls,
+                follow=follow,
+                heartbeat=heartbeat,
+                batch_reads=batch_reads and not follow,
+            )
         if "/" not in text and ":" in text:
             raise Failure(
                 f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
@@ -196,6 +205,7 @@ class ServerSource:
         *,
         follow: bool = False,
         heartbeat: float | None = None,
+        batch_reads: bool = False,
     ) -> None:
         wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
         if not address.tls:
@@ -208,7 +218,9 @@ class ServerSource:
             tls_server_name=tls.server_name,
             resume=follow,
             heartbeat=_SILENT_SECONDS if heartbeat is None and not follow else heartbeat,
+            batch_reads=batch_reads,
         )
+        self._batch_reads = batch_reads
         self.name = self._client.peer
 
     @property
@@ -239,7 +251,9 @@ class ServerSource:
 
     def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
         try:
-            if isinstance(start, int):
+            if isinstance(start, int) and stop is not None and self._batch_reads:
+                yield from self._client.read_batches(from_entry=start, stop=stop)
+            elif isinstance(start, int):
                 yield from self._client.batches(from_entry=start, stop=stop)
             else:
                 yield from self._client.batches(from_bookmark=start, stop=stop)

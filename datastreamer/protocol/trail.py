@@ -12,7 +12,6 @@ from datastreamer._codec import EntryBatch
 from datastreamer.format import ENTRY_HEAD_SIZE
 from datastreamer.position import HASH_SIZE, KEPT, Position
 
-
 # So many batches are held at most, each with its buffer of up to some MiB.
 _HELD = 8
 

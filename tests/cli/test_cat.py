@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from datastreamer.net.embed import StreamServer
+from datastreamer.protocol.messages import (
+    BatchQuery,
+    CapabilitiesQuery,
+    HeaderQuery,
+    Start,
+    StartBookmark,
+    Stop,
+)
+from datastreamer.protocol.server import End, Event
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.interop.plain import digest, scan
+from tests.net.stub import Stub, StubServer, handler, key, sample
 
 
 def numbers(outcome: object) -> list[int]:
@@ -94,6 +104,40 @@ def test_a_file_that_grows_is_read_to_its_end_at_the_start(invoke: Invoke, copy:
         with stream.atomic_op() as op:
             op.add_entry(7, b"more")
         assert len(invoke("cat", copy).lines) == ENTRIES + 1
+
+
+@pytest.mark.parametrize(
+    "options, asked",
+    [
+        ([], [BatchQuery(0, 50, 1 << 20)]),
+        (["--count", "3"], [BatchQuery(0, 3, 1 << 20)]),
+        (["--from", "9", "--to", "20"], [BatchQuery(9, 12, 1 << 20)]),
+        (["--no-batch-reads"], [Start(0), Stop()]),
+        (["--from-bookmark", f"0x{key(20).hex()}"], [StartBookmark(key(20)), Stop()]),
+    ],
+)
+def test_a_server_with_batches_is_asked_for_them(
+    invoke: Invoke, options: list[str], asked: list[Event]
+) -> None:
+    stub = Stub(sample(50))
+    with StubServer(handler(stub)) as server:
+        cat = invoke("cat", f"127.0.0.1:{server.port}", *options)
+        assert cat.code == 0, cat
+    questions = [event for event in stub.seen if not isinstance(event, HeaderQuery | End)]
+    if isinstance(asked[0], BatchQuery):
+        asked = [CapabilitiesQuery(), *asked]
+    assert questions == asked
+
+
+def test_a_server_without_batches_streams(invoke: Invoke) -> None:
+    """The first connection asks what it can do, and the second is made since it closed on that."""
+    stubs = [Stub(sample(50), extensions=how) for how in ("closed", "known")]
+    with StubServer(*map(handler, stubs)) as server:
+        cat = invoke("cat", f"127.0.0.1:{server.port}", "--from", "3")
+    assert numbers(cat) == list(range(3, 50))
+    assert cat.err == ""
+    seen = [type(event).__name__ for stub in stubs for event in stub.seen]
+    assert seen == ["HeaderQuery", "CapabilitiesQuery", "HeaderQuery", "Start", "Stop"]
 
 
 def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:

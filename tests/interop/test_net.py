@@ -20,7 +20,7 @@ from datastreamer import (
     connect,
     serve,
 )
-from datastreamer.errors import UnknownBookmark, UnknownEntry
+from datastreamer.errors import NotSupported, UnknownBookmark, UnknownEntry
 from tests.interop.peer import Answer, GoPeer, PeerFailed, beside_reference
 from tests.interop.plain import BOOKMARK, Plain, digest, keys, made_up, scan
 from tests.interop.test_files import write_ours, write_theirs
@@ -233,6 +233,33 @@ async def test_our_client_follows_their_server(tmp_path: Path) -> None:
             assert got == without_place(expected)
             await client.stop()
             assert (await client.header()).total_entries == len(expected)
+
+
+async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> None:
+    """One question on the first connection, and no byte of it taken for anything else."""
+    path = tmp_path / "theirs.bin"
+    with GoPeer.serve(path) as server, trio.fail_after(PATIENCE):
+        write_theirs(server, made_up(4, rollbacks=False))
+        entries = without_place(scan(path))
+        async with connect(*server.address) as client:
+            assert not (await client.capabilities()).batch_reads
+            with pytest.raises(NotSupported, match="does not know batches"):
+                await client.batch_read(0)
+            got = []
+            while len(got) < len(entries):
+                got += await client.batch_read_with_fallback(len(got), 7, 10_000)
+            assert [(e.number, e.type, e.data) for e in got] == entries
+            with pytest.raises(UnknownEntry):
+                await client.batch_read_with_fallback(len(entries) + 1)
+            again = [e async for batch in client.read_batches(max_count=9) for e in batch]
+            assert again == got
+            with pytest.raises(NotSupported, match="does not know ranges"):
+                _ = [batch async for batch in client.between_bookmarks(b"a", b"b")]
+            assert await client.entry(0) == got[0]
+
+    with GoPeer.serve(path) as server, BlockingClient(*server.address, batch_reads=False) as other:
+        assert list(other.batch_read_with_fallback(3, 5)) == got[3:8]
+        assert [e for batch in other.read_batches(from_entry=3) for e in batch] == got[3:]
 
 
 def test_our_blocking_client_at_their_server(tmp_path: Path) -> None:
