@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
     from datastreamer.net.limits import Limits as Limits
+    from datastreamer.net.parallel import parallel_read as parallel_read
     from datastreamer.net.relay import Relay as Relay
     from datastreamer.net.server import serve as serve
     from datastreamer.net.tls import ServerTLS as ServerTLS
@@ -55,6 +56,7 @@ _HOME = {
     "Upstream": "datastreamer.net.upstream",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
+    "parallel_read": "datastreamer.net.parallel",
     "serve": "datastreamer.net.server",
 }
 

@@ -1,0 +1,175 @@
+"""One part of a stream over several connections: in order, whole, and bounded in memory."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from datastreamer._codec import Entry
+from datastreamer.errors import ConnectFailed, ConnectionLost, HistoryChanged, UsageError
+from datastreamer.net import parallel as module
+from datastreamer.net.parallel import parallel_read
+from datastreamer.protocol.resume import Backoff
+from datastreamer.storage.stream import DataStream
+from tests.net.conftest import append, over_loopback
+from tests.net.stub import Stub, StubServer, handler, sample
+
+HUNDRED = sample(100)
+SOON = Backoff(0, 0)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE_BYTES", 100_000)
+
+
+@pytest.fixture
+def filled(stream: DataStream) -> DataStream:
+    for start in range(0, 8_000, 500):
+        append(stream, *[(n % 5, bytes([n % 256]) * (n % 700)) for n in range(start, start + 500)])
+    return stream
+
+
+async def read(servers: Sequence[tuple[str, int]], *what: Any, **named: Any) -> list[Entry]:
+    async with parallel_read(servers, *what, **named) as batches:
+        return [entry async for batch in batches for entry in batch]
+
+
+@pytest.mark.parametrize("connections", [1, 2, 7])
+async def test_all_in_order(filled: DataStream, small_pieces: None, connections: int) -> None:
+    due = list(filled.entries())
+    async with over_loopback(filled) as rig:
+        for start, stop in [
+            (0, None),
+            (0, 8_000),
+            (17, 7_003),
+            (7_999, None),
+            (5, 5),
+            (8_000, None),
+        ]:
+            got = await read([rig.address], start, stop, connections=connections, max_bytes=9_000)
+            assert got == due[start:stop]
+        assert rig.server.counts.accepted > 2 * connections
+
+
+async def test_what_is_not_taken_is_not_kept(filled: DataStream, small_pieces: None) -> None:
+    async with over_loopback(filled) as rig:
+        async with parallel_read([rig.address], connections=2, max_bytes=10_000) as batches:
+            first = await anext(batches)
+            assert first.first_number == 0
+            # All but the server's looks at the file have come to a rest.
+            await wait_all_tasks_blocked(0.005)
+        # 4 pieces of 100 kB at most are underway, of which 4 batches are read ahead each.
+        assert rig.server.counts.entries_sent < 8_000 / 3
+
+
+async def test_a_lost_connection_is_made_again(small_pieces: None) -> None:
+    def breaks(connection: socket.socket) -> None:
+        stub = Stub(HUNDRED)
+        left = 600
+        while left > 0 and not stub.closed:
+            sent = stub.receive(connection.recv(65536))[:left]
+            connection.sendall(sent)
+            left -= len(sent)
+
+    stubs = [Stub(HUNDRED) for _ in range(4)]
+    with StubServer(*map(handler, stubs[:1]), breaks, breaks, *map(handler, stubs[1:])) as server:
+        address = ("127.0.0.1", server.port)
+        assert await read([address], connections=1, backoff=SOON) == HUNDRED
+        assert server.accepted == 5
+
+
+async def test_another_server_goes_on_where_one_is_lost(
+    filled: DataStream, small_pieces: None
+) -> None:
+    due = list(filled.entries())
+    got: list[Entry] = []
+    async with over_loopback(filled) as first, over_loopback(filled) as second:
+        servers = [first.address, second.address]
+        async with parallel_read(servers, connections=4, max_bytes=9_000) as batches:
+            async for batch in batches:
+                got += batch
+                if len(got) < 2_000:
+                    continue
+                for session in list(first.server.sessions):
+                    session.end("failed", "for the test")
+        assert second.server.counts.entries_sent > 4_000
+    assert got == due
+
+
+async def test_a_server_that_is_not_there_is_passed_over(filled: DataStream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        gone = nobody.getsockname()
+    async with over_loopback(filled) as rig:
+        assert len(await read([gone, rig.address], connections=3)) == 8_000
+    with pytest.raises(ConnectFailed):
+        await read([gone], connections=3)
+
+
+async def test_none_that_has_it_is_an_error() -> None:
+    def closes(connection: socket.socket) -> None:
+        stub = Stub(HUNDRED)
+        for _ in range(2):
+            connection.sendall(stub.receive(connection.recv(65536)))
+
+    stubs = [handler(Stub(HUNDRED))] + [closes] * 9
+    with StubServer(*stubs) as server, pytest.raises(ConnectionLost):
+        await read([("127.0.0.1", server.port)], connections=1, resume=False)
+
+
+async def test_a_stream_that_was_changed_meanwhile_is_told(
+    filled: DataStream, small_pieces: None
+) -> None:
+    """Even where each entry was there when it was asked for."""
+    async with over_loopback(filled) as rig:
+
+        async def reads() -> None:
+            async with parallel_read([rig.address], connections=2, max_bytes=9_000) as batches:
+                async for batch in batches:
+                    if batch.first_number == 0:
+                        filled.truncate(7_999)
+                        append(filled, (1, b"another"))
+
+        with pytest.raises(HistoryChanged, match="another history"):
+            await reads()
+
+
+async def test_servers_of_different_streams_are_told_apart(
+    filled: DataStream, tmp_path: Any, small_pieces: None
+) -> None:
+    other = DataStream.create(tmp_path / "other.bin", system_id=7, sync="os", index="memory")
+    with other:
+        append(other, *[(1, b"x") for _ in range(8_000)])
+        async with over_loopback(filled) as rig, over_loopback(other) as wrong:
+            with pytest.raises(HistoryChanged, match="another stream"):
+                await read([rig.address, wrong.address], connections=2)
+
+
+async def test_an_error_of_the_reader_comes_out_as_it_is(filled: DataStream) -> None:
+    async with over_loopback(filled) as rig:
+
+        async def fails() -> None:
+            async with parallel_read([rig.address]) as batches:
+                async for batch in batches:
+                    assert len(batch) / 0
+
+        with pytest.raises(ZeroDivisionError):
+            await fails()
+        async with parallel_read([rig.address]) as batches:
+            assert (await anext(batches)).first_number == 0
+
+
+async def test_an_old_server_is_read_too(small_pieces: None) -> None:
+    stubs = [Stub(HUNDRED, extensions="refused") for _ in range(4)]
+    with StubServer(*map(handler, stubs)) as server:
+        assert await read([("127.0.0.1", server.port)], connections=1) == HUNDRED
+
+
+async def test_wrong_usage() -> None:
+    for servers, connections in ([], 1), ([("a", 1)], 0):
+        with pytest.raises(UsageError, match="one server at least"):
+            await read(servers, connections=connections)
