@@ -17,5 +17,6 @@ except ImportError:
 from datastreamer.spark.java import find_java
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
+from datastreamer.spark.streaming import lag
 
-__all__ = ["SETTINGS", "DatastreamSource", "find_java", "register", "session"]
+__all__ = ["SETTINGS", "DatastreamSource", "find_java", "lag", "register", "session"]

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from datastreamer.errors import UsageError
 from datastreamer.spark.bounds import Bounds, take_filters
 from datastreamer.spark.files import read_pages
 from datastreamer.spark.options import Options
@@ -27,6 +28,8 @@ class BatchReader(DataSourceReader):
     """Reads what is committed when `partitions` is called."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        if options.from_latest:
+            raise UsageError("startingOffset latest is for spark.readStream: a batch has an end")
         self._options = options
         self._columns = wanted_columns(options, schema)
         self._bounds = Bounds()

@@ -93,6 +93,17 @@ class Options:
     tls: TLS | None = None
     timeout: float = 10.0
     retry_for: float = RETRY_SECONDS
+    """Seconds for which a server may be away; infinity: it is waited for."""
+
+    from_latest: bool = False
+    """Begin at the end, with what is committed from then on. This one and those below are for
+    `spark.readStream` alone."""
+
+    max_entries: int | None = None
+    max_bytes: int | None = None
+    fail_on_data_loss: bool = True
+    staging: str | None = None
+    """Where tasks of ``df.write`` put their rows until all are done; None: beside the stream."""
 
     @property
     def on_error(self) -> OnError:
@@ -104,6 +115,8 @@ NAMES_OF_OPTIONS: Final = (
     *("path", "paths", "file", "server", "table", "mode", "startingOffset", "endingOffset"),
     *("partitionBytes", "systemId", "pushFilters", "streamType", "streamVersion"),
     *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsServerName", "timeout", "retryFor"),
+    *("maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss"),
+    "stagingPath",
 )
 
 
@@ -123,12 +136,13 @@ def read_options(given: Mapping[str, str]) -> Options:
             "say where the stream is: the option path (a file, a folder, a glob) or the option "
             "server (HOST:PORT)" + (", not both" if paths else "")
         )
+    from_latest = told.get("startingoffset", "").lower() == "latest"
     return Options(
         paths=paths,
         servers=servers,
         table=read.choice("table", NAMES, ENTRIES),
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
-        start=read.offset("startingOffset", "earliest", 0),
+        start=0 if from_latest else read.offset("startingOffset", "earliest", 0),
         stop=read.offset("endingOffset", "latest", None),
         partition_bytes=read.size("partitionBytes", PARTITION_BYTES),
         system_id=read.flag("systemId"),
@@ -137,7 +151,12 @@ def read_options(given: Mapping[str, str]) -> Options:
         version=read.number("streamVersion", None, 255),
         tls=read.tls(),
         timeout=read.seconds("timeout", 10.0),
-        retry_for=read.seconds("retryFor", RETRY_SECONDS),
+        retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
+        from_latest=from_latest,
+        max_entries=read.count("maxEntriesPerTrigger"),
+        max_bytes=read.size("maxBytesPerTrigger", None),
+        fail_on_data_loss=read.flag("failOnDataLoss") is not False,
+        staging=told.get("stagingpath") or None,
     )
 
 
@@ -194,8 +213,17 @@ class _Texts:
             return int(text)
         raise self._bad(name, f"{word}, an entry's number, block:N or batch:N")
 
-    def size(self, name: str, default: int) -> int:
-        found = _SIZE.fullmatch(self._texts.get(name, str(default)))
+    def count(self, name: str) -> int | None:
+        count: int | None = self.number(name, None, U64_MAX)
+        if count == 0:
+            raise self._bad(name, "a number from 1 on")
+        return count
+
+    def size(self, name: str, default: Any) -> Any:
+        text = self._texts.get(name)
+        if text is None:
+            return default
+        found = _SIZE.fullmatch(text)
         size = 0 if found is None else int(found[1]) * _UNITS[found[2].lower()]
         if not size:
             raise self._bad(name, "a number of bytes, such as 134217728 or 128m")
@@ -215,14 +243,16 @@ class _Texts:
             raise self._bad(name, f"a number from 0 to {most}")
         return int(text)
 
-    def seconds(self, name: str, default: float) -> float:
+    def seconds(self, name: str, default: float, *, endless: str | None = None) -> float:
         text = self._texts.get(name, str(default))
+        if text.lower() == endless:
+            return float("inf")
         try:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < float("inf"):
-            raise self._bad(name, "a number of seconds")
+            raise self._bad(name, f"a number of seconds{f' or {endless}' if endless else ''}")
         return seconds
 
     def tls(self) -> TLS | None:

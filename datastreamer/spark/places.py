@@ -49,7 +49,7 @@ def is_single(paths: tuple[str, ...]) -> bool:
     """Whether a query reads one file that is named, so all its rows are of one stream."""
     if len(paths) > 1:
         return False
-    local = _local(paths[0])
+    local = local_path(paths[0])
     if local is not None:
         return os.path.isfile(local) or not (
             _MAGIC_CHARACTERS.search(local) or os.path.isdir(local)
@@ -69,7 +69,7 @@ def find(paths: tuple[str, ...]) -> list[Place]:
     """
     found: dict[str, Place] = {}
     for path in paths:
-        local = _local(path)
+        local = local_path(path)
         places = list(_find_remote(path) if local is None else _find_local(local))
         if not places:
             raise FileMissing(_shown(path), "there is no stream file")
@@ -170,7 +170,7 @@ def _is_hidden(path: str) -> bool:
     return posixpath.basename(path).startswith((".", "_"))
 
 
-def _local(path: str) -> str | None:
+def local_path(path: str) -> str | None:
     """The path on this machine; None where it is a URI of something else."""
     found = _SCHEME.match(path)
     if found is None:

@@ -53,7 +53,7 @@ def _plan_file(options: Options, snapshot: Snapshot, bounds: Bounds) -> Iterator
                 found = _entries_of(search(kind), wanted)  # type: ignore[arg-type]
                 bounds = bounds.within(found.first, found.last + 1)
         if not bounds.empty:
-            pages = _pages_of(reader, snapshot, bounds)
+            pages = pages_of(reader, snapshot, bounds)
             yield from cut_pages(
                 snapshot, pages, bounds.start, bounds.stop, options.partition_bytes
             )
@@ -69,7 +69,7 @@ def _entries_of(search: MarkSearch, wanted: Range) -> Range:
         return ALL
 
 
-def _pages_of(reader: Reader, snapshot: Snapshot, bounds: Bounds) -> range:
+def pages_of(reader: Reader, snapshot: Snapshot, bounds: Bounds) -> range:
     """The pages with the entries within the bounds; all, where damage hides which."""
     everything = range(snapshot.pages)
     try:

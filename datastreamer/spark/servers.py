@@ -113,7 +113,7 @@ def look_at_servers(
     servers: Servers, client: BlockingClient, header: Header, stop: int
 ) -> ServerSnapshot:
     """What is to be read up to, not including, entry `stop`, which is at most the total."""
-    return ServerSnapshot(servers, header, _position_at(client, stop))
+    return ServerSnapshot(servers, header, position_at(client, stop))
 
 
 def entry_of_mark(client: BlockingClient, version: int, kind: MarkKind, number: int) -> int:
@@ -126,7 +126,7 @@ def entry_of_mark(client: BlockingClient, version: int, kind: MarkKind, number: 
         raise UnknownBookmark(key, f"{client.peer}: no bookmark {kind}:{number}") from None
 
 
-def _position_at(client: BlockingClient, number: int) -> Position:
+def position_at(client: BlockingClient, number: int) -> Position:
     """The place before entry `number`, with the hashes of up to 256 entries before it."""
     with client.batches(from_entry=max(0, number - KEPT), stop=number) as batches:
         for _ in batches:
@@ -173,7 +173,7 @@ def _ensure_same(client: BlockingClient, snapshot: ServerSnapshot) -> None:
         raise ConnectionLost(
             f"{client.peer} holds {header.total_entries} entries, and {end.next_entry} are read"
         )
-    if _position_at(client, end.next_entry).trail != end.trail:
+    if position_at(client, end.next_entry).trail != end.trail:
         _changed(client, header, end, f"the entries before {end.next_entry} are others now")
 
 

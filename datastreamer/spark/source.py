@@ -1,21 +1,28 @@
-"""The data source as Spark sees it: its name, its columns, who reads it.
+"""The data source as Spark sees it: its name, its columns, who reads and writes it.
 
 Spark pickles it by this module's name, so executors need the package installed.
 """
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from datastreamer.spark import places
 from datastreamer.spark.batch import batch_reader
 from datastreamer.spark.options import Options, read_options
 from datastreamer.spark.schemas import table_schema
+from datastreamer.spark.sink import StreamSink
+from datastreamer.spark.streaming import TailReader
 
 
 class DatastreamSource(DataSource):
-    """``spark.read.format("datastream")``."""
+    """``format("datastream")``, of ``spark.read``, ``spark.readStream`` and ``df.write``."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,6 +37,14 @@ class DatastreamSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Who reads these columns."""
         return batch_reader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Who reads these columns as the stream grows."""
+        return TailReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Who appends these columns to a stream."""
+        return StreamSink(read_options(self.options), schema, overwrite=overwrite)
 
 
 def _has_system_id(options: Options) -> bool:

@@ -57,7 +57,7 @@ def test_what_is_said(told: dict[str, str], expected: Options) -> None:
         ({"path": "a", "mode": "RELAXED"}, "option mode: 'RELAXED' is not one of FAILFAST"),
         ({"path": "a", "partitionBytes": "0"}, "option partitionBytes: '0' is not a number"),
         ({"path": "a", "partitionBytes": "12x"}, "'12x' is not a number of bytes"),
-        ({"path": "a", "startingOffset": "latest"}, "option startingOffset: 'latest' is not e"),
+        ({"path": "a", "startingOffset": "later"}, "option startingOffset: 'later' is not e"),
         ({"path": "a", "startingOffset": "-1"}, "'-1' is not earliest, an entry's number"),
         ({"path": "a", "endingOffset": "block:x"}, "'block:x' is not latest"),
         ({"path": "a", "systemId": "yes"}, "option systemId: 'yes' is not true or false"),
@@ -66,6 +66,9 @@ def test_what_is_said(told: dict[str, str], expected: Options) -> None:
         ({"server": "localhost"}, "'localhost' is not HOST:PORT"),
         ({"server": "a:70000"}, "'a:70000' is not HOST:PORT"),
         ({"server": "a:1", "timeout": "soon"}, "'soon' is not a number of seconds"),
+        ({"path": "a", "maxEntriesPerTrigger": "0"}, "'0' is not a number from 1 on"),
+        ({"path": "a", "maxBytesPerTrigger": "much"}, "'much' is not a number of bytes"),
+        ({"path": "a", "retryFor": "never"}, "'never' is not a number of seconds or forever"),
     ],
 )
 def test_what_says_nothing_is_told_in_a_line(told: dict[str, str], message: str) -> None:

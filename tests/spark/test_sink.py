@@ -1,0 +1,117 @@
+"""`df.write.format("datastream")`: all rows in one atomic operation, or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.zkevm.keys import Mark, key_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A stream of one entry."""
+    path = tmp_path / "stream" / "written.bin"
+    path.parent.mkdir()
+    with DataStream.create(path, version=2, system_id=7) as stream, stream.atomic_op() as op:
+        op.add_entry(1, b"first")
+    return path
+
+
+def entries(path: Path) -> list[tuple[int, bytes]]:
+    with DataStream.open(path, read_only=True) as stream:
+        return [(entry.type, bytes(entry.data)) for batch in stream.batches(0) for entry in batch]
+
+
+def write(frame: Any, path: Path, **options: str) -> None:
+    writer = frame.write.format("datastream").mode("append")
+    for name, value in options.items():
+        writer = writer.option(name, value)
+    writer.save(str(path))
+
+
+def numbered(spark: Any, rows: int, partitions: int = 4) -> Any:
+    return spark.range(rows, numPartitions=partitions).selectExpr(
+        "cast(1 + id % 3 as int) as type", "cast(id as binary) as data"
+    )
+
+
+def test_rows_are_appended_in_the_order_of_the_partitions(spark: Any, path: Path) -> None:
+    write(numbered(spark, 5000), path)
+    assert entries(path) == [
+        (1, b"first"),
+        *((1 + number % 3, number.to_bytes(8, "big")) for number in range(5000)),
+    ]
+    assert [found for found in os.listdir(path.parent) if "staging" in found] == []
+    frame = spark.read.format("datastream").load(str(path))
+    assert frame.selectExpr("count(*)", "max(number)").first() == (5001, 5000)
+
+
+def test_bookmarks_are_entries_of_their_type(spark: Any, path: Path, tmp_path: Path) -> None:
+    key = key_of(2, Mark("block", 5))
+    rows = [(0xB0, bytearray(key)), (2, bytearray(b"a block")), (3, bytearray())]
+    frame = spark.createDataFrame(rows, "type long, data binary").coalesce(1)
+    write(frame, path, stagingPath=str(tmp_path / "staging"))
+    assert entries(path)[1:] == [(0xB0, key), (2, b"a block"), (3, b"")]
+    with DataStream.open(path, read_only=True) as stream:
+        assert stream.bookmark(key) == 1
+
+
+def spoil(batches: Iterator[Any]) -> Iterator[Any]:
+    """Rows as they are, and a task that fails behind them in one of the partitions."""
+    for batch in batches:
+        yield batch
+        if b"\0\0\0\0\0\0\x03\xe7" in batch.column("data").to_pylist():
+            raise RuntimeError("this task fails")
+
+
+def test_a_task_that_fails_leaves_nothing(spark: Any, path: Path) -> None:
+    before = path.read_bytes()
+    frame = numbered(spark, 5000).mapInArrow(spoil, "type int, data binary")
+    with pytest.raises(Exception, match="this task fails"):
+        write(frame, path)
+    assert path.read_bytes() == before
+    assert [found for found in os.listdir(path.parent) if "staging" in found] == []
+
+
+@pytest.mark.parametrize(
+    "kind, data, told",
+    [
+        ("-1 as type", "binary('x')", "row 0 of partition 0 is no entry: its type is no u32"),
+        ("1 as type", "cast(null as binary)", "type or data is null"),
+        ("176 as type", "binary('')", "or a key not of 1 to 16"),
+        ("1 as type", "binary(repeat('x', 1048560))", "its data is above 1,048,559 bytes"),
+        ("1 as kind", "binary('x')", "these are kind int, data binary: select the two"),
+        ("1 as type", "'x'", "these are type int, data string: select the two"),
+    ],
+)
+def test_what_is_no_entry_is_said(spark: Any, path: Path, kind: str, data: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        write(spark.range(1, numPartitions=1).selectExpr(kind, f"{data} as data"), path)
+    assert entries(path) == [(1, b"first")]
+
+
+def test_a_stream_that_another_process_writes_is_an_error(spark: Any, path: Path) -> None:
+    with (
+        DataStream.open(path) as stream,
+        pytest.raises(Exception, match="only one process may write"),
+    ):
+        write(numbered(spark, 10), path)
+    assert stream.total_entries == 1
+    assert entries(path) == [(1, b"first")]
+
+
+def test_a_stream_that_is_not_there_is_an_error(spark: Any, path: Path) -> None:
+    with pytest.raises(Exception, match=r"gone\.bin: no such file; make the stream first"):
+        write(numbered(spark, 10), path.with_name("gone.bin"))
+
+
+def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
+    with pytest.raises(Exception, match="a stream is only ever appended to"):
+        numbered(spark, 10).write.format("datastream").mode("overwrite").save(str(path))
+    assert entries(path) == [(1, b"first")]
