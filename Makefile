@@ -11,11 +11,12 @@ ARGS ?=
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
-.PHONY: help setup test demo lint format types proto build bench soak sanitize clean distclean
+.PHONY: help setup test demo spark-demo lint format types proto build bench soak sanitize clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test       run all tests            make demo      see it work, in a minute"
+	@echo "make spark-demo the pipeline on a live server: tables, answers, charts; needs Java"
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
@@ -32,6 +33,10 @@ test: setup
 
 demo: setup
 	@$(PY) -m datastreamer.cli.showcase
+
+spark-demo: setup
+	@rm -rf .spark-demo
+	@$(PY) examples/spark_pipeline.py --demo .spark-demo
 
 lint: setup
 	$(PY) -m ruff check .
@@ -63,7 +68,7 @@ sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh
 
 clean:
-	rm -rf build dist *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f $(patsubst %.pyx,%.c,$(filter %.pyx,$(CYTHON))) $(VENV)/.built
 	find datastreamer -name '*.so' -delete
 	find datastreamer tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -19,6 +19,7 @@ from datastreamer.cli.relay import relay
 from datastreamer.cli.repair import repair
 from datastreamer.cli.serve import serve
 from datastreamer.cli.snapshot import snapshot
+from datastreamer.cli.spark import spark
 from datastreamer.cli.split import split
 from datastreamer.cli.top import top
 from datastreamer.cli.truncate import truncate
@@ -50,3 +51,4 @@ for verb in (
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")
+program.add_typer(spark, name="spark")

@@ -1,0 +1,22 @@
+"""`datastreamer spark`: a stream's tables by Spark, each verb in a file of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from datastreamer.cli.options import new_program
+from datastreamer.cli.spark.ingest import ingest
+from datastreamer.cli.spark.report import report
+
+spark = new_program()
+
+
+@spark.callback(invoke_without_command=True)
+def about(context: typer.Context) -> None:
+    """Ingest a sequencer's stream into tables in Parquet, and report on them; needs Java."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for verb in (ingest, report):
+    spark.command()(verb)

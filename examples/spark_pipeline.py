@@ -1,0 +1,134 @@
+"""A sequencer's stream in Spark: history and live tail, each entry once, and what they tell.
+
+    python examples/spark_pipeline.py SOURCE OUT    a file, or HOST:PORT of a server
+    python examples/spark_pipeline.py --demo OUT    a server of our own, with a sequencer at work
+
+The same as `datastreamer spark ingest` and `datastreamer spark report`, to be changed at will.
+Needs pip install 'datastreamer[spark,zkevm,charts]' and a Java 17 or 21.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+
+import coincurve
+import rlp
+import sha3
+
+from datastreamer import StreamServer
+from datastreamer.errors import DatastreamerError
+from datastreamer.spark import lag, session
+from datastreamer.spark.ingest import Ingest
+from datastreamer.spark.queries import QUERIES, draw, open_tables
+from datastreamer.zkevm import Sequencer
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    source, out = sys.argv[1:]
+    try:
+        if source == "--demo":
+            demo(out)
+        elif os.path.exists(source):
+            pipeline({"path": source}, out)
+        else:
+            pipeline({"server": source}, out)
+    except DatastreamerError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def pipeline(source: dict[str, str], out: str, published: threading.Event | None = None) -> None:
+    """Ingest what there is, then what comes until it is all `published`; tell and draw."""
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    spark = session(settings=settings)
+    try:
+        ingest = Ingest(spark, source, out)
+        print(f"history: {ingest.backfill():,} entries, up to {ingest.done:,}")
+        if published is not None:
+            tail = ingest.follow(seconds=2)
+            while not (published.is_set() and lag(tail.lastProgress) == 0):
+                if tail.awaitTermination(1):
+                    break
+            tail.processAllAvailable()
+            tail.stop()
+            print(f"live tail: up to entry {ingest.done:,}, without gap or overlap")
+        open_tables(spark, out)
+        for query in QUERIES.values():
+            print(f"\n{query.title}")
+            spark.sql(query.sql).show(truncate=False)
+        for path in draw(spark, Path(out) / "charts"):
+            print(f"drawn: {path}")
+    finally:
+        spark.stop()
+
+
+def demo(out: str) -> None:
+    """A sequencer that has a history, and publishes while the pipeline is at work."""
+    os.makedirs(out, exist_ok=True)
+    with StreamServer(
+        Path(out) / "demo.bin", host="127.0.0.1", port=0, version=3, system_id=1101
+    ) as server:
+        publisher = Sequencer(server.stream, fork_id=9, atomic="batch")
+        publish(publisher, 500)
+        published = threading.Event()
+
+        def go_on() -> None:
+            # Batches come and go while Spark starts, reads the history and follows.
+            for _ in range(50):
+                publish(publisher, 10)
+                published.wait(0.5)
+            published.set()
+
+        live = threading.Thread(target=go_on)
+        live.start()
+        try:
+            pipeline({"server": f"127.0.0.1:{server.port}"}, out, published)
+        finally:
+            published.set()
+            live.join()
+
+
+def publish(sequencer: Sequencer, batches: int) -> None:
+    """Batches of one to three blocks, with up to four transactions each."""
+    for _ in range(batches):
+        with sequencer.batch() as batch:
+            newest = sequencer.standing.batch or 0
+            chance = random.Random(newest)
+            for at in range(chance.randint(1, 3)):
+                seconds = 1_700_000_000 + 300 * newest + 90 * at + chance.randint(0, 60)
+                root = hashlib.sha256(b"%d %d" % (newest, at)).digest()
+                with batch.block(timestamp=seconds, hash=root, state_root=root) as block:
+                    for _ in range(chance.randint(0, 4)):
+                        block.tx(transaction(chance))
+
+
+def transaction(chance: random.Random) -> bytes:
+    """A signed transaction of one of a dozen senders."""
+    fields = [
+        chance.randint(0, 99),
+        1_000_000_000,
+        21_000 + 1_000 * chance.randint(0, 50),
+        b"to" * 10,
+        chance.randint(0, 10**18),
+        b"",
+    ]
+    key = coincurve.PrivateKey.from_int(1 + min(chance.randint(0, 11), chance.randint(0, 11)))
+    digest = sha3.keccak_256(rlp.encode(fields)).digest()
+    signature = key.sign_recoverable(digest, hasher=None)
+    r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
+    return rlp.encode([*fields, 27 + signature[64], r, s])
+
+
+if __name__ == "__main__":
+    main()

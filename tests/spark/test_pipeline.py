@@ -1,0 +1,138 @@
+"""The pipeline: a stream's tables by backfill and live tail, and what is asked of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datastreamer import DataStream, zkevm
+from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.spark.ingest import Ingest
+from datastreamer.spark.queries import QUERIES, draw, open_tables
+
+TIME = 1_700_000_000
+
+
+def publish(stream: DataStream, blocks: int) -> None:
+    """A batch with so many blocks, the last one over midnight of another day; it is not ended
+    where their number is odd."""
+    sequencer = zkevm.Sequencer(stream, fork_id=9)
+    batch = sequencer.batch()
+    batch.__enter__()
+    for _ in range(blocks):
+        number = stream.total_entries
+        with batch.block(
+            timestamp=TIME + 60 * number, hash=b"h" * 32, state_root=b"s" * 32
+        ) as block:
+            for _ in range(number % 3):
+                block.tx(b"no transaction")
+    if blocks % 2 == 0:
+        batch.__exit__(None, None, None)
+
+
+def events(path: Path) -> list[Any]:
+    with DataStream.open(path, read_only=True) as stream:
+        version = stream.header.version
+        return [zkevm.decode(entry, version=version) for entry in stream.entries()]
+
+
+@pytest.fixture
+def ingested(spark: Any, real_stream: Path, tmp_path: Path) -> Path:
+    """The real stream: a third by a backfill, the rest by a query that goes on there."""
+    out, path = tmp_path / "out", tmp_path / "real.bin"
+    shutil.copy(real_stream, path)
+    with DataStream.open(path) as stream:
+        stream.truncate(12_003)
+    ingest = Ingest(spark, {"path": str(path)}, out)
+    assert ingest.backfill(chunk=10_000) == 12_003
+    shutil.copy(real_stream, path)
+    ingest.follow(available_now=True).awaitTermination()
+    assert ingest.done == 34_723
+    ingest.close()
+    return out
+
+
+def test_the_tables_of_the_real_stream(spark: Any, ingested: Path, real_stream: Path) -> None:
+    found = open_tables(spark, ingested)
+    scanned = events(real_stream)
+    for table, kind in (
+        ("blocks", zkevm.L2Block),
+        ("transactions", zkevm.Transaction),
+        ("batches", zkevm.BatchStart),
+        ("batch_ends", zkevm.BatchEnd),
+    ):
+        numbers = [n for n, event in enumerate(scanned) if isinstance(event, kind)]
+        rows = found[table].orderBy("entry_number").collect()
+        assert [row.entry_number for row in rows] == numbers
+    times = {event.number: event.timestamp for event in scanned if isinstance(event, zkevm.L2Block)}
+    sent = [event for event in scanned if isinstance(event, zkevm.Transaction)]
+    gas: Counter[str] = Counter()
+    for row, event in zip(
+        found["transactions"].orderBy("entry_number").collect(), sent, strict=True
+    ):
+        opened = event.open()
+        assert (row.hash, row.sender, row.gas) == (opened.hash, opened.sender, opened.gas)
+        assert row.timestamp == times[event.l2block_number]
+        assert row.day.toordinal() == 719163 + row.timestamp // 86400
+        gas["none" if opened.sender is None else f"0x{opened.sender.hex()}"] += opened.gas
+
+    by_sender = spark.sql(QUERIES["gas_by_sender"].sql).collect()
+    assert [(row.sender, row.gas) for row in by_sender] == sorted(
+        gas.items(), key=lambda item: (-item[1], item[0])
+    )[:10]
+    (open_batch,) = spark.sql(QUERIES["open_batches"].sql).collect()
+    assert open_batch.number == 101
+    per_block = spark.sql(QUERIES["transactions_per_block"].sql).collect()
+    assert sum(row.blocks for row in per_block) == len(times) == 11_318
+    assert sum(row.transactions for row in per_block) == len(sent)
+    between = spark.sql(QUERIES["block_time"].sql).collect()
+    assert sum(row.blocks for row in between) == len(times) - 1
+    drawn = draw(spark, ingested / "charts")
+    assert [path.read_bytes()[:8] for path in drawn] == [b"\x89PNG\r\n\x1a\n"] * 2
+
+
+def test_a_range_that_a_crash_cut_off_is_written_again(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        publish(stream, 8)
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        save = ingest._save
+
+        def crash(rows: Any, table: str, *rest: Any, **named: Any) -> None:
+            save(rows, table, *rest, **named)
+            if table == "transactions":
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(ingest, "_save", crash)
+        with pytest.raises(KeyboardInterrupt):
+            ingest.backfill()
+        with pytest.raises(FileMissing, match="ingest a stream into it first"):
+            open_tables(spark, out)
+        publish(stream, 3)
+        again = Ingest(spark, {"path": str(path)}, out)
+        assert again.done < stream.total_entries, "the same range as before"
+        again.backfill()
+        tables = open_tables(spark, out)
+        assert tables["blocks"].count() == 11
+        sent = [event for event in events(path) if isinstance(event, zkevm.Transaction)]
+        rows = tables["transactions"].collect()
+        assert len(rows) == len(sent) > 0
+        assert all(row.open_error.startswith("no transaction") and row.hash is None for row in rows)
+        assert spark.sql(QUERIES["open_batches"].sql).count() == 1
+
+        stream.truncate(stream.total_entries - 1)
+        with pytest.raises(StreamFileError, match="are not this stream's any more"):
+            Ingest(spark, {"path": str(path)}, out)
+
+
+def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "one.bin", version=1, system_id=7, sync="os"):
+        pass
+    with pytest.raises(UsageError, match="the pipeline is for streams from version 2 on"):
+        Ingest(spark, {"path": str(tmp_path / "one.bin")}, tmp_path / "out")
