@@ -21,7 +21,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import prepare
+from datastreamer.metrics.exposition import Tally, prepare
 from datastreamer.net import control
 from datastreamer.net.collect import collect
 from datastreamer.net.limits import Limits
@@ -87,6 +87,7 @@ def _stats(server: Server) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(counts)]
     values = {name: getattr(counts, name) for name in names}
     plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
+    plain = {k: v.histogram() if isinstance(v, Tally) else v for k, v in plain.items()}
     return {**plain, "clients": len(server.sessions)}
 
 
