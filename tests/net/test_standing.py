@@ -81,7 +81,12 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
     async with nursery_for() as nursery:
         server = await serving(nursery, upstream)
         relay = await relaying(
-            nursery, tmp_path / "relay.bin", server.port, metrics_port=0, ready_lag=50
+            nursery,
+            tmp_path / "relay.bin",
+            server.port,
+            metrics_port=0,
+            ready_lag=50,
+            look_seconds=1000,  # nobody else says how far the upstream is
         )
         await relay.has(100)
         assert await told(relay, "/readyz") == (200, "serving\n")
