@@ -5,6 +5,8 @@ So ``spark.read.format("datastream")`` needs no registration wherever this packa
 
 from __future__ import annotations
 
-from datastreamer.spark.source import DatastreamSource as DefaultSource
+import contextlib
 
-__all__ = ["DefaultSource"]
+# Where pyarrow is missing, or Spark too old, its other formats go on working.
+with contextlib.suppress(ImportError):
+    from datastreamer.spark.source import DatastreamSource as DefaultSource  # noqa: F401

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 try:
     import pyarrow  # noqa: F401
-    import pyspark.sql.datasource  # noqa: F401
+    from pyspark.sql.datasource import EqualTo  # noqa: F401
 except ImportError:
     from datastreamer.errors import ExtraMissing
 
-    raise ExtraMissing("Spark needs packages that are not installed", "spark") from None
+    raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
 from datastreamer.spark.java import find_java
 from datastreamer.spark.session import SETTINGS, register, session

@@ -14,6 +14,7 @@ from datastreamer import StreamServer, arrow
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_start
 from tests import oracle
 from tests.spark.conftest import Make
+from tests.spark.reading import Query
 
 TABLES = {
     "entries": 34723,
@@ -61,6 +62,14 @@ def test_the_real_stream_is_what_a_scan_says(read: Callable[..., Any], real_stre
 
 
 @pytest.mark.parametrize("table", TABLES)
+def test_the_real_stream_by_table_without_spark(real_stream: Path, table: str) -> None:
+    expected = arrow.reader(real_stream, table).read_all()
+    query = Query(path=real_stream, table=table, partitionBytes="2m")
+    assert query.rows() == expected.to_pylist()
+    assert expected.num_rows == TABLES[table]
+
+
+@pytest.mark.parametrize("table", ["blocks", "transactions", "ger_updates", "bookmarks"])
 def test_the_real_stream_by_table(read: Callable[..., Any], real_stream: Path, table: str) -> None:
     expected = arrow.reader(real_stream, table).read_all()
     frame = read(real_stream, table=table, partitionBytes="2m")
