@@ -70,7 +70,8 @@ def find(paths: tuple[str, ...]) -> list[Place]:
     found: dict[str, Place] = {}
     for path in paths:
         local = local_path(path)
-        places = list(_find_remote(path) if local is None else _find_local(local))
+        # Executors work in other folders.
+        places = list(_find_remote(path) if local is None else _find_local(os.path.abspath(local)))
         if not places:
             raise FileMissing(_shown(path), "there is no stream file")
         found |= {place.path: place for place in places}
@@ -197,7 +198,8 @@ def _system(uri: str) -> tuple[Any, str]:
     """The file system of a URI, which is kept, and the path in it. Raises `UsageError`."""
     base, query = _parts(uri)
     try:
-        system, path = fs.FileSystem.from_uri(base + query)
+        # Spark's users know S3 under the names of Hadoop's clients.
+        system, path = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", base) + query)
     except (ValueError, OSError, NotImplementedError) as error:
         raise UsageError(f"{_shown(uri)}: {error}") from None
     return system, path

@@ -141,6 +141,8 @@ def test_prefixes_and_globs(bucket: Bucket, tmp_path: Path) -> None:
         assert ids == [3] * one + [4] * one
     assert Query(path=bucket.uri("in/*/*.bin")).table().num_rows == one
     assert "system_id" not in Query(path=bucket.uri("in/3.bin")).schema.names
+    hadoops = bucket.uri("in/3.bin").replace("s3://", "s3a://")
+    assert Query(path=hadoops).table().num_rows == one
     with pytest.raises(NotAStream, match=r"notes\.txt"):
         Query(path=bucket.uri("in/*.txt"))
 
