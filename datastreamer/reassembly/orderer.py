@@ -116,6 +116,7 @@ class Orderer(Generic[T]):
         self._head: Block | None = None
         self._waiting: dict[bytes, dict[bytes, _Known[T]]] = {}  # by the parent's hash
         self._waits_for: dict[bytes, bytes] = {}
+        self._lowest_waiting = 0  # none that waits has a lower number
         for block, payload in applied:
             if self._head is None:
                 self._lowest = block.number
@@ -164,6 +165,8 @@ class Orderer(Generic[T]):
         if not fits and self._head is not None and block.number <= self._floor():
             return [Refused("old", block, payload)]
         if not fits:
+            if not self._waits_for or block.number < self._lowest_waiting:
+                self._lowest_waiting = block.number
             told = block.parent in self._waiting or block.parent in self._waits_for
             self._waiting.setdefault(block.parent, {})[block.hash] = _Known(block, payload)
             self._waits_for[block.hash] = block.parent
@@ -250,14 +253,14 @@ class Orderer(Generic[T]):
                 del self._known[old]
                 self._chain.pop(old, None)
             self._lowest += 1
-        waited = [
-            known
-            for children in self._waiting.values()
-            for known in children.values()
-            if known.block.number <= floor
-        ]
+        if not self._waits_for or self._lowest_waiting > floor:
+            return []
+        all_waiting = [k for children in self._waiting.values() for k in children.values()]
+        waited = [known for known in all_waiting if known.block.number <= floor]
         for known in waited:
             self._give_up(known.block)
+        numbers = [known.block.number for known in all_waiting if known.block.number > floor]
+        self._lowest_waiting = min(numbers, default=0)
         return [Refused("old", *known) for known in waited]
 
     def _give_up(self, block: Block) -> None:
