@@ -56,24 +56,30 @@ def add(stream: DataStream, count: int, size: int = 100) -> None:
 def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) -> None:
     """Follow a stream in another process, and kill that at some moment after a few batches."""
     choose = random.Random(seed)
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, kind, place, str(out), str(checkpoint)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-        start_new_session=True,
-    )
-    # The JVM, which is the driver, is in its process group.
-    timer = threading.Timer(choose.uniform(0, 0.4), os.killpg, (process.pid, signal.SIGKILL))
-    assert process.stdout is not None
-    for _ in range(choose.randint(1, 4)):
-        assert process.stdout.readline(), "the driver ended by itself"
-    timer.start()
-    process.stdout.read()
-    timer.join()
-    assert process.wait(60) == -signal.SIGKILL
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, kind, place, str(out), str(checkpoint)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with process.stdout as said:
+            if all(said.readline() for _ in range(choose.randint(1, 4))):
+                # The JVM, which is the driver, is in its process group.
+                delay, kill = choose.uniform(0, 0.4), (process.pid, signal.SIGKILL)
+                timer = threading.Timer(delay, os.killpg, kill)
+                timer.start()
+                said.read()
+                timer.join()
+                assert process.wait(60) == -signal.SIGKILL
+                return
+        # Spark gives Python ten seconds to start, which may be too few beside other work.
+        process.wait(60)
+    raise AssertionError("the driver ended by itself")
 
 
 def check(spark: Any, stream: DataStream, out: Path, checkpoint: Path) -> None:

@@ -1,0 +1,62 @@
+"""`datastreamer spark` as a user's shell runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+from datastreamer.errors import UsageError
+from datastreamer.spark import find_java
+from datastreamer.spark.failures import reason
+from tests.cli.process import ENVIRONMENT
+from tests.spark.conftest import ROOT
+
+
+def command(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", **variables},
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_stream_is_ingested_and_reported_on(real_stream: Path, tmp_path: Path) -> None:
+    try:
+        find_java()
+    except UsageError as error:
+        pytest.skip(str(error))
+    shutil.copy(real_stream, tmp_path / "stream.bin")
+    done = command("ingest", tmp_path / "stream.bin", tmp_path / "out", "--master", "local[2]")
+    assert done.returncode == 0, done.stderr
+    assert "34,723 entries in" in done.stderr
+    assert "it has all before 34,723" in done.stderr
+    done = command("report", tmp_path / "out", "--charts", tmp_path, "--master", "local[2]")
+    assert done.returncode == 0, done.stderr
+    told = {line["query"]: line["rows"] for line in map(json.loads, done.stdout.splitlines())}
+    assert [row["number"] for row in told["open_batches"]] == [101]
+    assert sum(row["blocks"] for row in told["transactions_per_block"]) == 11_318
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["blocks.png", "senders.png"]
+
+
+def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
+    done = command("report", tmp_path, JAVA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Spark needs Java 17 or 21, and JAVA_HOME is" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_reason_of_an_error_is_our_own_line() -> None:
+    told = "[SOMETHING] failed\nTraceback:\ndatastreamer.errors.UsageError: no such table\n\tat x"
+    assert reason(PySparkException(told)) == "no such table"
+    assert reason(PySparkException("[SOMETHING] failed\nTraceback")) == "[SOMETHING] failed"
