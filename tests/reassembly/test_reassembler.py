@@ -350,6 +350,30 @@ def test_positions_are_held_by_what_is_in_flight() -> None:
     assert reassembler.positions() == {"a": 13, "b": 502, "c": 2}
 
 
+@pytest.mark.parametrize(
+    "places, order",
+    [
+        # Where the lowest of the rest ends up below a higher one, unless it rises.
+        ([3, 5, 4, 2, 6, 1, 0], [5, 0, 1, 2, 3, 4, 6]),
+        *((random.Random(seed).sample(range(1000), 300), None) for seed in range(3)),
+    ],
+)
+def test_the_position_is_the_lowest_held_whatever_ends_first(
+    places: list[int], order: list[int] | None
+) -> None:
+    chance = random.Random(1)
+    reassembler = Reassembler()
+    for position in places:
+        own = b"%32d" % position
+        reassembler.receive(*header(own, (b"\1" + own, 1)), "a", position)
+    held = set(places)
+    for position in order or chance.sample(places, len(places)):
+        assert reassembler.position("a") == min(held)
+        assert len(reassembler.receive(b"\1%32d" % position, b"")) == 1
+        held.remove(position)
+    assert reassembler.position("a") == max(places) + 1
+
+
 # Batches of entries.
 
 
