@@ -190,7 +190,12 @@ def test_a_server(read: Callable[..., Any], make: Make) -> None:
         rows = frame.collect()
         assert [row.number for row in rows] == list(range(10_000))
         assert {(row.type, len(row.data)) for row in rows} == {(1, 1000), (2, 1)}
+        with server.stream.atomic_op() as op:
+            op.add_entry(3, b"later")
+        # A frame stays what it was when it was planned first.
         assert frame.where("number >= 9990").count() == 10
+        anew = read(server=f"127.0.0.1:{server.port}", startingOffset=9990)
+        assert anew.count() == 11
 
 
 def test_a_join_of_blocks_and_transactions(read: Callable[..., Any], real_stream: Path) -> None:
