@@ -153,7 +153,8 @@ def test_options_that_say_nothing_are_told(read: Callable[..., Any], real_stream
 
 def test_it_is_found_without_being_registered(spark: Any, real_stream: Path) -> None:
     other = spark.newSession()
-    assert other.read.format("datastream").load(str(real_stream)).count() == 34723
+    frame = other.read.format("datastream").load(str(real_stream))
+    assert frame.columns == ["number", "type", "data"]
 
 
 def test_sql(spark: Any, real_stream: Path) -> None:
