@@ -112,6 +112,9 @@ class Batches:
     def _is_warm(self, offset: int, size: int) -> bool:
         """Whether the pages that are looked at are in memory."""
         length, cold = self._live.stream.reader.head.length, self._live.cold
+        first = page_start(page_of(offset))
+        if first in cold.warm and offset + size <= first + PAGE_SIZE:
+            return True
         last = min(offset + size, length - 1)
         pages = range(page_of(offset), page_of(last) + 1)
         starts = [page_start(page) for page in pages]
