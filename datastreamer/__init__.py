@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from datastreamer.errors import DatastreamerError as DatastreamerError
     from datastreamer.format import Header as Header
     from datastreamer.net.blocking import BlockingClient as BlockingClient
+    from datastreamer.net.blocking_parallel import (
+        blocking_parallel_read as blocking_parallel_read,
+    )
     from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
@@ -54,6 +57,7 @@ _HOME = {
     "ServerTLS": "datastreamer.net.tls",
     "StreamServer": "datastreamer.net.embed",
     "Upstream": "datastreamer.net.upstream",
+    "blocking_parallel_read": "datastreamer.net.blocking_parallel",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
     "parallel_read": "datastreamer.net.parallel",

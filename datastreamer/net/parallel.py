@@ -1,7 +1,8 @@
 """A part of a stream, read over several connections at once, and handed out in order.
 
-Owns the division of the part, who reads which piece next, and what is kept in memory. Each
-connection is a client like any other (`client`); what a lost one means is the client's.
+Owns who reads which piece next, and what is kept in memory; how the part is divided stands in
+`pieces`. Each connection is a client like any other (`client`); what a lost one means is the
+client's.
 """
 
 from __future__ import annotations
@@ -14,17 +15,10 @@ import trio
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import HistoryChanged, PeerError, TLSFailed, UsageError
-from datastreamer.format import HEADER_PAGE_SIZE, Header
+from datastreamer.format import Header
 from datastreamer.net.client import Client, connect
-from datastreamer.position import Identity
+from datastreamer.net.pieces import AHEAD, WAITING, Story, bounds_of_pieces
 from datastreamer.protocol.batches import BATCH_BYTES
-
-# A piece is about so large: what a connection reads without a thought for the others.
-_PIECE_BYTES = 4 << 20
-# So many pieces for each connection are read ahead of the one that is handed out.
-_AHEAD = 2
-# Of a piece, so many batches wait to be handed out.
-_WAITING = 2
 
 
 @asynccontextmanager
@@ -84,7 +78,7 @@ class _Piece:
     def __init__(self, number: int, stop: int) -> None:
         self.number = number
         self.stop = stop
-        self.put, self.taken = trio.open_memory_channel[EntryBatch](_WAITING)
+        self.put, self.taken = trio.open_memory_channel[EntryBatch](WAITING)
 
 
 class _Reading:
@@ -96,22 +90,15 @@ class _Reading:
         self._servers = servers
         self._max_bytes = max_bytes
         self._options = options
-        self._stream: Identity | None = None
-        # Of servers that tell: id and epoch of the stream, when they were first asked.
-        self._histories: dict[int, tuple[bytes, int]] = {}
+        self._story = Story()
         self._next = 0
         self._room = trio.Semaphore(0)
 
     async def prepare(self, start: int, stop: int | None, connections: int) -> None:
         """Divide what is to be read."""
-        header = await self._first_header()
-        stop = max(start, header.total_entries) if stop is None else stop
-        average = (header.total_length - HEADER_PAGE_SIZE) // max(1, header.total_entries)
-        # No piece so large that a connection has nothing to do.
-        size = min(_PIECE_BYTES // max(1, average), -(-(stop - start) // connections))
-        bounds = range(start, stop, max(1, size))
-        self.pieces = [_Piece(number, min(number + bounds.step, stop)) for number in bounds]
-        self._room = trio.Semaphore(connections * _AHEAD)
+        bounds = bounds_of_pieces(await self._first_header(), start, stop, connections)
+        self.pieces = [_Piece(*place) for place in bounds]
+        self._room = trio.Semaphore(connections * AHEAD)
 
     async def _first_header(self) -> Header:
         for at in range(len(self._servers)):
@@ -124,21 +111,8 @@ class _Reading:
         raise AssertionError("there is a server at least")
 
     async def _recognize(self, at: int, client: Client) -> Header:
-        """Whether this server tells the story that was begun."""
-        capabilities = await client.capabilities()
-        header = await client.header()
-        found = Identity.of(header)
-        self._stream = self._stream or found
-        history = (capabilities.stream_id, capabilities.epoch)
-        same = not capabilities.revision or self._histories.setdefault(at, history) == history
-        if found != self._stream or not same:
-            what = "another history" if found == self._stream else f"another stream: {found}"
-            raise HistoryChanged(
-                f"{client.peer} serves {what} than the one that is being read",
-                next_entry=self.pieces[0].number if self.pieces else 0,
-                total_entries=header.total_entries,
-                first_differing=None,
-            )
+        capabilities, header = await client.capabilities(), await client.header()
+        self._story.recognize(at, client.peer, capabilities, header)
         return header
 
     async def work(self, at: int, scope: trio.CancelScope) -> None:
@@ -185,6 +159,6 @@ class _Reading:
                 async for batch in piece.taken:
                     yield batch
             self._room.release()
-        for at in self._histories:
+        for at in self._story.tellers:
             async with connect(*self._servers[at], **self._options) as client:
                 await self._recognize(at, client)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer._codec import Entry
 from datastreamer.errors import ConnectFailed, ConnectionLost, HistoryChanged, UsageError
-from datastreamer.net import parallel as module
+from datastreamer.net import pieces
+from datastreamer.net.blocking_parallel import blocking_parallel_read
 from datastreamer.net.parallel import parallel_read
 from datastreamer.protocol.resume import Backoff
 from datastreamer.storage.stream import DataStream
@@ -24,7 +29,7 @@ SOON = Backoff(0, 0)
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
 
 
 @pytest.fixture
@@ -34,13 +39,33 @@ def filled(stream: DataStream) -> DataStream:
     return stream
 
 
-async def read(servers: Sequence[tuple[str, int]], *what: Any, **named: Any) -> list[Entry]:
+Read = Callable[..., Awaitable[list[Entry]]]
+
+
+async def with_trio(servers: Sequence[tuple[str, int]], *what: Any, **named: Any) -> list[Entry]:
     async with parallel_read(servers, *what, **named) as batches:
         return [entry async for batch in batches for entry in batch]
 
 
+async def with_threads(servers: Sequence[tuple[str, int]], *what: Any, **named: Any) -> list[Entry]:
+    def listed() -> list[Entry]:
+        batches = blocking_parallel_read(servers, *what, **named)
+        return [entry for batch in batches for entry in batch]
+
+    return await trio.to_thread.run_sync(listed)
+
+
+@pytest.fixture(params=[with_trio, with_threads], ids=["trio", "threads"])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Either way to read everything."""
+    found: Read = request.param
+    return found
+
+
 @pytest.mark.parametrize("connections", [1, 2, 7])
-async def test_all_in_order(filled: DataStream, small_pieces: None, connections: int) -> None:
+async def test_all_in_order(
+    filled: DataStream, small_pieces: None, connections: int, read: Read
+) -> None:
     due = list(filled.entries())
     async with over_loopback(filled) as rig:
         for start, stop in [
@@ -67,7 +92,7 @@ async def test_what_is_not_taken_is_not_kept(filled: DataStream, small_pieces: N
         assert rig.server.counts.entries_sent < 8_000 / 3
 
 
-async def test_a_lost_connection_is_made_again(small_pieces: None) -> None:
+async def test_a_lost_connection_is_made_again(small_pieces: None, read: Read) -> None:
     def breaks(connection: socket.socket) -> None:
         stub = Stub(HUNDRED)
         left = 600
@@ -101,7 +126,7 @@ async def test_another_server_goes_on_where_one_is_lost(
     assert got == due
 
 
-async def test_a_server_that_is_not_there_is_passed_over(filled: DataStream) -> None:
+async def test_a_server_that_is_not_there_is_passed_over(filled: DataStream, read: Read) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         gone = nobody.getsockname()
     async with over_loopback(filled) as rig:
@@ -110,7 +135,7 @@ async def test_a_server_that_is_not_there_is_passed_over(filled: DataStream) -> 
         await read([gone], connections=3)
 
 
-async def test_none_that_has_it_is_an_error() -> None:
+async def test_none_that_has_it_is_an_error(read: Read) -> None:
     def closes(connection: socket.socket) -> None:
         stub = Stub(HUNDRED)
         for _ in range(2):
@@ -139,7 +164,7 @@ async def test_a_stream_that_was_changed_meanwhile_is_told(
 
 
 async def test_servers_of_different_streams_are_told_apart(
-    filled: DataStream, tmp_path: Any, small_pieces: None
+    filled: DataStream, tmp_path: Any, small_pieces: None, read: Read
 ) -> None:
     other = DataStream.create(tmp_path / "other.bin", system_id=7, sync="os", index="memory")
     with other:
@@ -163,13 +188,28 @@ async def test_an_error_of_the_reader_comes_out_as_it_is(filled: DataStream) -> 
             assert (await anext(batches)).first_number == 0
 
 
-async def test_an_old_server_is_read_too(small_pieces: None) -> None:
+async def test_an_old_server_is_read_too(small_pieces: None, read: Read) -> None:
     stubs = [Stub(HUNDRED, extensions="refused") for _ in range(4)]
     with StubServer(*map(handler, stubs)) as server:
         assert await read([("127.0.0.1", server.port)], connections=1) == HUNDRED
 
 
-async def test_wrong_usage() -> None:
+async def test_wrong_usage(read: Read) -> None:
     for servers, connections in ([], 1), ([("a", 1)], 0):
         with pytest.raises(UsageError, match="one server at least"):
             await read(servers, connections=connections)
+
+
+def test_threads_end_with_the_iterator() -> None:
+    before = threading.active_count()
+    with StubServer(*[handler(Stub(HUNDRED))] + [handler(Stub(HUNDRED)) for _ in range(5)]) as made:
+        batches = blocking_parallel_read([("127.0.0.1", made.port)], connections=1, max_bytes=300)
+        assert next(batches).first_number == 0
+        assert threading.active_count() > before
+        batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_trio_is_not_loaded() -> None:
+    code = "import sys, datastreamer.net.blocking_parallel; sys.exit('trio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
