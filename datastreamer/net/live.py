@@ -81,7 +81,7 @@ class Live:
                 self.begin_anew(self._epoch)
             await self._catch_up_live()
             with trio.move_on_after(_POLL_SECONDS):
-                if not self._live and not self.parked:
+                if not self._live and not self.parked and not self.watchers:
                     # Nobody waits for commits: many of them are one turn of this.
                     self._company = trio.Event()
                     await self._company.wait()
@@ -101,6 +101,11 @@ class Live:
     def park(self, sender: Sender) -> None:
         """Have a client woken when the pass has moved, or is nudged."""
         self.parked.add(sender)
+        self._company.set()
+
+    def watch(self, watcher: trio.Event) -> None:
+        """Have `watcher` set when the pass has moved, or entries were taken back."""
+        self.watchers.add(watcher)
         self._company.set()
 
     def leave(self, sender: Sender) -> bool:

@@ -356,7 +356,7 @@ class Session:
                 if self._finishing or leaves:
                     break
                 self._news = trio.Event()
-                live.watchers.add(self._news)
+                live.watch(self._news)
                 if protocol.pending < _HEARD_AHEAD:
                     self._receiver.listen(nursery, self._news.set)
                 try:
