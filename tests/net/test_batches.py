@@ -156,10 +156,13 @@ async def test_entries_as_soon_as_a_commit_brings_them(
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.batch(5, 2, wait=2**32 - 1))
         await waits(peer)
+        began = trio.current_time()
         commit(stream, talk, (1, b"x"), (1, b"y"), (1, b"z"))
         answer = talk.woken()
         assert count_of(answer) == 2
         await peer.expect(answer)
+        # No time is waited for, though nobody streams.
+        assert trio.current_time() == began
 
 
 async def test_only_committed_entries(
