@@ -88,8 +88,7 @@ def _delays(
             delays.append(found[1] - published)
     finally:
         query.stop()
-    # Not those in which Spark compiles what it runs.
-    return delays[count // 5 :]
+    return delays
 
 
 def test_latency(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
@@ -101,6 +100,8 @@ def test_latency(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
             "a file": {"path": str(path)},
             "a server": {"server": f"127.0.0.1:{server.port}"},
         }
+        # Spark compiles what it runs meanwhile.
+        _delays(spark, sources["a server"], server.stream, tmp_path / "warm", count)
         for name, source in sources.items():
             found[name] = _delays(spark, source, server.stream, tmp_path / name, count)
         name = "a file, checkpoint on a local disk"
@@ -114,7 +115,7 @@ def test_latency(spark: Any, record: Any, smoke: bool, tmp_path: Path) -> None:
         record(
             f"publication to foreachBatch, {name}: p50 (p90 {late:.0f} ms)",
             1000 * statistics.median(delays),
-            {"the promise": 200.0},
+            {"what is wanted": 200.0},
             unit="ms",
         )
 

@@ -24,6 +24,8 @@ ON_ERROR: Final[dict[Mode, OnError]] = {
 }
 
 PARTITION_BYTES: Final = 128 << 20
+BATCH_PART_BYTES: Final = 32 << 20
+"""Of a streaming query's batch: it is small, and all cores want a part of it."""
 RETRY_SECONDS: Final = 30.0
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -120,8 +122,11 @@ NAMES_OF_OPTIONS: Final = (
 )
 
 
-def read_options(given: Mapping[str, str]) -> Options:
-    """The options of a query, whatever the case of their names. Raises `UsageError`."""
+def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTES) -> Options:
+    """The options of a query, whatever the case of their names. Raises `UsageError`.
+
+    `partition_bytes` is for a query that does not say.
+    """
     told = {name.lower(): value.strip() for name, value in given.items()}
     known = {name.lower(): name for name in NAMES_OF_OPTIONS}
     for name in given:
@@ -144,7 +149,7 @@ def read_options(given: Mapping[str, str]) -> Options:
         mode=cast("Mode", read.choice("mode", get_args(Mode), "FAILFAST", upper=True)),
         start=0 if from_latest else read.offset("startingOffset", "earliest", 0),
         stop=read.offset("endingOffset", "latest", None),
-        partition_bytes=read.size("partitionBytes", PARTITION_BYTES),
+        partition_bytes=read.size("partitionBytes", partition_bytes),
         system_id=read.flag("systemId"),
         push_filters=read.flag("pushFilters") or False,
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from datastreamer.spark import places
 from datastreamer.spark.batch import batch_reader
-from datastreamer.spark.options import Options, read_options
+from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
 from datastreamer.spark.schemas import table_schema
 from datastreamer.spark.sink import StreamSink
 from datastreamer.spark.streaming import TailReader
@@ -40,7 +40,7 @@ class DatastreamSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Who reads these columns as the stream grows."""
-        return TailReader(read_options(self.options), schema)
+        return TailReader(read_options(self.options, BATCH_PART_BYTES), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Who appends these columns to a stream."""

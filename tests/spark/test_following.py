@@ -128,6 +128,13 @@ def test_limits_in_bytes_go_over_pages(growing: DataStream) -> None:
     assert all(8950 <= size <= 8963 for size in sizes[:3])
 
 
+def test_a_batch_has_parts_for_several_cores(growing: DataStream) -> None:
+    add(growing, 100, size=(1 << 20) - 17)
+    driver = Driver(path=growing.path)
+    start = driver.offset = driver.reader.initialOffset()
+    assert len(driver.reader.partitions(start, driver.planned())) == 3
+
+
 def test_a_query_begins_where_it_is_told(growing: DataStream) -> None:
     add_block(growing, 5)
     for start, first in {"earliest": 0, "990": 990, "block:5": 1000, "1002": 1002}.items():
