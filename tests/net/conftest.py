@@ -23,7 +23,7 @@ from datastreamer.storage.stream import DataStream
 from tests.net import model
 from tests.net.secure import Authority, dial
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def seeds(short: int, long: int) -> pytest.MarkDecorator:
