@@ -103,7 +103,7 @@ def publish(sequencer: Sequencer, batches: int) -> None:
     """Batches of one to three blocks, with up to four transactions each."""
     for _ in range(batches):
         with sequencer.batch() as batch:
-            newest = sequencer.standing.batch or 0
+            newest = batch.number
             chance = random.Random(newest)  # noqa: S311 - a made-up stream, the same each time
             for at in range(chance.randint(1, 3)):
                 seconds = 1_700_000_000 + 300 * newest + 90 * at + chance.randint(0, 60)
