@@ -8,6 +8,8 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
+# Files of tests side by side: most of them wait for a disk, a socket or a JVM now and then.
+SIDE_BY_SIDE ?= -n auto --maxprocesses 4 --dist loadfile
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 
@@ -29,7 +31,7 @@ help:
 setup: $(VENV)/.built
 
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 demo: setup
 	@$(PY) -m datastreamer.cli.showcase
