@@ -84,7 +84,7 @@ cdef inline bint slab_open_chunk(Slab* slab) noexcept nogil:
     chunk.memory = memory
     chunk.used = 0
     chunk.free = at << CHUNK_BITS
-    for i in range(CHUNK_ITEMS):
+    for i in range(<uint32_t>CHUNK_ITEMS):
         (<uint32_t*>(memory + <size_t>i * slab.size))[0] = (
             chunk.free + i + 1 if i + 1 < CHUNK_ITEMS else NONE
         )

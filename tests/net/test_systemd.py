@@ -60,7 +60,7 @@ def test_a_manager_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str)
 @pytest.mark.parametrize(
     ("micros", "process", "seconds"),
     [
-        ("30000000", str(os.getpid()), 15.0),
+        pytest.param("30000000", str(os.getpid()), 15.0, id="this process"),
         ("500000", "", 0.25),
         ("30000000", "1", None),
         ("0", "", None),
