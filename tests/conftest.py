@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 # A machine that is busy with something else is no fault of an example.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# As wide as output is where there is no terminal, whoever runs the tests.
+os.environ["COLUMNS"] = "100"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -206,12 +206,14 @@ def falling_silent() -> Iterator[str]:
 
 def test_a_server_that_goes_silent(tmp_path: Path) -> None:
     with falling_silent() as what:
-        cat = done("cat", what, "--timeout", "0.05", cwd=tmp_path)
+        cat = done("cat", what, "--no-batch-reads", "--timeout", "0.05", cwd=tmp_path)
     assert cat.returncode == 1
     assert cat.stderr.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
 
 
-@pytest.mark.parametrize("verb", [["cat"], ["bookmark", "block:1", "--entry-number"]])
+@pytest.mark.parametrize(
+    "verb", [["cat", "--no-batch-reads"], ["bookmark", "block:1", "--entry-number"]]
+)
 def test_what_is_there_already_is_not_waited_for_in_silence(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
@@ -241,7 +243,7 @@ def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:
         what = f"127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        cat = done("cat", what, cwd=tmp_path)
+        cat = done("cat", what, "--no-batch-reads", cwd=tmp_path)
         thread.join()
     assert cat.returncode == 1
     assert cat.stdout == '{"number": 0, "type": 7, "length": 1, "data": "0x78"}\n'
