@@ -28,6 +28,10 @@ from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.stream import DataStream
 
 _STAGED: Final = pa.schema([("type", pa.int64()), ("data", pa.binary())])
+_TRIES: Final = 100
+_SHARED: Final = (
+    "where executors are other machines, give stagingPath a folder that all of them share"
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class StreamSink(DataSourceArrowWriter):
         folder, name = os.path.split(self._path)
         beside = options.staging or folder
         self._staging = os.path.join(beside, f".{name}.staging-{uuid.uuid4().hex[:12]}")
+        # Here and not by the tasks: one that is still at work when another has failed must not
+        # make it again.
+        try:
+            os.makedirs(self._staging)
+        except OSError as error:
+            raise StreamFileError(self._staging, f"cannot be made: {error.strerror}") from None
 
     def write(self, iterator: Iterator[Any]) -> Staged:
         """A task: put the rows of a partition aside.
@@ -67,11 +77,19 @@ class StreamSink(DataSourceArrowWriter):
         """
         task = TaskContext.get()
         assert task is not None
-        partition = task.partitionId()
-        path = os.path.join(self._staging, f"{partition:06d}-{task.taskAttemptId()}.arrow")
-        os.makedirs(self._staging, exist_ok=True)
+        return self.stage(task.partitionId(), task.taskAttemptId(), iterator)
+
+    def stage(self, partition: int, attempt: int, iterator: Iterator[Any]) -> Staged:
+        """`write`, by an attempt at a partition."""
+        path = os.path.join(self._staging, f"{partition:06d}-{attempt}.arrow")
         rows = 0
-        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, _STAGED) as output:
+        try:
+            file = pa.OSFile(path, "wb")
+        except FileNotFoundError:
+            raise StreamFileError(
+                path, f"there is no such folder on this machine, or the write is over: {_SHARED}"
+            ) from None
+        with file, pa.ipc.new_file(file, _STAGED) as output:
             for batch in iterator:
                 entries = _entries(batch, partition, rows)
                 output.write_batch(entries)
@@ -99,7 +117,10 @@ class StreamSink(DataSourceArrowWriter):
         self._clear()
 
     def _clear(self) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
+        for _ in range(_TRIES):
+            shutil.rmtree(self._staging, ignore_errors=True)
+            if not os.path.exists(self._staging):
+                return  # else a task has put a file there meanwhile
 
 
 def _check_columns(schema: StructType) -> None:
@@ -143,8 +164,7 @@ def _append(op: AtomicOp, part: Staged) -> None:
     except (OSError, pa.ArrowException) as error:
         raise StreamFileError(
             part.path,
-            f"what a task wrote cannot be read here: {error}; where executors are other machines, "
-            "give stagingPath a folder that all of them share",
+            f"what a task wrote cannot be read here: {error}; {_SHARED}",
         ) from None
     if rows != part.rows:
         raise StreamFileError(part.path, f"{rows} rows, and the task wrote {part.rows}")

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql.functions import udf
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from datastreamer import DataStream
+from datastreamer.errors import StreamFileError
+from datastreamer.spark.options import read_options
+from datastreamer.spark.sink import StreamSink
 from datastreamer.zkevm.keys import Mark, key_of
 
 
@@ -115,3 +119,14 @@ def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
     with pytest.raises(Exception, match="a stream is only ever appended to"):
         numbered(spark, 10).write.format("datastream").mode("overwrite").save(str(path))
     assert entries(path) == [(1, b"first")]
+
+
+def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
+    """Spark does not wait for the others when it gives up a write for one that failed."""
+    schema = StructType([StructField("type", IntegerType()), StructField("data", BinaryType())])
+    sink = StreamSink(read_options({"path": str(path)}), schema, overwrite=False)
+    (staging,) = [found for found in os.listdir(path.parent) if "staging" in found]
+    sink.abort([])
+    with pytest.raises(StreamFileError, match="or the write is over"):
+        sink.stage(0, 0, iter(()))
+    assert not path.with_name(staging).exists()
