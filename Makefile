@@ -9,7 +9,8 @@ CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h
 BENCH ?= bench
 ARGS ?=
 # Files of tests side by side: most of them wait for a disk, a socket or a JVM now and then.
-SIDE_BY_SIDE ?= -n auto --maxprocesses 4 --dist loadfile
+# A process that crashes ends the run: one started in its place makes the rest hang.
+SIDE_BY_SIDE ?= -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 

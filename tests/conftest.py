@@ -19,8 +19,13 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-# As wide as output is where there is no terminal, whoever runs the tests.
+# Output is as wide, and as plain, whoever runs the tests.
 os.environ["COLUMNS"] = "100"
+for name in ("GITHUB_ACTIONS", "FORCE_COLOR"):
+    os.environ.pop(name, None)
+# Where these are set, pytest writes out whole differences; those of streams take minutes.
+for name in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
