@@ -2,14 +2,13 @@
 
 Owns the way of the rows: tasks write them to files of their own beside the stream, and the
 driver puts those, in the order of the partitions, into one atomic operation. Nothing is known to
-readers before, and nothing is left where a task fails.
+readers before, and nothing is left where a task fails; what a killed driver left goes with the
+next write.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,13 +21,13 @@ from pyspark.sql.types import BinaryType, IntegralType, StructType
 
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.format import MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
+from datastreamer.spark import staging
 from datastreamer.spark.options import Options
 from datastreamer.spark.places import local_path
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.stream import DataStream
 
 _STAGED: Final = pa.schema([("type", pa.int64()), ("data", pa.binary())])
-_TRIES: Final = 100
 _SHARED: Final = (
     "where executors are other machines, give stagingPath a folder that all of them share"
 )
@@ -61,14 +60,9 @@ class StreamSink(DataSourceArrowWriter):
             raise FileMissing(path, "no such file; make the stream first, with its system id")
         self._path = os.path.abspath(path)
         folder, name = os.path.split(self._path)
-        beside = options.staging or folder
-        self._staging = os.path.join(beside, f".{name}.staging-{uuid.uuid4().hex[:12]}")
         # Here and not by the tasks: one that is still at work when another has failed must not
         # make it again.
-        try:
-            os.makedirs(self._staging)
-        except OSError as error:
-            raise StreamFileError(self._staging, f"cannot be made: {error.strerror}") from None
+        self._staging = staging.make(options.staging or folder, name)
 
     def write(self, iterator: Iterator[Any]) -> Staged:
         """A task: put the rows of a partition aside.
@@ -110,17 +104,11 @@ class StreamSink(DataSourceArrowWriter):
                 for part in staged:
                     _append(op, part)
         finally:
-            self._clear()
+            staging.clear(self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """The driver, when a task failed for good: nothing was appended, nothing stays."""
-        self._clear()
-
-    def _clear(self) -> None:
-        for _ in range(_TRIES):
-            shutil.rmtree(self._staging, ignore_errors=True)
-            if not os.path.exists(self._staging):
-                return  # else a task has put a file there meanwhile
+        staging.clear(self._staging)
 
 
 def _check_columns(schema: StructType) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from datastreamer.errors import StreamFileError
 from datastreamer.spark.options import read_options
 from datastreamer.spark.sink import StreamSink
 from datastreamer.zkevm.keys import Mark, key_of
+from tests.spark.conftest import ROOT
 
 
 @pytest.fixture
@@ -130,3 +133,55 @@ def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
     with pytest.raises(StreamFileError, match="or the write is over"):
         sink.stage(0, 0, iter(()))
     assert not path.with_name(staging).exists()
+
+
+SINK = """
+import subprocess, sys
+child = '''
+import sys
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+from datastreamer.spark.options import read_options
+from datastreamer.spark.sink import StreamSink
+schema = StructType([StructField("type", IntegerType()), StructField("data", BinaryType())])
+StreamSink(read_options({"path": sys.argv[1]}), schema, overwrite=False)
+'''
+subprocess.run([sys.argv[2], "-c", child, sys.argv[1]], check=True)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the driver in /proc")
+def test_what_a_killed_driver_left_goes_with_the_next_write(path: Path, tmp_path: Path) -> None:
+    """A process with the name of Spark's, whose workers make the sinks."""
+    java = tmp_path / "java"
+    java.symlink_to(sys.executable)
+
+    def staging() -> set[str]:
+        return {found for found in os.listdir(path.parent) if "staging" in found}
+
+    def drive() -> subprocess.Popen[bytes]:
+        driver = subprocess.Popen(
+            [java, "-c", SINK, path, sys.executable],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"begun\n"
+        return driver
+
+    drivers = [drive()]
+    try:
+        (left,) = staging()
+        drivers.append(drive())
+        assert len(staging()) == 2, "the first one is at work"
+        drivers[0].kill()
+        drivers[0].wait()
+        drivers.append(drive())
+        assert len(staging()) == 2
+        assert left not in staging()
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
