@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from datastreamer.errors import ExtraMissing, FileMissing
+from datastreamer.errors import ExtraMissing
 from datastreamer.spark.ingest import TABLES
+from datastreamer.spark.ranges import done_in
 
 
 class Query(NamedTuple):
@@ -71,9 +72,7 @@ def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, D
     Raises `FileMissing` where there is none. What was begun and not finished is left out.
     """
     folder = Path(out)
-    done = [path.stem for path in sorted((folder / "_ranges").glob("*.done"))]
-    if not done:
-        raise FileMissing(str(folder), "no tables: ingest a stream into it first")
+    done = [there.name for there in done_in(folder)]
     tables = {}
     for name in TABLES:
         schema = StructType.fromJson(json.loads((folder / "_ranges" / f"{name}.json").read_text()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
+from datastreamer import DataStream
 from datastreamer.errors import UsageError
 from datastreamer.spark import find_java
 from datastreamer.spark.failures import reason
@@ -56,7 +57,44 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["report", "{}"], "{}: no tables: ingest a stream into it first"),
+        (["ingest", "{}/none", "{}/out"], "{}/none: no such file"),
+        (["ingest", "{}/text", "{}/out"], "{}/text: no stream file"),
+        (["ingest", "{}/one.bin", "{}/out"], "this is a stream of version 1"),
+        (["ingest", "{}/two.bin", "{}/text"], "{}/text: cannot be made: Not a directory"),
+        (["ingest", "127.0.0.1:1", "{}/out"], "cannot connect to 127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_said_before_spark_starts(
+    tmp_path: Path, words: list[str], told: str
+) -> None:
+    try:
+        find_java()
+    except UsageError as error:
+        pytest.skip(str(error))
+    (tmp_path / "text").write_text("no stream")
+    for version, name in ((1, "one"), (2, "two")):
+        with DataStream.create(tmp_path / f"{name}.bin", version=version, system_id=7, sync="os"):
+            pass
+    done = command(*(word.format(tmp_path) for word in words))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {told.format(tmp_path)}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_master_of_sparks(tmp_path: Path) -> None:
+    done = command("report", tmp_path, "--master", "somewhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--master': it is local[2], local[*], spark://HOST:7077" in done.stderr
+
+
 def test_the_reason_of_an_error_is_our_own_line() -> None:
     told = "[SOMETHING] failed\nTraceback:\ndatastreamer.errors.UsageError: no such table\n\tat x"
     assert reason(PySparkException(told)) == "no such table"
     assert reason(PySparkException("[SOMETHING] failed\nTraceback")) == "[SOMETHING] failed"
+    told = "An error occurred while calling None.JavaSparkContext.\n: java.SomeError: no\n\tat x"
+    assert reason(Exception(told)) == "java.SomeError: no"

@@ -114,6 +114,9 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
             ingest.backfill()
         with pytest.raises(FileMissing, match="ingest a stream into it first"):
             open_tables(spark, out)
+        with pytest.raises(StreamFileError, match="another ingest writes there"):
+            Ingest(spark, {"path": str(path)}, out)
+        ingest.close()
         publish(stream, 3)
         again = Ingest(spark, {"path": str(path)}, out)
         assert again.done < stream.total_entries, "the same range as before"
@@ -126,6 +129,7 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
         assert all(row.open_error.startswith("no transaction") and row.hash is None for row in rows)
         assert spark.sql(QUERIES["open_batches"].sql).count() == 1
 
+        again.close()
         stream.truncate(stream.total_entries - 1)
         with pytest.raises(StreamFileError, match="are not this stream's any more"):
             Ingest(spark, {"path": str(path)}, out)

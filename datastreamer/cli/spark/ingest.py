@@ -69,9 +69,15 @@ def ingest(
     ended, however it did; each entry is in the tables once.
     """
     options = _options(source, stream_type)
-    with spark_session(master) as spark:
-        from datastreamer.spark.ingest import Ingest
+    from datastreamer.spark import find_java
+    from datastreamer.spark.ingest import Ingest, ensure_openable
+    from datastreamer.spark.ranges import Ranges
 
+    # Spark takes seconds to start, and is not quiet about it.
+    ensure_openable()
+    find_java()
+    Ranges(options, out).close()
+    with spark_session(master) as spark:
         job = Ingest(spark, options, out)
         try:
             began = time.monotonic()

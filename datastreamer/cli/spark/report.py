@@ -47,6 +47,12 @@ def report(
     Reads what is ingested completely; an ingest may be at work meanwhile.
     """
     shape = chosen_format(format, json)
+    from datastreamer.spark import find_java
+    from datastreamer.spark.ranges import done_in
+
+    # Spark takes seconds to start, and is not quiet about it.
+    find_java()
+    done_in(folder)
     with spark_session(master) as spark:
         from datastreamer.spark.queries import QUERIES, draw, open_tables
 

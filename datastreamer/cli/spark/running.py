@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,9 +11,25 @@ import typer
 
 from datastreamer.cli.outcome import Failure
 
+_MASTERS = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|(spark|k8s)://.+|yarn")
+
+
+def _read_master(value: str) -> str:
+    if _MASTERS.fullmatch(value) is None:
+        raise typer.BadParameter(
+            f"it is local[2], local[*], spark://HOST:7077, k8s://URL or yarn, not {value!r}"
+        )
+    return value
+
+
 MasterOption = Annotated[
     str,
-    typer.Option("--master", metavar="URL", help="Where Spark runs: local[2], spark://HOST:7077."),
+    typer.Option(
+        "--master",
+        parser=_read_master,
+        metavar="URL",
+        help="Where Spark runs: local[2], spark://HOST:7077.",
+    ),
 ]
 
 _QUIETLY = {
@@ -27,10 +44,15 @@ _QUIETLY = {
 def spark_session(master: str) -> Iterator[Any]:
     """A session; what fails in it is told in a line. Raises `ExtraMissing` and `UsageError`
     where there is no Spark or no Java."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
     from datastreamer.spark import session
     from datastreamer.spark.failures import PySparkException, reason
 
-    spark = session(master, "datastreamer", _QUIETLY)
+    try:
+        spark = session(master, "datastreamer", _QUIETLY)
+    except (PySparkException, Py4JError) as error:
+        raise Failure(f"Spark does not start with --master {master}: {reason(error)}") from error
     try:
         yield spark
     except PySparkException as error:
