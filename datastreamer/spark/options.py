@@ -29,12 +29,20 @@ BATCH_PART_BYTES: Final = 32 << 20
 RETRY_SECONDS: Final = 30.0
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE: Final = re.compile(r"(\d+)\s*([bkmg]?)b?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(block|batch):(\d+)")
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
 
 # Spark's own, which it hands to every source.
 _OF_SPARK: Final = ("spark.", "serialization.", "__")
+
+# What a table of a catalog is made with, beside its options.
+_OF_CATALOG: Final = ("option.", "provider")
+_NOT_TOLD: Final = (
+    "say where the stream is: the option path (a file, a folder, a glob) or the option server "
+    "(HOST:PORT). Of a catalog's table Spark keeps no options: CREATE TEMPORARY VIEW name USING "
+    "datastream OPTIONS (...) instead of CREATE TABLE"
+)
 
 
 class Mark(NamedTuple):
@@ -127,6 +135,8 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
 
     `partition_bytes` is for a query that does not say.
     """
+    if not given or any(name.lower().startswith(_OF_CATALOG) for name in given):
+        raise UsageError(_NOT_TOLD)
     told = {name.lower(): value.strip() for name, value in given.items()}
     known = {name.lower(): name for name in NAMES_OF_OPTIONS}
     for name in given:
@@ -155,7 +165,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
         version=read.number("streamVersion", None, 255),
         tls=read.tls(),
-        timeout=read.seconds("timeout", 10.0),
+        timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
         from_latest=from_latest,
         max_entries=read.count("maxEntriesPerTrigger"),
@@ -212,9 +222,9 @@ class _Texts:
         found = _PLACE.fullmatch(text)
         if text == word:
             return cast("int", default)
-        if found is not None and int(found[2]) <= U64_MAX:
+        if found is not None and _is_number(found[2], U64_MAX):
             return Mark(cast("Literal['block', 'batch']", found[1]), int(found[2]))
-        if text.isdecimal() and int(text) <= U64_MAX:
+        if _is_number(text, U64_MAX):
             return int(text)
         raise self._bad(name, f"{word}, an entry's number, block:N or batch:N")
 
@@ -244,11 +254,13 @@ class _Texts:
         text = self._texts.get(name)
         if text is None:
             return default
-        if not text.isdecimal() or int(text) > most:
+        if not _is_number(text, most):
             raise self._bad(name, f"a number from 0 to {most}")
         return int(text)
 
-    def seconds(self, name: str, default: float, *, endless: str | None = None) -> float:
+    def seconds(
+        self, name: str, default: float, *, least: float = 0.0, endless: str | None = None
+    ) -> float:
         text = self._texts.get(name, str(default))
         if text.lower() == endless:
             return float("inf")
@@ -256,8 +268,9 @@ class _Texts:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds < float("inf"):
-            raise self._bad(name, f"a number of seconds{f' or {endless}' if endless else ''}")
+        if not least <= seconds < float("inf"):
+            wanted = f"a number of seconds{f' or {endless}' if endless else ''}"
+            raise self._bad(name, f"{wanted}, {least} or more" if least else wanted)
         return seconds
 
     def tls(self) -> TLS | None:
@@ -272,3 +285,8 @@ class _Texts:
         if wanted is False or (wanted is None and not any(told.values())):
             return None
         return TLS(**told)
+
+
+def _is_number(text: str, most: int) -> bool:
+    # Python refuses to read thousands of digits, in words of its own.
+    return text.isdecimal() and len(text) <= 20 and int(text) <= most

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.errors import DamagedEntry, NotFound, UnknownEntry
+from datastreamer.errors import BadRange, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import page_of
 from datastreamer.spark import places
 from datastreamer.spark.bounds import ALL, Bounds, MarkKind, Range
@@ -119,7 +119,8 @@ def _between_marks(find: FindMark, kind: MarkKind, wanted: Range) -> Range:
 def _offsets(options: Options, total: int, find: FindMark) -> tuple[int, int]:
     """The first entry that is asked for, and the one behind the last.
 
-    Raises `UnknownEntry` and `UnknownBookmark` where the stream does not go so far.
+    Raises `UnknownEntry` and `UnknownBookmark` where the stream does not go so far, `BadRange`
+    where it ends before it begins.
     """
 
     def number_of(offset: Offset) -> int:
@@ -129,4 +130,7 @@ def _offsets(options: Options, total: int, find: FindMark) -> tuple[int, int]:
         return number
 
     start = number_of(options.start)
-    return start, total if options.stop is None else number_of(options.stop)
+    stop = total if options.stop is None else number_of(options.stop)
+    if stop < start:
+        raise BadRange(f"endingOffset is entry {stop}, which stands before startingOffset, {start}")
+    return start, stop

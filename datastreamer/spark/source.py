@@ -9,10 +9,12 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
+from datastreamer.errors import UsageError
 from datastreamer.spark import places
 from datastreamer.spark.batch import batch_reader
 from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
@@ -45,6 +47,13 @@ class DatastreamSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Who appends these columns to a stream."""
         return StreamSink(read_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Nobody: raises `UsageError`."""
+        raise UsageError(
+            "a streaming query writes to no stream by itself: write its batches, "
+            ".writeStream.foreachBatch(lambda frame, _: frame.write.format('datastream')...)"
+        )
 
 
 def _has_system_id(options: Options) -> bool:

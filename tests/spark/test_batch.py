@@ -169,6 +169,18 @@ def test_sql(spark: Any, real_stream: Path) -> None:
         spark.catalog.dropTempView("seen_blocks")
 
 
+def test_a_table_of_a_catalog_is_refused(spark: Any, real_stream: Path) -> None:
+    """Spark does not hand on its options when it is read."""
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
+        spark.sql(f"create table kept using datastream options (file '{real_stream}')")
+    spark.sql(f"create table told (number bigint) using datastream options (file '{real_stream}')")
+    try:
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING datastream"):
+            spark.sql("select * from told").collect()
+    finally:
+        spark.sql("drop table told")
+
+
 def test_a_folder(
     read: Callable[..., Any], spark: Any, real_stream: Path, make: Make, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from datastreamer import DataStream, Limits, StreamServer, arrow
 from datastreamer.errors import (
+    BadRange,
     DamagedEntry,
     FileMissing,
     HistoryChanged,
@@ -176,6 +177,9 @@ def test_offsets_are_entries_blocks_or_batches(chain: Path, counted: Callable[[]
     assert batch[0]["data"] == encode(events.BookMark(1, 20), version=3)[1]
     assert (batch[1]["type"], batch[-1]["type"], len(batch)) == (1, 4, 2 + 4 * 5 + 1)
     assert Query(path=chain, startingOffset=len(rows)).rows() == []
+    assert Query(path=chain, startingOffset=7, endingOffset=7).rows() == []
+    with pytest.raises(BadRange, match="endingOffset is entry 6, which stands before starting"):
+        Query(path=chain, startingOffset=7, endingOffset=6)
     with pytest.raises(UnknownEntry):
         Query(path=chain, startingOffset=len(rows) + 1)
     with pytest.raises(UnknownBookmark, match="no bookmark block:100000"):

@@ -124,6 +124,21 @@ def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
     assert entries(path) == [(1, b"first")]
 
 
+def test_a_streaming_query_is_told_to_write_its_batches(
+    spark: Any, path: Path, tmp_path: Path
+) -> None:
+    query = spark.readStream.format("datastream").load(str(path)).select("type", "data").writeStream
+    query = query.format("datastream").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match=r"write its batches, \.writeStream\.foreachBatch"):
+        query.option("path", str(path)).start().awaitTermination()
+
+
+def test_a_frame_without_rows_appends_nothing(spark: Any, path: Path) -> None:
+    write(spark.createDataFrame([], "type int, data binary"), path)
+    write(numbered(spark, 100).where("type > 9"), path)
+    assert entries(path) == [(1, b"first")]
+
+
 def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
     """Spark does not wait for the others when it gives up a write for one that failed."""
     schema = StructType([StructField("type", IntegerType()), StructField("data", BinaryType())])
