@@ -201,5 +201,9 @@ def _system(uri: str) -> tuple[Any, str]:
         # Spark's users know S3 under the names of Hadoop's clients.
         system, path = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", base) + query)
     except (ValueError, OSError, NotImplementedError) as error:
-        raise UsageError(f"{_shown(uri)}: {error}") from None
+        # Arrow's HDFS tells of each library that it looked for in a line of its own.
+        told = str(error).partition("\n")[0]
+        if "Unable to load" in told:
+            told += "; HDFS needs Hadoop's client: JAVA_HOME, HADOOP_HOME and CLASSPATH say where"
+        raise UsageError(f"{_shown(uri)}: {told}") from None
     return system, path

@@ -1,4 +1,4 @@
-"""What docs/SPARK.md shows runs as it stands, and its table of options is the code's."""
+"""What the pages about Spark show runs as it stands, and their tables of options are the code's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from datastreamer import DataStream, StreamServer
 from datastreamer.spark.options import NAMES_OF_OPTIONS, read_options
+from datastreamer.zkevm import Sequencer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "SPARK.md").read_text()
@@ -33,6 +35,42 @@ def test_examples(
     told = EXAMPLES[example].replace("stream.bin", str(real_stream))
     exec(compile(told, "docs/SPARK.md", "exec"), {})
     assert capsys.readouterr().out.split("\n")[0].split()[-1:] == printed
+
+
+def test_examples_of_following_and_writing(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of the page, with the names that are made on the way; every one of them."""
+    following, told, writing = re.findall(r"```python\n(.*?)```", FOLLOWING, re.DOTALL)
+    with StreamServer(
+        tmp_path / "stream.bin", host="127.0.0.1", port=0, version=3, in_process=True
+    ) as server:
+        with Sequencer(server.stream).batch() as batch:
+            for at in range(3):
+                with batch.block(timestamp=at, hash=b"h" * 32, state_root=b"s" * 32):
+                    pass
+        names: dict[str, Any] = {}
+        run(following.replace("127.0.0.1:6900", f"127.0.0.1:{server.port}"), names, tmp_path)
+        try:
+            names["query"].processAllAvailable()
+        finally:
+            names["query"].stop()
+        run(told, names, tmp_path)
+        assert capsys.readouterr().out == "0\n"
+        blocks = spark.read.parquet(str(tmp_path / "blocks"))
+        assert blocks.orderBy("number").toArrow().column("number").to_pylist() == [0, 1, 2]
+        before = server.stream.total_entries
+    names["frame"] = spark.read.format("datastream").load(str(tmp_path / "stream.bin"))
+    run(writing, names, tmp_path)
+    with DataStream.open(tmp_path / "stream.bin", read_only=True) as stream:
+        assert stream.total_entries == 2 * before
+
+
+def run(example: str, names: dict[str, Any], folder: Path) -> None:
+    """An example, with its files in a folder: Spark and its workers are in others."""
+    for name in ("stream.bin", "blocks/", "blocks-checkpoint/"):
+        example = example.replace(f'"{name}"', f'"{folder / name}"')
+    exec(compile(example, "docs/SPARK_STREAMING.md", "exec"), names)
 
 
 def test_the_options_are_those_of_the_code() -> None:

@@ -352,6 +352,14 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         Query(path="nope://bucket/a.bin")
 
 
+def test_hdfs_without_its_client_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "HADOOP_HOME", "CLASSPATH", "ARROW_LIBHDFS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match=r"hdfs://nowhere:1/a\.bin: .*; HDFS needs Hadoop's") as told:
+        Query(path="hdfs://nowhere:1/a.bin")
+    assert "\n" not in str(told.value)
+
+
 def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
     write_chain(tmp_path / "a[1].bin", 1)
     assert Query(path=tmp_path / "a[1].bin").table().num_rows > 0

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.functions import udf
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
@@ -137,6 +138,23 @@ def test_a_frame_without_rows_appends_nothing(spark: Any, path: Path) -> None:
     write(spark.createDataFrame([], "type int, data binary"), path)
     write(numbered(spark, 100).where("type > 9"), path)
     assert entries(path) == [(1, b"first")]
+
+
+def test_of_two_attempts_at_a_partition_the_one_that_spark_tells_is_written(path: Path) -> None:
+    """A task that is slow is started again elsewhere, where Spark speculates."""
+    schema = StructType([StructField("type", IntegerType()), StructField("data", BinaryType())])
+    sink = StreamSink(read_options({"path": str(path)}), schema, overwrite=False)
+
+    def batches(*data: bytes) -> Any:
+        kinds = pa.array([1] * len(data), pa.int32())
+        yield pa.RecordBatch.from_arrays([kinds, pa.array(data)], ["type", "data"])
+
+    behind = sink.stage(1, 7, batches(b"c"))
+    sink.stage(0, 5, batches(b"slow"))
+    ahead = sink.stage(0, 6, batches(b"a", b"b"))
+    sink.commit([behind, None, ahead])
+    assert entries(path) == [(1, b"first"), (1, b"a"), (1, b"b"), (1, b"c")]
+    assert [found for found in os.listdir(path.parent) if "staging" in found] == []
 
 
 def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
