@@ -156,3 +156,12 @@ _recoveries = st.one_of(st.none(), st.none(), _crashes(12, st.one_of(st.none(), 
 crashes = _crashes(5, _recoveries)
 Trouble = Crash | Fault | None
 troubles: st.SearchStrategy[Trouble] = st.one_of(st.none(), crashes, crashes, faults)
+# While a huge operation is written, part by part.
+refusals = st.builds(
+    Fault,
+    st.integers(0, 3),
+    error=st.sampled_from([errno.ENOSPC, errno.EIO]),
+    lasting=st.booleans(),
+    torn=st.sampled_from([0.0, 0.5]),
+    only=st.just("place"),
+)

@@ -216,7 +216,9 @@ class Process(Disk):
         self.interruption: Interruption | None = None
         # How many operations that change something it has begun.
         self.operations = 0
-        # The first, third and so on are written as late as can be, the others at once.
+        # Of each four placements those whose bit is set are written as late as can be, the
+        # others at once.
+        self.lateness = 0b0101
         self.placements = 0
         self.late: list[SimPlacement] = []
         self._files: list[SimFile] = []
@@ -363,8 +365,9 @@ class SimFile(SteppedCommit):
         data = memoryview(arena)
         pieces = [(data[start : start + length], offset) for offset, start, length in segments]
         placed = SimPlacement(lambda: self._place(pieces))
+        turn = self._process.placements % 4
         self._process.placements += 1
-        if self._process.placements % 2:
+        if self._process.lateness >> turn & 1:
             self._process.late.append(placed)
         else:
             placed.begin()

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from datastreamer import DataStream
-from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, troubles
+from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
 from tests.storage.lab.model import KEYS, check_bookmarks, put
 from tests.storage.lab.recovering import (
     OS_SECONDS,
+    SPILL,
     UNSYNCED,
     Recovering,
 )
@@ -150,6 +151,30 @@ class Laboratory(Recovering):
             self.added(what)
         if self.op is not None and self.stream is stream:
             self.committed_now(wait)
+
+    @precondition(lambda self: self.op is None)
+    @rule(
+        entries=st.integers(2, 6),
+        late=st.integers(0, 15),
+        kept=st.booleans(),
+        wait=st.booleans(),
+        trouble=st.one_of(troubles, refusals),
+    )
+    def huge(self, entries: int, late: int, kept: bool, wait: bool, trouble: Trouble) -> None:
+        """An operation of as many parts; all but its first and last are written by a thread."""
+        with self.under(trouble):
+            self.begin()
+            stream = self.live
+            self.process.lateness = late
+            for _ in range(entries):
+                if self.op is None or self.stream is not stream:
+                    return
+                self.added(("size", SPILL + 2000))
+            if self.op is not None and self.stream is stream:
+                if kept:
+                    self.committed_now(wait)
+                elif self.attempt(stream.rollback_atomic_op):
+                    self.op = None
 
     @precondition(lambda self: self.op is not None)
     @rule()

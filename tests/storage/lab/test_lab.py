@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,13 @@ TestWithLmdb.settings = settings(TestLaboratory.settings, max_examples=10)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("machine", [Laboratory, WithLmdb])
-def test_for_long(machine: type[Laboratory]) -> None:
-    long = settings(
-        TestLaboratory.settings,
-        max_examples=20_000 if machine is Laboratory else 2_000,
-        stateful_step_count=60,
-    )
-    run_state_machine_as_test(machine, settings=long)
+@pytest.mark.parametrize("machine, minutes", [(Laboratory, 40), (WithLmdb, 10)])
+def test_for_long(machine: type[Laboratory], minutes: int) -> None:
+    """In rounds of fresh examples: of each that it has run Hypothesis keeps about a megabyte."""
+    long = settings(TestLaboratory.settings, max_examples=100, stateful_step_count=60)
+    end = time.monotonic() + minutes * 60
+    while time.monotonic() < end:
+        run_state_machine_as_test(machine, settings=long)
 
 
 @pytest.mark.parametrize("cut", [None, *MODES])

@@ -30,7 +30,7 @@ from datastreamer.storage.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.background import SimSyncer
 from tests.storage.lab.cuts import Crash, Fault, Trouble, crashes
-from tests.storage.lab.disk import SimDisk, SimFile
+from tests.storage.lab.disk import SimDisk, SimFile, SimPlacement
 from tests.storage.lab.machine import Laboratory, Operations, few
 from tests.storage.lab.recovering import OS_SECONDS
 
@@ -92,9 +92,25 @@ def spilled_bytes_are_not_hashed(spill: Any) -> Any:
     return mutant
 
 
-def nobody_waits_for_what_is_placed(finish: Any) -> Any:
-    def mutant(self: StreamWriter, *, wanted: bool) -> None:
-        self._placing = None
+def not_waited_for(which: bool) -> Callable[[Any], Any]:
+    """What is placed is not waited for where it is wanted, or where it is given up."""
+
+    def make(finish: Any) -> Any:
+        def mutant(self: StreamWriter, *, wanted: bool) -> None:
+            if wanted is which:
+                self._placing = None
+            finish(self, wanted=wanted)
+
+        return mutant
+
+    return make
+
+
+def refused_parts_are_left(finish: Any) -> Any:
+    def mutant(self: SimPlacement) -> None:
+        with contextlib.suppress(OSError):
+            finish(self)
+        self._write = None
 
     return mutant
 
@@ -177,7 +193,13 @@ MUTANTS: dict[str, Mutant] = {
     "the record's base is not moved on": replaced(StreamWriter, "commit", base_stays),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
     "a commit does not wait for what is placed": replaced(
-        StreamWriter, "_finish_placing", nobody_waits_for_what_is_placed
+        StreamWriter, "_finish_placing", not_waited_for(True)
+    ),
+    "nobody waits for what is placed and given up": replaced(
+        StreamWriter, "_finish_placing", not_waited_for(False)
+    ),
+    "a part that was refused is not placed again": replaced(
+        SimPlacement, "finish", refused_parts_are_left
     ),
     "readers believe the header": replaced(file_module, "visible", header_is_believed),
     "the index keeps what was cut off": replaced(
@@ -205,10 +227,10 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 }
 
 
-class Narrow(Laboratory):
+class Huge(Laboratory):
     """Commits, truncations, reopening and crashes alone: what the mutants stumble on, sooner."""
 
-    add = commit = roll_back = update = sync = look_around = evict = None  # type: ignore[assignment]
+    add = update = sync = look_around = evict = None  # type: ignore[assignment]
     sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
     pass_time = change_policy = None  # type: ignore[assignment]
 
@@ -226,14 +248,21 @@ class Narrow(Laboratory):
         """Crashes do it often enough."""
 
     def under(self, trouble: Trouble) -> contextlib.AbstractContextManager[None]:
-        return super().under(trouble if isinstance(trouble, Crash) else None)
+        refused = isinstance(trouble, Fault) and trouble.only != "place"
+        return super().under(None if refused else trouble)
+
+
+class Narrow(Huge):
+    """The same without huge operations."""
+
+    huge = commit = roll_back = None  # type: ignore[assignment]
 
 
 class Behind(Laboratory):
     """Commits, the syncs behind them and what changes when these come, with every trouble."""
 
     add = commit = roll_back = update = truncate = look_around = None  # type: ignore[assignment]
-    sync = None  # type: ignore[assignment]
+    sync = huge = None  # type: ignore[assignment]
 
     def begin(self) -> None:
         super().begin()
@@ -287,6 +316,15 @@ MACHINES: dict[str, type[Laboratory]] = {
     **dict.fromkeys(MUTANTS_BEHIND, Behind),
     **dict.fromkeys(
         (
+            "what is spilled is not hashed",
+            "a commit does not wait for what is placed",
+            "nobody waits for what is placed and given up",
+            "a part that was refused is not placed again",
+        ),
+        Huge,
+    ),
+    **dict.fromkeys(
+        (
             "a sync that is never due",
             "a change to the policy commit without a sync",
             "what does not wait is seen at once",
@@ -314,7 +352,7 @@ def run(machine: type[Laboratory], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("machine", [Narrow, Behind, Timed, Refused])
+@pytest.mark.parametrize("machine", [Huge, Narrow, Behind, Timed, Refused])
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
     run(machine, 20)
