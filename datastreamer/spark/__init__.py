@@ -15,8 +15,21 @@ except ImportError:
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.lanes import STATE_SETTINGS
+from datastreamer.spark.reassembly import messages, reassemble, reassemble_stream
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.streaming import lag
 
-__all__ = ["SETTINGS", "DatastreamSource", "find_java", "lag", "register", "session"]
+__all__ = [
+    "SETTINGS",
+    "STATE_SETTINGS",
+    "DatastreamSource",
+    "find_java",
+    "lag",
+    "messages",
+    "reassemble",
+    "reassemble_stream",
+    "register",
+    "session",
+]

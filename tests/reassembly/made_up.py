@@ -99,6 +99,37 @@ def soups(draw: st.DrawFn) -> list[Message]:
     return draw(st.lists(message, max_size=40))
 
 
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[tuple[Message, str, int | None, float | None]]:
+    """Messages in any order, some twice, changed, or lost, from several sources."""
+    if draw(st.booleans()):
+        messages = draw(soups())
+    else:
+        messages = [message for made in draw(worlds()) for message in made.messages]
+        messages += draw(st.lists(st.sampled_from(messages), max_size=10))
+        messages = draw(st.permutations(messages))
+        messages = messages[draw(st.integers(0, 3)) :]
+        for _ in range(draw(st.integers(0, 3))):
+            at = draw(st.integers(0, max(0, len(messages) - 1)))
+            key, _ = messages[at : at + 1][0] if messages else (b"", b"")
+            messages.insert(at, (key, draw(st.sampled_from([b"", b"lie", b"1" * 37]))))
+    placed = draw(st.booleans())
+    timed = draw(st.booleans())
+    positions = {"a": 0, "b": 100, "c": 0}
+    now = 0.0
+    found = []
+    for message in messages:
+        source = draw(st.sampled_from("aab"))
+        position: int | None = positions[source]
+        positions[source] += draw(st.sampled_from([1, 1, 1, 5, -3 if positions[source] > 3 else 1]))
+        now += draw(st.sampled_from([0.0, 0.0, 1.0, 4.0]))
+        without = source == "b" and draw(st.booleans())
+        found.append(
+            (message, source, position if placed and not without else None, now if timed else None)
+        )
+    return found
+
+
 # A subscription: everything, or some prefixes, one of them longer than any prefix.
 subscriptions: st.SearchStrategy[Any] = st.one_of(
     st.none(),

@@ -1,0 +1,338 @@
+"""Reassembly that goes on from batch to batch: what is kept of a lane, and how it goes on.
+
+Owns the state of a streaming query: the messages that are in flight, and what was given out.
+`Lane` is that without Spark; `Lanes` keeps it in Spark's state store. What a message means is
+the core's: a lane is put before a `Reassembler` again at each batch, in the order in which
+its messages had come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+
+from datastreamer.format import U32_MAX
+from datastreamer.reassembly import (
+    Checkpoint,
+    Conflict,
+    Dropped,
+    Event,
+    Malformed,
+    PayloadComplete,
+    Reassembler,
+    scan_records,
+)
+from datastreamer.reassembly.splitter import PREFIX_SIZE
+from datastreamer.spark.told import TOLD, row_of
+
+STATE_SETTINGS: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
+"""What a session needs for streaming queries with a state of ours."""
+
+_SHOWN: Final = 1024  # as much of a key as an event names
+_HEADERS: Final = (b"\x00", b"\xff")
+
+
+class Held(NamedTuple):
+    """A message in flight, in the order of `serial`; `since` is when it came."""
+
+    serial: int
+    key: bytes
+    value: bytes
+    source: str
+    position: int | None
+    since: float
+
+
+@dataclass
+class Lane:
+    """What is kept from one batch to the next.
+
+    `held` has the messages in flight by the first 33 bytes of their keys, then by key; `known`
+    the payloads that were given out, by the number of each. `touched` and `forgotten` say what
+    of these changed since they were last written.
+    """
+
+    serial: int = 0
+    fresh: int = 0
+    held: dict[bytes, dict[bytes, Held]] = field(default_factory=dict)
+    known: dict[int, tuple[bytes, tuple[bytes, ...]]] = field(default_factory=dict)
+    touched: set[bytes] = field(default_factory=set)
+    forgotten: list[int] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)
+
+    def oldest(self) -> float | None:
+        """When the first message of what is in flight came."""
+        times = (held.since for of_node in self.held.values() for held in of_node.values())
+        return min(times, default=None)
+
+
+class Run:
+    """One batch of a lane: the core, with all that the lane holds."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        subscribe: Sequence[bytes] | None,
+        max_age: float | None,
+        budget: int,
+    ) -> None:
+        self._lane = lane
+        self._subscribe = subscribe
+        self._core = Reassembler(
+            subscribe,
+            reorg_threshold=U32_MAX,
+            budget=budget,
+            max_age=max_age,
+            resume=Checkpoint({}, {}, list(lane.known.values())),
+        )
+        self._done = {
+            own
+            for own_id, prefixes in lane.known.values()
+            for own in (b"\x00" + own_id, *prefixes)
+        }
+        self.dropped: list[Event] = []
+        """What no longer fits the budget, which may be smaller than in the run before."""
+        held = [held for of_node in lane.held.values() for held in of_node.values()]
+        for message in sorted(held):
+            events = self._core.receive(
+                message.key, message.value, message.source, message.position, message.since
+            )
+            # All else was told when it came.
+            self.dropped += [event for event in events if isinstance(event, Dropped)]
+        for event in self.dropped:
+            self._follow(event)
+
+    def take(
+        self,
+        key: bytes | None,
+        value: bytes,
+        source: str | None,
+        position: int | None,
+        now: float,
+    ) -> Iterator[Event]:
+        """Take a message; gives what comes of it."""
+        source = source or ""
+        # What is too old goes before the message comes, which may be of the same payload.
+        yield from self.expire(now)
+        if key is None:
+            reason = f"an entry of {len(value)} bytes does not hold its key"
+            yield Malformed(value[2:][:_SHOWN], reason, source, position)
+            return
+        events = self._core.receive(key, value, source, position, now)
+        own = key[:PREFIX_SIZE]
+        if own not in self._done and not self._refused(events, key):
+            of_node = self._lane.held.setdefault(own, {})
+            if key not in of_node:
+                of_node[key] = Held(self._lane.serial, key, value, source, position, now)
+                self._lane.serial += 1
+                self._lane.touched.add(own)
+        for event in events:
+            self._follow(event)
+            yield event
+
+    def expire(self, now: float) -> Iterator[Event]:
+        """Tell the time."""
+        for event in self._core.expire(now):
+            self._follow(event)
+            yield event
+
+    @staticmethod
+    def _refused(events: Sequence[Event], key: bytes) -> bool:
+        """Whether a message was not taken: an event says so that is of this one, and not of one
+        that had waited."""
+        for event in events:
+            if isinstance(event, Malformed) or (
+                isinstance(event, Conflict) and event.what != "count"
+            ):
+                if event.source is not None and event.key == key[:_SHOWN]:
+                    return True
+        return False
+
+    def _follow(self, event: Event) -> None:
+        """Hold no more than the core does."""
+        if isinstance(event, PayloadComplete):
+            self._let_go([b"\x00" + event.id, *event.prefixes])
+            self._done.update((b"\x00" + event.id, *event.prefixes))
+            number = next(reversed(self._lane.known), -1) + 1
+            self._lane.known[number] = (event.id, event.prefixes)
+            self._lane.added.append(number)
+            self._lane.fresh += 1
+        elif isinstance(event, Dropped) and event.payload is not None:
+            self._let_go(self._announced(b"\x00" + event.payload))
+        elif isinstance(event, Dropped):
+            assert event.prefix is not None
+            self._let_go([event.prefix])
+        elif event.source is None and (
+            isinstance(event, Malformed) or (isinstance(event, Conflict) and event.what != "count")
+        ):
+            # It had waited, and was not taken in the end.
+            own = event.key[:PREFIX_SIZE]
+            of_node = self._lane.held.get(own, {})
+            for key in [key for key in of_node if key[:_SHOWN] == event.key]:
+                del of_node[key]
+                self._lane.touched.add(own)
+
+    def _let_go(self, nodes: Iterable[bytes]) -> None:
+        for own in nodes:
+            if self._lane.held.pop(own, None) is not None:
+                self._lane.touched.add(own)
+
+    def _announced(self, header: bytes) -> list[bytes]:
+        """The nodes of a payload, as its headers announce them."""
+        found = [header]
+        seen = {header}
+        for own in found:
+            if own[:1] in _HEADERS:
+                for held in self._lane.held.get(own, {}).values():
+                    for prefix, _ in scan_records(held.value):
+                        if prefix not in seen:
+                            seen.add(prefix)
+                            found.append(prefix)
+        return found
+
+
+def forget(lane: Lane, threshold: int) -> None:
+    """Forget the older generation where the younger one has grown past the threshold."""
+    if lane.fresh > threshold:
+        for number in list(lane.known)[: len(lane.known) - lane.fresh]:
+            del lane.known[number]
+            lane.forgotten.append(number)
+        lane.fresh = 0
+
+
+class Lanes(StatefulProcessor):
+    """The lanes of a streaming query, each kept under its own key in Spark's state store."""
+
+    def __init__(
+        self,
+        subscribe: Sequence[bytes] | None,
+        order: Sequence[str],
+        reorg_threshold: int,
+        max_age: float | None,
+        budget: int,
+    ) -> None:
+        self._subscribe = subscribe
+        self._order = order
+        self._threshold = reorg_threshold
+        self._max_age = max_age
+        self._budget = budget
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Called by Spark in each task."""
+        self._handle = handle
+        self._numbers = handle.getValueState("numbers", "serial BIGINT, fresh BIGINT")
+        self._held = handle.getMapState(
+            "held",
+            "node BINARY",
+            "messages ARRAY<STRUCT<serial: BIGINT, key: BINARY, value: BINARY, source: STRING, "
+            "position: BIGINT, since: DOUBLE>>",
+        )
+        self._known = handle.getMapState(
+            "known", "number BIGINT", "id BINARY, prefixes ARRAY<BINARY>"
+        )
+
+    def handleInputRows(  # noqa: N802
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues  # noqa: N803
+    ) -> Iterator[Row]:
+        """A batch's messages of one lane."""
+        lane = self._load()
+        now = self._now(timerValues)
+        run = self._run(lane)
+        for event in run.dropped:
+            yield as_row(event)
+        for row in sorted(rows, key=self._place):
+            for event in run.take(row.key, row.value, row.source, row.position, now):
+                yield as_row(event)
+        self._save(lane)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Row]:
+        """Something may have grown too old where nothing has come."""
+        lane = self._load()
+        run = self._run(lane)
+        for event in (*run.dropped, *run.expire(self._now(timerValues))):
+            yield as_row(event)
+        self._save(lane)
+
+    def close(self) -> None:
+        """Called by Spark at a task's end."""
+
+    def _run(self, lane: Lane) -> Run:
+        return Run(lane, self._subscribe, self._max_age, self._budget)
+
+    def _now(self, times: TimerValues) -> float:
+        return 0.0 if self._max_age is None else times.getCurrentProcessingTimeInMs() / 1000
+
+    def _place(self, row: Row) -> tuple[Any, ...]:
+        """What rows are sorted by: nothing comes before anything, as in Spark."""
+        return tuple(
+            (value is not None, value)
+            for value in (row[name] for name in (*self._order, "key", "value"))
+        )
+
+    def _load(self) -> Lane:
+        lane = Lane()
+        if self._numbers.exists():
+            lane.serial, lane.fresh = self._numbers.get() or (0, 0)
+        for (own,), (found,) in self._held.iterator():
+            messages = [Held(*message) for message in found]
+            lane.held[bytes(own)] = {bytes(held.key): held for held in messages}
+        known = {number: (own, prefixes) for (number,), (own, prefixes) in self._known.iterator()}
+        for number in sorted(known):
+            own, prefixes = known[number]
+            lane.known[number] = bytes(own), tuple(bytes(prefix) for prefix in prefixes)
+        return lane
+
+    def _save(self, lane: Lane) -> None:
+        forget(lane, self._threshold)
+        self._numbers.update((lane.serial, lane.fresh))
+        for own in lane.touched:
+            of_node = lane.held.get(own)
+            if of_node:
+                self._held.updateValue((own,), ([tuple(held) for held in of_node.values()],))
+            elif self._held.containsKey((own,)):
+                self._held.removeKey((own,))
+        for number in lane.forgotten:
+            if self._known.containsKey((number,)):
+                self._known.removeKey((number,))
+        for number in lane.added:
+            if number in lane.known:
+                own_id, prefixes = lane.known[number]
+                self._known.updateValue((number,), (own_id, list(prefixes)))
+        if self._max_age is not None:
+            self._wake(lane.oldest(), self._max_age)
+
+    def _wake(self, oldest: float | None, max_age: float) -> None:
+        """Have Spark call when the oldest is too old."""
+        at = None if oldest is None else int((oldest + max_age) * 1000) + 1
+        there = list(self._handle.listTimers())
+        for timer in there:
+            if timer != at:
+                self._handle.deleteTimer(timer)
+        if at is not None and at not in there:
+            self._handle.registerTimer(at)
+
+
+def as_row(event: Event) -> Row:
+    """An event as Spark takes it from a row's processor."""
+    row = dict(zip(TOLD.names, row_of(event), strict=True))
+    if row["parts"] is not None:
+        row["parts"] = [Row(key=key, value=value) for key, value in row["parts"]]
+    return Row(**row)

@@ -1,0 +1,189 @@
+"""What a reassembly tells, as rows: payloads that are whole, and what else there is to know.
+
+Owns the columns of both, and how an event becomes a row. Reassembles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from datastreamer.reassembly import Conflict, Dropped, Event, Malformed, PayloadComplete
+
+COMPLETE: Final = "complete"
+CONFLICT: Final = "conflict"
+MALFORMED: Final = "malformed"
+DROPPED: Final = "dropped"
+
+_PART: Final = StructType(
+    [StructField("key", BinaryType(), False), StructField("value", BinaryType(), False)]
+)
+
+TOLD: Final = StructType(
+    [
+        StructField("event", StringType(), False),
+        StructField("id", BinaryType()),
+        StructField("parts", ArrayType(_PART, False)),
+        StructField("prefixes", ArrayType(BinaryType(), False)),
+        StructField("what", StringType()),
+        StructField("key", BinaryType()),
+        StructField("prefix", BinaryType()),
+        StructField("messages", LongType()),
+        StructField("bytes", LongType()),
+        StructField("missing", LongType()),
+        StructField("source", StringType()),
+        StructField("position", LongType()),
+        StructField("positions", MapType(StringType(), LongType(), False)),
+    ]
+)
+"""Every event as a row: of each column what the event has, or null."""
+
+_OF_PAYLOADS: Final = ("id", "parts", "prefixes", "source", "position")
+_OF_EVENTS: Final = (
+    *("event", "what", "key", "prefix", "id", "messages", "bytes", "missing"),
+    *("source", "position", "positions"),
+)
+
+_ARROW: Final = pa.schema(
+    [
+        pa.field("event", pa.string(), nullable=False),
+        pa.field("id", pa.binary()),
+        pa.field(
+            "parts",
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct(
+                        [
+                            pa.field("key", pa.binary(), nullable=False),
+                            pa.field("value", pa.binary(), nullable=False),
+                        ]
+                    ),
+                    nullable=False,
+                )
+            ),
+        ),
+        pa.field("prefixes", pa.list_(pa.field("element", pa.binary(), nullable=False))),
+        pa.field("what", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("prefix", pa.binary()),
+        pa.field("messages", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("missing", pa.int64()),
+        pa.field("source", pa.string()),
+        pa.field("position", pa.int64()),
+        pa.field(
+            "positions",
+            pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+        ),
+    ]
+)
+
+
+class Reassembled(NamedTuple):
+    """What came of the messages: three views of one thing, none of which is computed yet.
+
+    `payloads` has a row for each payload that is whole: `id`, `parts` (an array of key and
+    value, in the order of the keys), `prefixes`, `source` and `position` of the message that
+    made it whole. `events` has what else was told: `event` is conflict, malformed or dropped,
+    and `what` says which conflict, what is malformed, or why it was dropped. `told` has both,
+    for who writes them in one pass; it is what `payloads_of` and `events_of` take.
+    """
+
+    payloads: DataFrame
+    events: DataFrame
+    told: DataFrame
+
+
+def views(told: DataFrame) -> Reassembled:
+    """The views of `told`."""
+    return Reassembled(payloads_of(told), events_of(told), told)
+
+
+def payloads_of(told: DataFrame) -> DataFrame:
+    """The payloads among all that was told."""
+    return told.where(f"event = '{COMPLETE}'").select(*_OF_PAYLOADS)
+
+
+def events_of(told: DataFrame) -> DataFrame:
+    """All that was told but payloads."""
+    return told.where(f"event <> '{COMPLETE}'").select(*_OF_EVENTS)
+
+
+def row_of(event: Event, ended: bool = False) -> tuple[Any, ...]:
+    """An event as a row of `TOLD`. `ended`: nothing more comes, which is why it is dropped."""
+    row: dict[str, Any] = dict.fromkeys(TOLD.names)
+    if isinstance(event, Dropped):
+        row.update(
+            event=DROPPED,
+            what="end" if ended else event.why,
+            id=event.payload,
+            prefix=event.prefix,
+            messages=event.messages,
+            bytes=event.bytes,
+            missing=event.missing,
+            positions=dict(event.positions),
+        )
+        return tuple(row.values())
+    row["source"], row["position"] = event.source, event.position
+    if isinstance(event, PayloadComplete):
+        # Whatever the order of the messages was, the row is the same.
+        prefixes = sorted(event.prefixes)
+        row.update(event=COMPLETE, id=event.id, parts=event.parts, prefixes=prefixes)
+    elif isinstance(event, Conflict):
+        row.update(
+            event=CONFLICT, what=event.what, key=event.key, prefix=event.prefix, id=event.payload
+        )
+    else:
+        assert isinstance(event, Malformed)
+        row.update(event=MALFORMED, what=event.reason, key=event.key)
+    return tuple(row.values())
+
+
+def size_of(row: Sequence[Any]) -> int:
+    """About how many bytes a row has."""
+    parts = row[2]
+    return 200 + sum(len(key) + len(value) + 16 for key, value in parts or ())
+
+
+def batches_of(rows: Iterable[tuple[Any, ...]], most: int = 1 << 20) -> Iterator[Any]:
+    """Rows as record batches of about `most` bytes, a row at least."""
+    gathered: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        gathered.append(row)
+        size += size_of(row)
+        if size >= most:
+            yield _batch(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield _batch(gathered)
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> Any:
+    columns = list(zip(*rows, strict=True))
+    parts = TOLD.names.index("parts")
+    positions = TOLD.names.index("positions")
+    columns[parts] = tuple(
+        None if found is None else [{"key": key, "value": value} for key, value in found]
+        for found in columns[parts]
+    )
+    columns[positions] = tuple(
+        None if found is None else list(found.items()) for found in columns[positions]
+    )
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)],
+        schema=_ARROW,
+    )

@@ -1,0 +1,255 @@
+"""Reassembly in Spark: of all there is, and batch by batch, beside the core."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from datastreamer import DataStream
+from datastreamer.errors import UsageError
+from datastreamer.reassembly import Splitter, pack_message, pack_records
+from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
+from datastreamer.spark.linked import connected
+from tests.reassembly.made_up import deliveries, name, subscriptions
+from tests.spark.told import Message, core_events, in_order, placed, plain
+
+few = settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+soups_and_worlds = st.lists(deliveries(), min_size=8, max_size=12).map(
+    lambda made: [message for one in made for message in placed(one)]
+)
+
+
+def frame(spark: Any, rows: list[Message]) -> Any:
+    types = [pa.binary(), pa.binary(), pa.string(), pa.int64()]
+    columns = list(zip(*rows, strict=True)) or [[], [], [], []]
+    arrays = [pa.array(list(column), of) for column, of in zip(columns, types, strict=True)]
+    return spark.createDataFrame(pa.table(arrays, ["key", "value", "source", "position"]))
+
+
+@given(soups_and_worlds, subscriptions)
+@few
+def test_the_same_as_the_core(spark: Any, made: list[Message], subscribe: Any) -> None:
+    rows = frame(spark, made).repartition(3)
+    told = reassemble(rows, subscribe).told.collect()
+    assert plain(told) == plain(core_events(in_order(made), subscribe))
+    assert len({row.event for row in told}) == 4
+
+
+def test_groups_are_joined_over_long_chains(spark: Any) -> None:
+    # 0-1-2-...-40, 100-101, and a circle.
+    edges = [(at, at + 1) for at in range(40)]
+    edges += [(101, 100), (200, 201), (201, 202), (202, 200)]
+    random.Random(1).shuffle(edges)
+    made = spark.createDataFrame([(b"%03d" % a, b"%03d" % b) for a, b in edges], "a binary, b binary")
+    found = {int(row.node): int(row.home) for row in connected(made).collect()}
+    assert found == dict.fromkeys(range(1, 41), 0) | {101: 100, 201: 200, 202: 200}
+
+
+def payload(number: int) -> tuple[bytes, dict[bytes, Any]]:
+    """A payload of some parts, whose headers are nested."""
+    own = b"%032d" % number
+    parts = [(b"%d" % at, b"value %d" % at * (number % 7)) for at in range(number % 20)]
+    return own, {name(1, own[1:]): parts, name(2, own[1:]): b"blob" * 100}
+
+
+def produced(seed: int, count: int, missing: float) -> list[tuple[bytes, bytes]]:
+    """The messages of one producer, in an order of its own, some of them missing."""
+    choose = random.Random(seed)
+    splitter = Splitter(200)
+    made = [message for at in range(count) for message in splitter.split(*payload(at))]
+    choose.shuffle(made)
+    return [message for at, message in enumerate(made) if hash_of(message[0]) % 3 != seed % 3]
+
+
+def hash_of(key: bytes) -> int:
+    return sum(key) * 31 + len(key)
+
+
+def write(path: Path, produced: list[tuple[bytes, bytes]]) -> None:
+    with DataStream.open_or_create(path, version=1, system_id=1, sync="os") as stream:
+        with stream.atomic_op() as op:
+            op.add_bookmark(b"not a message")
+            op.add_entry(9, b"neither is this")
+            op.add_entries(0x10, [pack_message(*message) for message in produced])
+
+
+def test_over_several_files(spark: Any, tmp_path: Path) -> None:
+    frames = []
+    for seed in range(3):
+        made = produced(seed, 40, 0.3)
+        if seed == 1:
+            key = next(key for key, _ in made if key[0] == 1)
+            made.append((key, b"a lie, which comes late"))
+        write(tmp_path / f"{seed}.bin", made)
+        entries = spark.read.format("datastream").load(str(tmp_path / f"{seed}.bin"))
+        frames.append(messages(entries, f"producer {seed}"))
+    found = reassemble(frames[0].union(frames[1]).union(frames[2]))
+    payloads = {bytes(row.id): row for row in found.payloads.collect()}
+    assert len(payloads) == 40
+    for number in range(40):
+        own, parts = payload(number)
+        whole = [
+            message for message in Splitter(200).split(own, parts) if message[0][0] not in (0, 255)
+        ]
+        assert [(bytes(k), bytes(v)) for k, v in payloads[own].parts] == sorted(whole)
+    [conflict] = found.events.collect()
+    assert (conflict.event, conflict.what, conflict.source) == ("conflict", "value", "producer 1")
+
+
+def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", version=1, system_id=7) as stream:
+        with stream.atomic_op() as op:
+            op.add_entry(0x10, b"")
+            op.add_entry(0x10, b"\x00")
+            op.add_entry(0x10, b"\x00\x09key")
+            op.add_entry(0x10, pack_message(b"short", b"value"))
+            op.add_entry(0x10, pack_message(name(0, b"p"), pack_records([])))
+            op.add_entry(0x11, pack_message(name(0, b"q"), pack_records([])))
+    entries = spark.read.format("datastream").option("systemId", "true")
+    found = reassemble(messages(entries.load(str(tmp_path / "s.bin"))))
+    told = found.events.orderBy("position").select("what", "key", "source", "position").collect()
+    assert [tuple(row) for row in told] == [
+        ("an entry of 0 bytes does not hold its key", b"", "7", 0),
+        ("an entry of 1 bytes does not hold its key", b"", "7", 1),
+        ("an entry of 5 bytes does not hold its key", b"key", "7", 2),
+        ("a key of 5 bytes, under 33", b"short", "7", 3),
+    ]
+    assert [bytes(row.id) for row in found.payloads.collect()] == [name(0, b"p")[1:]]
+
+
+@pytest.fixture
+def stateful(spark: Any) -> Any:
+    for setting, value in STATE_SETTINGS.items():
+        spark.conf.set(setting, value)
+    yield spark
+    for setting in STATE_SETTINGS:
+        spark.conf.unset(setting)
+
+
+class Sink:
+    """What a streaming query tells, batch by batch."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.batches = 0
+        self.dropped = threading.Event()
+
+    def take(self, told: Any, batch: int) -> None:
+        rows = told.collect()
+        self.rows += rows
+        self.batches += bool(rows)
+        if any(row.event == "dropped" for row in rows):
+            self.dropped.set()
+
+    def run(self, told: Any, checkpoint: Path) -> None:
+        """Read what there is, and end."""
+        query = (
+            told.writeStream.foreachBatch(self.take)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+
+def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
+    @given(soups_and_worlds)
+    @few
+    def same(made: list[Message]) -> None:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        rows = [(key, value) for key, value, _, _ in made]
+        cuts = [0, len(rows) // 3, 2 * len(rows) // 3, len(rows)]
+        sink = Sink()
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            with DataStream.open_or_create(folder / "s.bin", version=1, system_id=1) as stream:
+                with stream.atomic_op() as op:
+                    op.add_entries(0x10, [pack_message(*row) for row in rows[start:stop]])
+            # Each time another query, which goes on from the checkpoint.
+            entries = stateful.readStream.format("datastream").option(
+                "maxEntriesPerTrigger", len(rows) // 5
+            )
+            told = reassemble_stream(
+                messages(entries.load(str(folder / "s.bin")), "s"), max_age=None
+            ).told
+            sink.run(told, folder / "checkpoint")
+        expected = core_events([(*row, "s", at) for at, row in enumerate(rows)])
+        payloads = [row for row in expected if row[0] == "complete"]
+        assert plain(row for row in sink.rows if row.event == "complete") == plain(payloads)
+        assert payloads
+        # Of what was given out in a batch before nothing but the names is known.
+        assert set(plain(sink.rows)) <= set(plain(expected))
+
+    same()
+
+
+def test_what_is_too_old_is_told_of_where_nothing_comes(stateful: Any, tmp_path: Path) -> None:
+    own, parts = payload(5)
+    write(tmp_path / "s.bin", Splitter(200).split(own, parts)[:-1])
+    entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
+    sink = Sink()
+    query = (
+        reassemble_stream(messages(entries), max_age=0.5)
+        .told.writeStream.foreachBatch(sink.take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        assert sink.dropped.wait(120)
+    finally:
+        query.stop()
+    assert [(row.event, row.what, row.missing, bytes(row.id)) for row in sink.rows] == [
+        ("dropped", "age", 1, own)
+    ]
+
+
+def test_late_ones_are_swallowed_lane_by_lane(stateful: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as sql
+
+    sink = Sink()
+    # Of each payload's prefixes bytes 1 to 32 are the same.
+    lane = sql.pmod(sql.hash(sql.substring("key", 3, 31)), sql.lit(3))
+    for at in range(3):
+        write(tmp_path / "s.bin", produced(at, 12, 0.3))
+        entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
+        told = reassemble_stream(messages(entries, "s"), max_age=None, lanes=lane).told
+        sink.run(told, tmp_path / "checkpoint")
+    assert {row.event for row in sink.rows} == {"complete"}
+    assert sorted(bytes(row.id) for row in sink.rows) == [b"%032d" % at for at in range(12)]
+
+
+def test_mistakes(spark: Any, tmp_path: Path) -> None:
+    rows = frame(spark, [])
+    with pytest.raises(UsageError, match="there is no column height to order messages by"):
+        reassemble(rows, order=["height"])
+    with pytest.raises(UsageError, match="there is no value in key"):
+        reassemble(rows.select("key"))
+    with pytest.raises(UsageError, match="the column key is string, not binary"):
+        reassemble(rows.withColumn("key", rows.key.cast("string")))
+    with pytest.raises(UsageError, match="a subscription is bytes, not '0x01'"):
+        reassemble(rows, ["0x01"])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="these messages have an end"):
+        reassemble_stream(rows)
+    with pytest.raises(UsageError, match="messages are in the table entries"):
+        messages(rows)
+    write(tmp_path / "s.bin", [])
+    entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
+    with pytest.raises(UsageError, match="these messages have no end"):
+        reassemble(messages(entries))
+    with pytest.raises(UsageError, match="reorg_threshold is at least 0, not -1"):
+        reassemble_stream(messages(entries), reorg_threshold=-1)
+    with pytest.raises(UsageError, match="max_age is more than 0 seconds, or None, not 0"):
+        reassemble_stream(messages(entries), max_age=0)
