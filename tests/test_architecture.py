@@ -51,6 +51,7 @@ ONLY_FOR = {
     "prometheus_client": {"metrics"},
     "pyarrow": {"arrow", "spark"},
     "pyspark": {"spark"},
+    "fastavro": {"reassembly"},
     "matplotlib": {"spark"},
 }
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.

@@ -99,9 +99,7 @@ class Run:
             resume=Checkpoint({}, {}, list(lane.known.values())),
         )
         self._done = {
-            own
-            for own_id, prefixes in lane.known.values()
-            for own in (b"\x00" + own_id, *prefixes)
+            own for own_id, prefixes in lane.known.values() for own in (b"\x00" + own_id, *prefixes)
         }
         self.dropped: list[Event] = []
         """What no longer fits the budget, which may be smaller than in the run before."""
@@ -153,13 +151,12 @@ class Run:
     def _refused(events: Sequence[Event], key: bytes) -> bool:
         """Whether a message was not taken: an event says so that is of this one, and not of one
         that had waited."""
-        for event in events:
-            if isinstance(event, Malformed) or (
-                isinstance(event, Conflict) and event.what != "count"
-            ):
-                if event.source is not None and event.key == key[:_SHOWN]:
-                    return True
-        return False
+        return any(
+            event.source is not None and event.key == key[:_SHOWN]
+            for event in events
+            if isinstance(event, Malformed)
+            or (isinstance(event, Conflict) and event.what != "count")
+        )
 
     def _follow(self, event: Event) -> None:
         """Hold no more than the core does."""
@@ -245,7 +242,10 @@ class Lanes(StatefulProcessor):
         )
 
     def handleInputRows(  # noqa: N802
-        self, key: Any, rows: Iterator[Row], timerValues: TimerValues  # noqa: N803
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
         """A batch's messages of one lane."""
         lane = self._load()

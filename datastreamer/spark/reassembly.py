@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import BinaryType, LongType, StringType
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Malformed, Reassembler
 from datastreamer.reassembly.producer import MESSAGE_TYPE
+from datastreamer.spark.lanes import STATE_SETTINGS, Lanes
 from datastreamer.spark.linked import groups, node, wanted
-from datastreamer.spark.lanes import Lanes
 from datastreamer.spark.told import TOLD, Reassembled, batches_of, row_of, views
 
 BUDGET: Final = 1 << 30
@@ -84,6 +84,7 @@ def reassemble(
     """
     if messages.isStreaming:
         raise UsageError("these messages have no end: `reassemble_stream` takes them")
+    _need_pandas()
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     homes = groups(found, subscribed)
@@ -119,7 +120,7 @@ def reassemble_stream(
     `lanes` says which messages can have to do with each other: an expression that is the same
     for everything of a payload. Lanes run beside each other; without it there is one.
 
-    Needs RocksDB as the state store (`STATE_SETTINGS`) and protobuf. Raises `UsageError`.
+    Needs RocksDB as the state store (`STATE_SETTINGS`). Raises `UsageError`.
     """
     if not messages.isStreaming:
         raise UsageError("these messages have an end: `reassemble` takes them")
@@ -127,6 +128,7 @@ def reassemble_stream(
         raise UsageError(f"reorg_threshold is at least 0, not {reorg_threshold}")
     if max_age is not None and not max_age > 0:
         raise UsageError(f"max_age is more than 0 seconds, or None, not {max_age}")
+    _need_state(messages.sparkSession)
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     found = found.where(sql.col("key").isNull() | wanted(sql.col("key"), subscribed))
@@ -140,6 +142,28 @@ def reassemble_stream(
         )
     )
     return views(told)
+
+
+def _need_pandas() -> None:
+    """Spark hands groups to Python where pandas is there, although none is used."""
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise ExtraMissing("Spark needs pandas to reassemble", "spark-reassembly") from None
+
+
+def _need_state(spark: SparkSession) -> None:
+    _need_pandas()
+    try:
+        import google.protobuf  # noqa: F401
+    except ImportError:
+        raise ExtraMissing("Spark needs protobuf to keep state", "spark-reassembly") from None
+    for setting, value in STATE_SETTINGS.items():
+        if spark.conf.get(setting, None) != value:
+            raise UsageError(
+                f"Spark keeps the state of Python in RocksDB alone: make the session with "
+                f"session(settings=datastreamer.spark.STATE_SETTINGS), or set {setting} to {value}"
+            )
 
 
 def _subscribed(subscribe: Iterable[bytes] | None) -> tuple[bytes, ...] | None:

@@ -39,11 +39,10 @@ def test_groups(made: Any, subscribe: Any) -> None:
     rows.sort(key=lambda found: found[0])
     names = ["home", "key", "value", "source", "position"]
     types = [pa.binary(), pa.binary(), pa.binary(), pa.string(), pa.int64()]
-    batches = [
-        pa.record_batch(
-            [pa.array(column, of) for column, of in zip(zip(*rows[at : at + 7]), types)], names
-        )
-        for at in range(0, len(rows), 7)
-    ]
+    batches = []
+    for at in range(0, len(rows), 7):
+        columns = zip(*rows[at : at + 7], strict=True)
+        arrays = [pa.array(column, of) for column, of in zip(columns, types, strict=True)]
+        batches.append(pa.record_batch(arrays, names))
     told = _run(iter(batches), subscribe, BUDGET)
     assert plain(told) == plain(core_events(messages, subscribe))

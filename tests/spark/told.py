@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
+
 from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Reassembler
 from datastreamer.spark.told import row_of
+from tests.reassembly.made_up import deliveries
 
 Message = tuple[bytes, bytes, str, int | None]
 
@@ -55,3 +58,37 @@ def _plain(value: Any) -> Any:
         return tuple(_plain(one) for one in value)
     return value
 
+
+def examples(count: int) -> list[Message]:
+    """What Hypothesis makes up in so many examples, one after the other: always the same. Some of
+    them have names of their own, others meet."""
+    found: list[Message] = []
+
+    @given(deliveries())
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def gather(made: Any) -> None:
+        gather.number += 1  # type: ignore[attr-defined]
+        mark = b"%04d" % (gather.number // 4)  # type: ignore[attr-defined]
+        for key, value, source, _ in placed(made):
+            found.append((_named(key, mark), _announcing(value, mark), source, len(found)))
+
+    gather.number = 0  # type: ignore[attr-defined]
+    gather()
+    return found
+
+
+def _named(key: bytes, mark: bytes) -> bytes:
+    return key[:29] + mark + key[33:] if key[29:33] == b"...." else key
+
+
+def _announcing(value: bytes, mark: bytes) -> bytes:
+    if len(value) % 37:
+        return value
+    records = (value[at : at + 37] for at in range(0, len(value), 37))
+    return b"".join(_named(record, mark) for record in records)

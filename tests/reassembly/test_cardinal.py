@@ -1,0 +1,293 @@
+"""Messages of Cardinal Streams 1.0.0, built by its published schema, come out as blocks."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("fastavro", reason="fastavro is not installed: 'datastreamer[cardinal]'")
+
+import fastavro
+
+from datastreamer.reassembly import Applied, Conflict, Dropped, Malformed, Orderer
+from datastreamer.reassembly.cardinal import (
+    CardinalPayload,
+    CardinalReassembler,
+    CardinalReorg,
+)
+
+# The schemas as they are published, on their own.
+BATCH: Any = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "batch",
+        "avro.codec": "snappy",
+        "namespace": "cloud.rivet.cardinal",
+        "fields": [
+            {"name": "num", "type": "long"},
+            {"name": "weight", "type": "bytes"},
+            {"name": "parent", "type": {"name": "par", "type": "fixed", "size": 32}},
+            {
+                "name": "updates",
+                "type": {
+                    "name": "upd",
+                    "type": "map",
+                    "values": {
+                        "type": "record",
+                        "name": "update",
+                        "fields": [
+                            {"name": "value", "type": "bytes"},
+                            {"name": "count", "type": "int"},
+                            {"name": "delete", "type": "boolean"},
+                            {
+                                "name": "subbatch",
+                                "type": {"name": "subb", "type": "fixed", "size": 32},
+                            },
+                        ],
+                    },
+                },
+            },
+        ],
+    }
+)
+UPDATE: Any = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "update",
+        "fields": [
+            {"name": "delete", "type": {"name": "del", "type": "array", "items": "string"}},
+            {"name": "updates", "type": {"name": "upd", "type": "map", "values": "bytes"}},
+        ],
+    }
+)
+PREFIXES = ["a/", "b/", "q/", "c/[0-9a-f]+/s/"]
+
+
+def avro(schema: Any, datum: Any) -> bytes:
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, schema, datum)
+    return body.getvalue()
+
+
+def record(**told: Any) -> dict[str, Any]:
+    return {"value": b"", "count": 0, "delete": False, "subbatch": bytes(32)} | told
+
+
+def batch(number: int, parent: bytes, weight: int, updates: dict[str, Any]) -> bytes:
+    size = (weight.bit_length() + 7) // 8
+    told = {"num": number, "weight": weight.to_bytes(size, "big"), "parent": parent}
+    return avro(BATCH, told | {"updates": updates})
+
+
+def updated(updates: dict[str, bytes], delete: list[str] | None = None) -> bytes:
+    return avro(UPDATE, {"delete": delete or [], "updates": updates})
+
+
+HASH = bytes.fromhex("deadbeef0123456789abcdef00000000000000fedcba987654321fffffffffff".zfill(64))
+SUB = bytes(31) + b"\x01"
+
+
+def worked_example() -> list[tuple[bytes, bytes]]:
+    """The block of the protocol's own example."""
+    return [
+        (
+            b"\0" + HASH,
+            batch(
+                1337,
+                bytes(32),
+                0x2674,
+                {
+                    "a/": record(count=1),
+                    "b/": record(count=1),
+                    "q/": record(count=2),
+                    "b/s": record(subbatch=SUB),
+                    "other": record(value=b"direct"),
+                    "gone": record(delete=True),
+                },
+            ),
+        ),
+        (b"\3" + HASH + b"a/b", b"\x88"),
+        (b"\3" + HASH + b"q/17", b"\x12\x34"),
+        (b"\3" + HASH + b"q/18", b"\x56\x78"),
+        (b"\4" + HASH + b"b/c", b"whatever"),
+        (b"\1" + HASH + SUB, avro("int", 2)),
+        (b"\2" + HASH + SUB + avro("int", 0), updated({"b/s/5": b"\xab\xcd"})),
+        (b"\2" + HASH + SUB + avro("int", 1), updated({}, ["b/s/4"])),
+    ]
+
+
+def whole(reassembler: CardinalReassembler, messages: Any, source: str = "a") -> list[Any]:
+    return [
+        event
+        for at, (key, value) in enumerate(messages)
+        for event in reassembler.receive(key, value, source, at)
+    ]
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_any_order_and_repetition(choose: random.Random) -> None:
+    messages = worked_example() + choose.choices(worked_example(), k=5)
+    choose.shuffle(messages)
+    [event] = whole(CardinalReassembler(PREFIXES), messages)
+    assert isinstance(event, CardinalPayload)
+    assert event.id == event.block.hash == HASH
+    assert event.block == (1337, HASH, bytes(32), 0x2674)
+    assert event.parts == [
+        (b"a/b", b"\x88"),
+        (b"b/s/5", b"\xab\xcd"),
+        (b"other", b"direct"),
+        (b"q/17", b"\x12\x34"),
+        (b"q/18", b"\x56\x78"),
+    ]
+    assert event.deletes == (b"b/c", b"b/s/4", b"gone")
+
+
+@pytest.mark.parametrize("lost", range(8))
+def test_nothing_comes_before_it_is_all_there(lost: int) -> None:
+    messages = worked_example()
+    missing = messages.pop(lost)
+    reassembler = CardinalReassembler(PREFIXES)
+    assert whole(reassembler, messages) == []
+    # The same ones again, from elsewhere, make up for nothing.
+    assert whole(reassembler, messages, "b") == []
+    [event] = whole(reassembler, [missing], "c")
+    assert isinstance(event, CardinalPayload)
+    assert (event.source, event.position) == ("c", 0)
+
+
+def test_prefixes_that_nobody_asked_for_are_left_out() -> None:
+    reassembler = CardinalReassembler(["q/"])
+    [event] = whole(reassembler, worked_example())
+    assert [key for key, _ in event.parts] == [b"b/s/5", b"other", b"q/17", b"q/18"]
+    assert event.deletes == (b"b/s/4", b"gone")
+    assert reassembler.stats().sources["a"].outside == 2
+    assert reassembler.positions() == {"a": 8}
+
+
+def test_prefixes_that_are_patterns() -> None:
+    messages = [
+        (
+            b"\0" + HASH,
+            batch(1, SUB, 1, {"c/1f/s/": record(count=2), "c/20/s/": record(count=1)}),
+        ),
+        (b"\3" + HASH + b"c/1f/s/x", b"1"),
+        (b"\3" + HASH + b"c/1f/s/y", b"2"),
+        # One more of a prefix does not stand for one of another.
+        (b"\3" + HASH + b"c/1f/s/z", b"3"),
+    ]
+    reassembler = CardinalReassembler(PREFIXES)
+    [excess] = whole(reassembler, messages)
+    assert isinstance(excess, Malformed)
+    assert excess.key == messages[3][0]
+    assert "one more than the 2 messages" in excess.reason
+    [event] = whole(reassembler, [(b"\4" + HASH + b"c/20/s/x", b"")])
+    assert [key for key, _ in event.parts] == [b"c/1f/s/x", b"c/1f/s/y"]
+    assert event.deletes == (b"c/20/s/x",)
+
+
+def test_a_producer_that_disagrees() -> None:
+    reassembler = CardinalReassembler(PREFIXES)
+    messages = worked_example()
+    lies = [(messages[0][0], batch(1338, bytes(32), 1, {})), (messages[2][0], b"lie")]
+    told = whole(reassembler, messages[:3]) + whole(reassembler, lies, "liar")
+    told += whole(reassembler, messages[3:])
+    conflicts = [event for event in told if isinstance(event, Conflict)]
+    assert {(event.what, event.key, event.source) for event in conflicts} == {
+        ("value", lies[0][0], "liar"),
+        ("value", lies[1][0], "liar"),
+    }
+    [block] = [event.block for event in told if isinstance(event, CardinalPayload)]
+    assert block.number == 1337
+    assert len(told) == len(conflicts) + 1
+
+
+def test_a_block_without_anything() -> None:
+    messages = [(b"\0" + HASH, batch(7, SUB, 0, {"a/": record(), "x": record()}))]
+    [event] = whole(CardinalReassembler(PREFIXES), messages)
+    # Nothing under a prefix is a count of 0, elsewhere it is an empty value.
+    assert event.parts == [(b"x", b"")]
+    assert event.block.weight == 0
+
+
+def test_reorgs() -> None:
+    told = whole(
+        CardinalReassembler(PREFIXES),
+        [(b"\5" + HASH, avro("long", 1 << 40)), (b"\6" + HASH, avro("long", 3))],
+    )
+    assert told == [
+        CardinalReorg(1 << 40, HASH, False, "a", 0),
+        CardinalReorg(3, HASH, True, "a", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "key, value, reason",
+    [
+        (b"", b"", "a key of 0 bytes"),
+        (b"\7" + HASH, b"", "messages of type 0x07 are not known"),
+        (b"\0" + HASH + b"x", b"", "a key of 34 bytes in a message of type 0x00"),
+        (b"\1" + HASH, b"", "a key of 33 bytes in a message of type 0x01"),
+        (b"\2" + HASH + SUB, updated({}), "a key of 65 bytes in a message of type 0x02"),
+        (b"\3" + HASH[:-1], b"", "a key of 32 bytes in a message of type 0x03"),
+        (b"\5" + HASH + b"x", avro("long", 1), "a key of 34 bytes in a message of type 0x05"),
+        (b"\5" + HASH, b"", "no Avro of the protocol: EOFError()"),
+        (b"\0" + HASH, b"\x80" * 20, "no Avro of the protocol: "),
+        (b"\0" + HASH, batch(1, SUB, 1, {})[:-1], "no Avro of the protocol: "),
+        (b"\0" + HASH, batch(1, SUB, 1, {}) + b"x", "1 bytes behind the Avro of the protocol"),
+        (b"\0" + HASH, batch(1, SUB, 1, {"a/": record(count=-1)}), "-1 messages of the prefix"),
+        (b"\1" + HASH + SUB, avro("int", -1), "a sub-batch of -1 messages"),
+        (b"\2" + HASH + SUB + b"\0", b"\x05", "no Avro of the protocol: "),
+    ],
+)
+def test_what_is_no_message(key: bytes, value: bytes, reason: str) -> None:
+    reassembler = CardinalReassembler(PREFIXES)
+    [event] = reassembler.receive(key, value, "a", 5)
+    assert isinstance(event, Malformed)
+    assert event.reason.startswith(reason)
+    assert (event.key, event.source, event.position) == (key, "a", 5)
+    assert reassembler.positions() == {"a": 6}
+    assert reassembler.stats().sources["a"].malformed == 1
+    # The stream goes on.
+    assert len(whole(reassembler, worked_example())) == 1
+
+
+@given(st.binary(max_size=80), st.binary(max_size=80), st.sampled_from(range(7)))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes(key: bytes, value: bytes, kind: int) -> None:
+    for event in CardinalReassembler(PREFIXES).receive(bytes([kind]) + key, value):
+        assert isinstance(event, Malformed | CardinalReorg | CardinalPayload)
+
+
+def test_age_and_restart() -> None:
+    messages = worked_example()
+    first = CardinalReassembler(PREFIXES, max_age=10)
+    for at, message in enumerate(messages[:4]):
+        assert first.receive(*message, "a", 100 + at, 1.0) == []
+    checkpoint = first.checkpoint()
+    [dropped] = first.expire(12.0)
+    assert isinstance(dropped, Dropped)
+    assert dropped.payload == HASH
+    assert checkpoint.positions == {"a": 100}
+    second = CardinalReassembler(PREFIXES, resume=checkpoint)
+    assert len(whole(second, messages)) == 1
+    third = CardinalReassembler(PREFIXES, resume=second.checkpoint())
+    assert whole(third, messages) == []
+
+
+def test_blocks_in_the_order_of_the_chain() -> None:
+    names = [bytes([at]) * 32 for at in range(4)]
+    messages = [(b"\0" + names[at], batch(at, names[at - 1], at * 10, {})) for at in (3, 2, 1)]
+    orderer: Orderer[CardinalPayload] = Orderer(after=names[0])
+    applied = [
+        told.block.number
+        for event in whole(CardinalReassembler(PREFIXES), messages)
+        for told in orderer.receive(event.block, event)
+        if isinstance(told, Applied)
+    ]
+    assert applied == [1, 2, 3]
