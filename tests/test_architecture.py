@@ -47,7 +47,7 @@ ONLY_FOR = {
     "rlp": {"zkevm"},
     "coincurve": {"zkevm"},
     "sha3": {"zkevm"},
-    "google": {"zkevm"},
+    "google": {"zkevm", "spark"},
     "prometheus_client": {"metrics"},
     "pyarrow": {"arrow", "spark"},
     "pyspark": {"spark"},
