@@ -140,6 +140,49 @@ METRICS: Final[dict[str, Metric]] = {
         ("upstream", "state"),
         "max",
     ),
+    # Payloads made whole from several sources.
+    "datastreamer_reassembly_in_flight": Metric(
+        "gauge", "Payloads that are not whole yet, and prefixes that nobody has announced."
+    ),
+    "datastreamer_reassembly_messages": Metric("gauge", "Messages of these."),
+    "datastreamer_reassembly_message_bytes": Metric("gauge", "Bytes of these messages."),
+    "datastreamer_reassembly_used_bytes": Metric(
+        "gauge", "Bytes charged against the budget, with what is known of payloads given out."
+    ),
+    "datastreamer_reassembly_oldest_seconds": Metric(
+        "gauge", "How long ago the first message came of the oldest that is not whole."
+    ),
+    "datastreamer_reassembly_payloads_total": Metric("counter", "Payloads made whole."),
+    "datastreamer_reassembly_dropped_total": Metric(
+        "counter", "Payloads and prefixes that were given up, for their age or for the budget."
+    ),
+    "datastreamer_reassembly_received_total": Metric(
+        "counter", "Messages that came from a source.", ("source",)
+    ),
+    "datastreamer_reassembly_duplicates_total": Metric(
+        "counter", "Messages of these that were there already.", ("source",)
+    ),
+    "datastreamer_reassembly_outside_total": Metric(
+        "counter", "Messages of these that nobody subscribes to.", ("source",)
+    ),
+    "datastreamer_reassembly_malformed_total": Metric(
+        "counter", "Messages of these that nothing could be made of.", ("source",)
+    ),
+    "datastreamer_reassembly_conflicts_total": Metric(
+        "counter",
+        "Messages that contradicted what had come before; without a source where they had "
+        "waited for a header.",
+        ("source",),
+    ),
+    "datastreamer_reassembly_seconds": Metric(
+        "histogram",
+        "From a payload's first message to its last, by the source of the last.",
+        ("source",),
+        bounds=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
+    ),
+    "datastreamer_reassembly_source_state": Metric(
+        "gauge", "1 for the state that a source is in, else 0.", ("source", "state"), "max"
+    ),
     # The serving process, under the names that every exporter has.
     "process_cpu_seconds_total": Metric("counter", "Processor time, user and system."),
     "process_resident_memory_bytes": Metric("gauge", "Memory in use."),

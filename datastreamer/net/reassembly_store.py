@@ -1,0 +1,144 @@
+"""A reassembly's progress in SQLite: alone, or in the transaction that the results are in.
+
+Owns the tables. A payload costs a few rows, however many are known.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from types import TracebackType
+from typing import Final
+
+from datastreamer.errors import CursorFailed
+from datastreamer.position import Position
+from datastreamer.reassembly.orderer import Block
+from datastreamer.reassembly.progress import Place, Progress
+
+_PREFIX: Final = 33
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS reassembly_place (
+    source TEXT PRIMARY KEY, position INTEGER, seen INTEGER, read TEXT);
+CREATE TABLE IF NOT EXISTS reassembly_known (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB, prefixes BLOB);
+CREATE TABLE IF NOT EXISTS reassembly_chain (
+    number INTEGER PRIMARY KEY, hash BLOB, parent BLOB, weight TEXT, id BLOB,
+    prefixes BLOB);
+"""
+
+
+class SqliteStore:
+    """SqliteStore(path) keeps a reassembly's progress in a database of its own;
+    SqliteStore(connection) in the caller's, whose transaction each save commits: what was made of
+    the payloads is written there before, and both are there or neither.
+
+    A caller's connection is to be made with ``check_same_thread=False`` for `reassemble`, which
+    saves in a thread. `load` and `save` raise `CursorFailed`.
+    """
+
+    def __init__(self, database: str | os.PathLike[str] | sqlite3.Connection) -> None:
+        self._own = not isinstance(database, sqlite3.Connection)
+        self._name = "the database" if not self._own else os.fspath(database)  # type: ignore[arg-type]
+        try:
+            if isinstance(database, sqlite3.Connection):
+                self._database = database
+            else:
+                self._database = sqlite3.connect(database, check_same_thread=False)
+                self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise self._failed("cannot be opened", error) from error
+
+    def close(self) -> None:
+        """Close a database of its own. A caller's connection stays open."""
+        if self._own:
+            self._database.close()
+
+    def __enter__(self) -> SqliteStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def load(self) -> Progress | None:
+        """What was saved; None where nothing was yet."""
+        ask = self._database.execute
+        try:
+            places = {
+                source: Place(position, seen, Position.from_json(read))
+                for source, position, seen, read in ask("SELECT * FROM reassembly_place")
+            }
+            known = [
+                (own, _prefixes(each))
+                for own, each in ask("SELECT id, prefixes FROM reassembly_known ORDER BY number")
+            ]
+            chain = [
+                (
+                    Block(number, own, parent, None if weight is None else int(weight)),
+                    (payload, _prefixes(each)),
+                )
+                for number, own, parent, weight, payload, each in ask(
+                    "SELECT * FROM reassembly_chain ORDER BY number"
+                )
+            ]
+        except sqlite3.Error as error:
+            raise self._failed("cannot be read", error) from error
+        if not (places or known or chain):
+            return None
+        return Progress(places, known, len(known), chain)
+
+    def save(self, progress: Progress) -> None:
+        """Keep it, and commit the transaction that is open."""
+        database = self._database
+        try:
+            with database:
+                database.executemany(
+                    "REPLACE INTO reassembly_place VALUES (?, ?, ?, ?)",
+                    [
+                        (name, place.position, place.seen, place.read.to_json())
+                        for name, place in progress.places.items()
+                    ],
+                )
+                if progress.known:
+                    database.executemany(
+                        "INSERT INTO reassembly_known (id, prefixes) VALUES (?, ?)",
+                        [(own, b"".join(prefixes)) for own, prefixes in progress.known],
+                    )
+                    database.execute(
+                        "DELETE FROM reassembly_known WHERE number <= "
+                        "(SELECT MAX(number) FROM reassembly_known) - ?",
+                        (progress.known_count,),
+                    )
+                if progress.chain:
+                    database.execute(
+                        "DELETE FROM reassembly_chain WHERE number >= ? OR number < ?",
+                        (progress.chain[0][0].number, progress.chain_floor),
+                    )
+                    database.executemany(
+                        "INSERT INTO reassembly_chain VALUES (?, ?, ?, ?, ?, ?)",
+                        [
+                            (
+                                block.number,
+                                block.hash,
+                                block.parent,
+                                None if block.weight is None else str(block.weight),
+                                own,
+                                b"".join(prefixes),
+                            )
+                            for block, (own, prefixes) in progress.chain
+                        ],
+                    )
+        except sqlite3.Error as error:
+            raise self._failed("cannot be written", error) from error
+
+    def _failed(self, what: str, error: sqlite3.Error) -> CursorFailed:
+        return CursorFailed(self._name, f"the progress of a reassembly {what}: {error}")
+
+
+def _prefixes(packed: bytes) -> tuple[bytes, ...]:
+    return tuple(packed[at : at + _PREFIX] for at in range(0, len(packed), _PREFIX))

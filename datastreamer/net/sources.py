@@ -1,0 +1,312 @@
+"""The sources of a reassembly, each read by a task of its own: servers, and files.
+
+Owns which of a source's failures is waited out and which is its end, and that none of them is
+another's. What arrives is sent on in order; a source that is not taken from waits with what it
+has. How a server is followed is the client's.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import trio
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    DatastreamerError,
+    HistoryChanged,
+    PeerError,
+    UnknownEntry,
+)
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.net.client import connect
+from datastreamer.net.reassembling import (
+    Arrival,
+    Arrived,
+    Begun,
+    Ended,
+    Memory,
+    SourceFailed,
+    SourceLost,
+    SourceRolledBack,
+)
+from datastreamer.net.upstream import Upstream
+from datastreamer.position import Identity, Position
+from datastreamer.protocol import exchanges
+from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Recovery, Rollback
+from datastreamer.protocol.trail import Trail
+from datastreamer.reassembly.progress import Place
+from datastreamer.storage.stream import DataStream
+
+_log = logging.getLogger(__name__)
+
+# How often a file is looked at that another process writes.
+_POLL_SECONDS: Final = 0.05
+# Who reads up to the end asks a server so soon whether it is still there.
+_SILENT_SECONDS: Final = 10.0
+
+Start = int | bytes | Literal["latest"]
+"""Where a source begins that has no place: an entry, a bookmark, or behind what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How sources are read; what `reassemble` says of each."""
+
+    follow: bool = True
+    start: Start = 0
+    stream_type: int | None = None
+    timeout: float = exchanges.TIMEOUT
+    heartbeat: float | None = None
+    backoff: Backoff = BACKOFF
+    retry_for: float | None = None
+
+
+class Sources:
+    """All of them. `arrivals` ends when each has ended or failed."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Upstream | str],
+        places: Mapping[str, Place | None],
+        reading: Reading,
+    ) -> None:
+        self._sources = sources
+        self._places = places
+        self._reading = reading
+        # Each source has a batch underway here, and another in its hands.
+        self._send, self.arrivals = trio.open_memory_channel[Arrival](len(sources))
+
+    async def run(self) -> None:
+        """Read until all is over, or until cancelled."""
+        async with trio.open_nursery() as nursery:
+            with self._send:
+                for name, address in self._sources.items():
+                    source: _Server | _File
+                    put, place = self._send.clone(), self._places.get(name)
+                    if isinstance(address, str):
+                        memory = Memory(name, place, always=True)
+                        source = _File(name, address, memory, self._reading, put)
+                    else:
+                        source = _Server(name, address, Memory(name, place), self._reading, put)
+                    nursery.start_soon(source.run)
+
+
+class _Source:
+    """What servers and files have in common."""
+
+    def __init__(
+        self,
+        name: str,
+        memory: Memory,
+        reading: Reading,
+        put: trio.MemorySendChannel[Arrival],
+    ) -> None:
+        self._name = name
+        self._memory = memory
+        self._reading = reading
+        self._put = put
+
+    async def run(self) -> None:
+        """Until its end or its failure, which is told."""
+        with self._put:
+            try:
+                await self._read()
+                await self._put.send(Ended(self._name))
+            except (DatastreamerError, OSError) as error:
+                failure = error if isinstance(error, DatastreamerError) else PeerError(str(error))
+                _log.error("%s is not read any more: %s", self._name, failure)
+                await self._put.send(SourceFailed(self._name, failure))
+
+    async def _read(self) -> None:
+        raise NotImplementedError
+
+    def _begin(self, header: Header) -> Position | bytes:
+        """Where to begin, which is told before anything is read. Raises `HistoryChanged`."""
+        stream = Identity.of(header)
+        total = header.total_entries
+        place = self._memory.start
+        if place is not None:
+            if total < self._memory.least:
+                raise self._changed(total, self._memory.least)
+            return place
+        start = self._reading.start
+        if isinstance(start, bytes):
+            return start
+        return Position(total if start == "latest" else start, b"", stream)
+
+    def _changed(self, total: int, due: int) -> HistoryChanged:
+        return HistoryChanged(
+            f"{self._name} changed its history: it holds {total} entries, where entry {due} is "
+            "the next that is due",
+            next_entry=due,
+            total_entries=total,
+            first_differing=None,
+        )
+
+    async def _send_batch(self, batch: EntryBatch, read: Position) -> None:
+        rollback = self._memory.compare(batch)
+        if rollback is not None:
+            await self._put.send(SourceRolledBack(self._name, rollback))
+        await self._put.send(Arrived(self._name, batch, read))
+
+
+class _Server(_Source):
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        memory: Memory,
+        reading: Reading,
+        put: trio.MemorySendChannel[Arrival],
+    ) -> None:
+        super().__init__(name, memory, reading, put)
+        self._upstream = upstream
+        heartbeat = reading.heartbeat
+        if heartbeat is None and not reading.follow:
+            heartbeat = _SILENT_SECONDS
+        self._connect = partial(
+            connect,
+            upstream.host,
+            upstream.port,
+            stream_type=(
+                STREAM_TYPE_SEQUENCER if reading.stream_type is None else reading.stream_type
+            ),
+            timeout=reading.timeout,
+            tls=upstream.tls,
+            tls_server_name=upstream.tls_server_name,
+            resume=reading.follow,
+            retry_for=reading.retry_for,
+            backoff=reading.backoff,
+            heartbeat=heartbeat,
+        )
+
+    async def _read(self) -> None:
+        if not self._reading.follow:
+            await self._read_once(None)
+            return
+        recovery: Recovery | None = None
+        endurance = Endurance(True, self._reading.retry_for, self._reading.backoff)
+        while True:
+            began = False
+
+            def begin() -> None:
+                nonlocal began
+                began = True
+
+            try:
+                await self._read_once(begin)
+            except (ConnectFailed, ConnectionLost) as error:
+                # A connection that was good is the client's to make again: then it has given up.
+                if began:
+                    raise
+                now, luck = trio.current_time(), random.random()  # noqa: S311
+                recovery = recovery or Recovery(endurance, now)
+                answered = isinstance(error, ConnectFailed)
+                if recovery.lost(error, answered=answered, now=now, luck=luck):
+                    _log.warning("%s cannot be had, and is tried again: %s", self._name, error)
+                    await self._put.send(SourceLost(self._name, error))
+                await trio.sleep_until(recovery.due)
+
+    async def _read_once(self, begun: object) -> None:
+        async with self._connect() as client:
+            with trio.move_on_after(self._reading.timeout) as patience:
+                header = await client.header()
+            if patience.cancelled_caught:
+                raise ConnectionLost(
+                    f"no answer from {client.peer} within {self._reading.timeout:g} s"
+                )
+            start = self._begin(header)
+            stop = None if self._reading.follow else header.total_entries
+            if isinstance(start, Position) and self._memory.start is None:
+                if start.next_entry > header.total_entries:
+                    raise UnknownEntry(start.next_entry, header.total_entries)
+            elif stop is not None and isinstance(start, Position) and start.next_entry > stop:
+                raise self._changed(stop, start.next_entry)
+            batches = client.batches(
+                from_position=start if isinstance(start, Position) else None,
+                from_bookmark=start if isinstance(start, bytes) else None,
+                stop=stop,
+                on_rollback=self._roll_back,
+            )
+            async with batches:
+                if callable(begun):
+                    begun()
+                if isinstance(start, Position):
+                    await self._put.send(Begun(self._name, start))
+                async for batch in batches:
+                    position = batches.position
+                    assert position is not None
+                    if isinstance(start, bytes):
+                        first = Position(batch.first_number, b"", position.stream)
+                        await self._put.send(Begun(self._name, first))
+                        start = first
+                    await self._send_batch(batch, position)
+
+    async def _roll_back(self, rollback: Rollback) -> None:
+        await self._put.send(SourceRolledBack(self._name, rollback))
+
+
+class _File(_Source):
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        memory: Memory,
+        reading: Reading,
+        put: trio.MemorySendChannel[Arrival],
+    ) -> None:
+        super().__init__(name, memory, reading, put)
+        self._path = path
+
+    async def _read(self) -> None:
+        stream = await trio.to_thread.run_sync(self._open)
+        try:
+            await self._read_from(stream)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(stream.close)
+
+    def _open(self) -> DataStream:
+        return DataStream.open(
+            self._path,
+            stream_type=self._reading.stream_type,
+            read_only=True,
+            follow=self._reading.follow,
+        )
+
+    async def _read_from(self, stream: DataStream) -> None:
+        header = stream.header
+        identity = Identity.of(header)
+        start = self._begin(header)
+        number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
+        if number > header.total_entries:
+            raise UnknownEntry(number, header.total_entries)
+        await self._put.send(Begun(self._name, Position(number, b"", identity)))
+        trail = Trail(number)
+        epoch = stream.epoch
+        while True:
+            batches = stream.batches(number, None)
+            while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
+                number = batch.next_number
+                trail.extend(batch)
+                await self._send_batch(batch, Position(number, trail.hashes, identity))
+            if not self._reading.follow:
+                return
+            while not stream.refresh():  # noqa: ASYNC110 - another process tells no event
+                await trio.sleep(_POLL_SECONDS)
+            if stream.epoch != epoch or stream.total_entries < number:
+                raise HistoryChanged(
+                    f"{self._path}: entries were taken back or changed while it was read (up to "
+                    f"entry {number - 1}); the stream holds {stream.total_entries} now",
+                    next_entry=number,
+                    total_entries=stream.total_entries,
+                    first_differing=None,
+                )

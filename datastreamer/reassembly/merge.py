@@ -1,0 +1,342 @@
+"""Batches of several sources in, whole payloads out, in order where that is wanted; and at each
+moment what to keep so that a later run goes on behind what was given out.
+
+Owns what `Progress` says at which moment. What a message means is the reassembler's, what
+follows what the orderer's. Knows batches and numbers; must not know streams or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from datastreamer._codec import EntryBatch
+from datastreamer.metrics.exposition import Samples, Tally
+from datastreamer.position import Position
+from datastreamer.reassembly._reassembler import Reassembler
+from datastreamer.reassembly.checkpoint import Checkpoint, Stats
+from datastreamer.reassembly.events import Conflict, Event, PayloadComplete
+from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Refused, Reorg
+from datastreamer.reassembly.producer import MESSAGE_TYPE
+from datastreamer.reassembly.progress import Name, Place, Progress
+
+Order = Callable[[PayloadComplete], Block | None]
+"""Where a payload stands; None: nowhere, and it is given out as it comes."""
+
+
+@dataclass(slots=True)
+class Payload:
+    """A payload that has its place in a chain. `complete` is None where a run before gave it out
+    and it has not been read again yet."""
+
+    id: bytes
+    complete: PayloadComplete | None
+
+
+Told = Event | Applied[Payload] | Reorg[Payload] | Gap | Refused[Payload]
+"""What comes of a batch."""
+
+Item = PayloadComplete | Applied[Payload] | Reorg[Payload]
+"""What a consumer waits for; all else it may want to know of."""
+
+
+class Merge:
+    """The messages of several sources, made whole.
+
+    `sources` are those that are read now, the rest as `reassemble` has it. One caller at a time.
+    An event is given before the next message is looked at: what `progress` says is true to the
+    event that was given last.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[str],
+        subscribe: Iterable[bytes] | None = None,
+        *,
+        type: int = MESSAGE_TYPE,
+        order: Order | None = None,
+        after: bytes | None = None,
+        reorg_threshold: int = 1000,
+        budget: int = 1 << 30,
+        max_age: float | None = 600.0,
+        resume: Progress | None = None,
+    ) -> None:
+        before = Progress() if resume is None else resume
+        known = reorg_threshold
+        if order is not None:
+            # A later run reads the chain's payloads again, and those that came between them.
+            known = 2 * reorg_threshold
+        self._sources = list(sources)
+        self._type = type
+        self._places = {
+            name: place for name, place in before.places.items() if name in self._sources
+        }
+        self._reassembler = Reassembler(
+            subscribe,
+            reorg_threshold=known,
+            budget=budget,
+            max_age=max_age,
+            resume=Checkpoint(
+                {name: place.position for name, place in self._places.items()},
+                {name: place.seen for name, place in self._places.items()},
+                before.known,
+            ),
+        )
+        # Entries below are done with; they come where a source is joined before its position.
+        self._floors = {name: place.position for name, place in self._places.items()}
+        # Sources that took entries back: where they are now, until they are where they were.
+        self._back: dict[str, int] = {}
+        self._fresh: list[Name] = []
+        self._ordering = None
+        if order is not None:
+            self._ordering = _Ordering(order, after, reorg_threshold, before)
+        self.conflicts: Counter[str] = Counter()
+        self._seconds = {name: Tally("datastreamer_reassembly_seconds") for name in self._sources}
+
+    def place(self, source: str) -> Place | None:
+        """Where a source goes on; None: it has not been read."""
+        return self._places.get(source)
+
+    def begin(self, source: str, read: Position) -> None:
+        """A source that had no place begins there."""
+        self._places.setdefault(source, Place(read.next_entry, read.next_entry, read))
+
+    def take(
+        self, source: str, batch: EntryBatch, read: Position, now: float | None = None
+    ) -> Iterator[Told]:
+        """What comes of a batch; `read` is the place behind it. A batch that is not iterated to
+        its end has not been taken whole."""
+        floor = self._floors.get(source, 0)
+        if batch.first_number < floor:
+            batch = batch[min(len(batch), floor - batch.first_number) :]
+        positions = {} if self._ordering is None else self._positions()
+        if batch:
+            if source in self._back:
+                self._back[source] = batch.first_number
+            if self._ordering is not None:
+                positions.setdefault(source, batch.first_number)
+            for event in self._reassembler.receive_batch(batch, source, type=self._type, now=now):
+                yield from self._tell(event, positions, now)
+        if source in self._back:
+            self._back[source] = read.next_entry
+            seen = self._reassembler.checkpoint(known=False).seen
+            if read.next_entry >= seen.get(source, 0):
+                del self._back[source]
+        self._places[source] = Place(read.next_entry, read.next_entry, read)
+
+    def expire(self, now: float) -> Iterator[Told]:
+        """Tell the time where nothing comes."""
+        for event in self._reassembler.expire(now):
+            yield from self._tell(event, {}, now)
+
+    def take_back(self, source: str, read: Position) -> None:
+        """A source has taken back its entries from that place on; others are to come.
+
+        What came of them stays, as other sources may have sent the same.
+        """
+        self._floors[source] = min(self._floors.get(source, 0), read.next_entry)
+        self._back[source] = read.next_entry
+        self._places[source] = Place(read.next_entry, read.next_entry, read)
+
+    def progress(self) -> Progress:
+        """What to keep once everything that was given so far has been dealt with."""
+        positions = self._positions()
+        seen = self._reassembler.checkpoint(known=False).seen
+        known = self._fresh
+        if self._ordering is not None:
+            positions = self._ordering.held(positions)
+        places = {}
+        for name, place in self._places.items():
+            position = positions.get(name, place.position)
+            furthest = seen.get(name, place.seen)
+            furthest = max(position, min(furthest, self._back.get(name, furthest)))
+            places[name] = Place(position, furthest, place.read)
+        count = self._reassembler.known_count
+        if self._ordering is None:
+            return Progress(places, list(known), count)
+        chain, lowest = self._ordering.changed()
+        known = [*known, *self._ordering.settled]
+        return Progress(places, known, count + self._ordering.held_count, chain, lowest)
+
+    def kept(self) -> None:
+        """What `progress` said is kept."""
+        self._fresh.clear()
+        if self._ordering is not None:
+            self._ordering.kept()
+
+    # Telling
+
+    @property
+    def stats(self) -> Stats:
+        """As `Reassembler.stats`."""
+        return self._reassembler.stats()
+
+    def samples(self, now: float | None = None) -> Samples:
+        """The metrics' values."""
+        stats = self.stats
+        age = 0.0 if now is None or stats.oldest is None else max(0.0, now - stats.oldest)
+        told: Samples = {
+            "datastreamer_reassembly_in_flight": [([], stats.in_flight)],
+            "datastreamer_reassembly_messages": [([], stats.messages)],
+            "datastreamer_reassembly_message_bytes": [([], stats.message_bytes)],
+            "datastreamer_reassembly_used_bytes": [([], stats.used)],
+            "datastreamer_reassembly_oldest_seconds": [([], age)],
+            "datastreamer_reassembly_payloads_total": [([], stats.completed)],
+            "datastreamer_reassembly_dropped_total": [([], stats.dropped)],
+            "datastreamer_reassembly_conflicts_total": [
+                ([name], self.conflicts[name]) for name in sorted({*self.conflicts, *self._sources})
+            ],
+            "datastreamer_reassembly_seconds": [
+                ([name], tally.histogram()) for name, tally in self._seconds.items()
+            ],
+        }
+        for field in ("received", "duplicates", "malformed", "outside"):
+            told[f"datastreamer_reassembly_{field}_total"] = [
+                ([name], getattr(counts, field)) for name, counts in stats.sources.items()
+            ]
+        return told
+
+    def _positions(self) -> dict[str, int]:
+        found = self._reassembler.positions()
+        for name, at in self._back.items():
+            found[name] = min(found.get(name, at), at)
+        return found
+
+    def _tell(self, event: Event, positions: dict[str, int], now: float | None) -> Iterator[Told]:
+        if isinstance(event, Conflict):
+            self.conflicts[event.source or ""] += 1
+        if isinstance(event, PayloadComplete):
+            if now is not None and event.source in self._seconds:
+                self._seconds[event.source].add(max(0.0, now - event.since))
+            block = None if self._ordering is None else self._ordering.block_of(event)
+            if block is not None and self._ordering is not None:
+                yield from self._ordering.take(block, event, positions)
+                return
+            self._fresh.append((event.id, event.prefixes))
+        yield event
+
+
+@dataclass(slots=True)
+class _Held:
+    """A block that the orderer may still need: what it came of, and from where."""
+
+    name: Name
+    positions: dict[str, int]
+
+
+class _Ordering:
+    """Payloads in the order of a chain, and what a later run needs to go on with it.
+
+    Sources are read again from where the oldest block was on its way that can still be rolled
+    back, or waits: the chain is kept, payloads are not.
+    """
+
+    def __init__(self, order: Order, after: bytes | None, threshold: int, before: Progress) -> None:
+        self.block_of = order
+        self._threshold = threshold
+        self._payloads = {name[0]: Payload(name[0], None) for _, name in before.chain}
+        applied = [(block, self._payloads[name[0]]) for block, name in before.chain]
+        self._orderer: Orderer[Payload] = Orderer(
+            None if applied else after, applied=applied, reorg_threshold=threshold
+        )
+        # What was given out of the chain; the orderer's may be ahead of it by some events.
+        self._chain = {block.number: (block, name) for block, name in before.chain}
+        self._head = max(self._chain, default=0)
+        self._changed: int | None = None
+        # By hash, in the order in which they came.
+        self._held: dict[bytes, _Held] = {}
+        self._by_number: dict[int, set[bytes]] = {}
+        self._numbers: list[int] = []  # a heap of the keys
+        self.settled: list[Name] = []
+        # Of the chain of the run before what was settled before it was read again.
+        self._unread = {name[0] for _, name in before.chain}
+        self._silenced: set[bytes] = set()
+
+    def take(
+        self, block: Block, event: PayloadComplete, positions: dict[str, int]
+    ) -> Iterator[Told]:
+        if event.id in self._silenced:
+            self._silenced.remove(event.id)
+            return
+        self._unread.discard(event.id)
+        payload = self._payloads.get(event.id)
+        if payload is None:
+            payload = self._payloads[event.id] = Payload(event.id, event)
+        payload.complete = event
+        name = (event.id, event.prefixes)
+        if block.hash in self._held:
+            self.settled.append(name)
+        else:
+            self._held[block.hash] = _Held(name, positions)
+            if block.number not in self._by_number:
+                heappush(self._numbers, block.number)
+            self._by_number.setdefault(block.number, set()).add(block.hash)
+        for told in self._orderer.receive(block, payload, event.source):
+            match told:
+                case Applied():
+                    self._apply([told.block])
+                case Reorg():
+                    self._apply([each for each, _ in told.applied])
+                case Refused():
+                    self._settle(told.block.hash)
+            # Before it is given: what is kept then is already without them.
+            self._settle_old()
+            yield told
+
+    def _apply(self, blocks: list[Block]) -> None:
+        first = blocks[0].number
+        self._changed = first if self._changed is None else min(self._changed, first)
+        for number in range(first, self._head + 1):
+            self._chain.pop(number, None)
+        for block in blocks:
+            self._chain[block.number] = (block, self._held[block.hash].name)
+        self._head = blocks[-1].number
+
+    def _settle(self, own: bytes) -> None:
+        held = self._held.pop(own, None)
+        if held is not None:
+            self.settled.append(held.name)
+            self._payloads.pop(held.name[0], None)
+
+    def _settle_old(self) -> None:
+        floor = self._head - self._threshold
+        while self._chain and self._numbers and self._numbers[0] < floor:
+            for own in self._by_number.pop(heappop(self._numbers)):
+                self._settle(own)
+        while self._chain and (lowest := next(iter(self._chain))) < floor:
+            _, name = self._chain.pop(lowest)
+            self._payloads.pop(name[0], None)
+            if name[0] in self._unread:
+                self._unread.remove(name[0])
+                self._silenced.add(name[0])
+                self.settled.append(name)
+
+    def held(self, positions: dict[str, int]) -> dict[str, int]:
+        """From where sources are to be read again, `positions` or before."""
+        oldest = next(iter(self._held.values()), None)
+        if oldest is None:
+            return positions
+        return {
+            # A source that had sent nothing then has nothing that the block came of.
+            name: min(at, oldest.positions.get(name, at))
+            for name, at in positions.items()
+        }
+
+    @property
+    def held_count(self) -> int:
+        """How many blocks are given out again after a restart."""
+        return len(self._held)
+
+    def changed(self) -> tuple[list[tuple[Block, Name]], int]:
+        """The chain from where it has changed on, and the lowest number that is kept of it."""
+        lowest = max(0, self._head - self._threshold)
+        if self._changed is None:
+            return [], lowest
+        numbers = [number for number in self._chain if number >= (self._changed or 0)]
+        return [self._chain[number] for number in numbers], lowest
+
+    def kept(self) -> None:
+        self.settled.clear()
+        self._changed = None
