@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from datastreamer.net.blocking_parallel import (
         blocking_parallel_read as blocking_parallel_read,
     )
+    from datastreamer.net.blocking_reassemble import BlockingReassembly as BlockingReassembly
     from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
     from datastreamer.net.limits import Limits as Limits
     from datastreamer.net.parallel import parallel_read as parallel_read
+    from datastreamer.net.reassemble import reassemble as reassemble
+    from datastreamer.net.reassembly_store import SqliteStore as SqliteStore
     from datastreamer.net.relay import Relay as Relay
     from datastreamer.net.server import serve as serve
     from datastreamer.net.tls import ServerTLS as ServerTLS
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Backoff": "datastreamer.protocol.resume",
     "BlockingClient": "datastreamer.net.blocking",
+    "BlockingReassembly": "datastreamer.net.blocking_reassemble",
     "BlockingRelay": "datastreamer.net.blocking_relay",
     "Client": "datastreamer.net.client",
     "CursorStore": "datastreamer.position",
@@ -55,12 +59,14 @@ _HOME = {
     "Relay": "datastreamer.net.relay",
     "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.net.tls",
+    "SqliteStore": "datastreamer.net.reassembly_store",
     "StreamServer": "datastreamer.net.embed",
     "Upstream": "datastreamer.net.upstream",
     "blocking_parallel_read": "datastreamer.net.blocking_parallel",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
     "parallel_read": "datastreamer.net.parallel",
+    "reassemble": "datastreamer.net.reassemble",
     "serve": "datastreamer.net.server",
 }
 

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from datastreamer.errors import ConnectFailed, HistoryChanged, UsageError
+from datastreamer.net.blocking_reassemble import BlockingReassembly
 from datastreamer.net.reassemble import reassemble
 from datastreamer.net.reassembling import (
     SourceFailed,
@@ -91,8 +92,26 @@ class Served:
         await self._stack.aclose()
 
 
+@pytest.fixture(params=["trio", "threads"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How `collected` reads."""
+    WAYS.append(request.param)
+    yield
+    WAYS.pop()
+
+
+WAYS: list[str] = []
+
+
 async def collected(upstreams: Any, **options: Any) -> list[Any]:
     """All payloads up to the sources' ends."""
+    if WAYS[-1] == "threads":
+
+        def listed() -> list[Any]:
+            with BlockingReassembly(upstreams, follow=False, **options) as payloads:
+                return list(payloads)
+
+        return await trio.to_thread.run_sync(listed)
     async with reassemble(upstreams, follow=False, **options) as payloads:
         return [payload async for payload in payloads]
 
