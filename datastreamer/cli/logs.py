@@ -77,6 +77,13 @@ def say(text: str) -> None:
     _write(text, "info")
 
 
+def say_as_it_is(text: str) -> None:
+    """A line for programs, the same in every log."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 def say_error(text: str) -> None:
     """The line that says why it failed."""
     _write(text if _handler.style == "json" else f"error: {text}", "error")
@@ -85,6 +92,4 @@ def say_error(text: str) -> None:
 def _write(text: str, level: str) -> None:
     if _handler.style == "json":
         text = json.dumps({"level": level, "message": text})
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+    say_as_it_is(text)

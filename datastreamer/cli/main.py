@@ -34,7 +34,7 @@ def _ends_well(arguments: Sequence[str]) -> bool:
             next(words, None)
         elif not word.startswith("-"):
             ends_well = word in ("serve", "relay", "demo", "top")
-            return ends_well or (word in ("cat", "spark") and "--follow" in arguments)
+            return ends_well or (word in ("cat", "reassemble", "spark") and "--follow" in arguments)
     return False
 
 

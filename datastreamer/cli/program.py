@@ -14,6 +14,7 @@ from datastreamer.cli.export import export
 from datastreamer.cli.import_leveldb import import_leveldb
 from datastreamer.cli.info import info
 from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
+from datastreamer.cli.reassemble import reassemble
 from datastreamer.cli.reindex import reindex
 from datastreamer.cli.relay import relay
 from datastreamer.cli.repair import repair
@@ -47,7 +48,7 @@ def datastreamer(
 for verb in (
     *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    *(split, export, top, clients, demo),
+    *(reassemble, split, export, top, clients, demo),
 ):
     program.command()(verb)
 program.add_typer(zkevm, name="zkevm")

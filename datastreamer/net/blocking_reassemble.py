@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from datastreamer.errors import StreamClosed, UsageError
+from datastreamer.errors import DatastreamerError, StreamClosed, UsageError
 from datastreamer.metrics.exposition import Samples
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.resume import BACKOFF, Backoff
@@ -65,7 +65,7 @@ class BlockingReassembly:
     ) -> None:
         import trio
 
-        from datastreamer.net.reassembling import Consumption, named
+        from datastreamer.net.reassembling import Consumption, named, say
         from datastreamer.net.sources import Reading, Sources
 
         sources = named(upstreams)
@@ -82,7 +82,7 @@ class BlockingReassembly:
         )
         self._consumption = Consumption(merge, sources)
         self._store = store
-        self._on_event = on_event
+        self._on_event = on_event or say
         self._busy = False
         self._closed = False
         how = Reading(follow, start, stream_type, timeout, heartbeat, backoff, retry_for)
@@ -126,6 +126,17 @@ class BlockingReassembly:
     def sources(self) -> dict[str, SourceState]:
         """How each upstream is, by name."""
         return dict(self._consumption.states)
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """How long ago the first message came of the oldest that is not whole, the caller's own
+        time left out; None: nothing is in flight."""
+        return self._consumption.oldest_seconds(time.monotonic())
+
+    @property
+    def errors(self) -> dict[str, DatastreamerError]:
+        """Why upstreams are not read any more, by name."""
+        return dict(self._consumption.errors)
 
     def samples(self) -> Samples:
         """The metrics' values."""
@@ -196,8 +207,7 @@ class BlockingReassembly:
                     consumption.given()
                     consumption.leave(time.monotonic())
                     return event
-                if self._on_event is not None:
-                    self._on_event(event)
+                self._on_event(event)
             if consumption.over:
                 self._over = True
                 return None

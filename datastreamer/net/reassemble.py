@@ -13,7 +13,7 @@ from inspect import isawaitable
 
 import trio
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import DatastreamerError, UsageError
 from datastreamer.metrics.exposition import Samples
 from datastreamer.net.reassembling import (
     LOOK_SECONDS,
@@ -24,6 +24,7 @@ from datastreamer.net.reassembling import (
     SourceState,
     is_item,
     named,
+    say,
 )
 from datastreamer.net.sources import Reading, Sources, Start
 from datastreamer.protocol.exchanges import TIMEOUT
@@ -77,9 +78,9 @@ async def reassemble(
     With `order`, which says the `Block` of a payload, the iterator gives `Applied` and `Reorg`
     instead; `after` is the parent of the first block. All other events go to `on_event`, which is
     waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`, `SourceLost`,
-    `SourceRolledBack` and `SourceFailed`. `subscribe`, `reorg_threshold`, `budget` and `max_age`
-    are the `Reassembler`'s; without `follow` nothing ages. `timeout`, `heartbeat`, `backoff` are
-    those of `connect`.
+    `SourceRolledBack` and `SourceFailed`; without it the last three are logged. `subscribe`,
+    `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; without `follow` nothing
+    ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
 
     Raises, from the iterator, what all upstreams have failed with (the last of them), and what
     the store raises.
@@ -129,7 +130,7 @@ class Reassembly:
         self._consumption = consumption
         self._arrivals = arrivals
         self._store = store
-        self._on_event = on_event
+        self._on_event = on_event or say
         self._busy = False
 
     @property
@@ -141,6 +142,17 @@ class Reassembly:
     def sources(self) -> dict[str, SourceState]:
         """How each upstream is, by name."""
         return dict(self._consumption.states)
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """How long ago the first message came of the oldest that is not whole, the caller's own
+        time left out; None: nothing is in flight."""
+        return self._consumption.oldest_seconds(trio.current_time())
+
+    @property
+    def errors(self) -> dict[str, DatastreamerError]:
+        """Why upstreams are not read any more, by name."""
+        return dict(self._consumption.errors)
 
     def samples(self) -> Samples:
         """The metrics' values."""
@@ -173,10 +185,9 @@ class Reassembly:
                     consumption.given()
                     consumption.leave(trio.current_time())
                     return event
-                if self._on_event is not None:
-                    outcome = self._on_event(event)
-                    if isawaitable(outcome):
-                        await outcome
+                outcome = self._on_event(event)
+                if isawaitable(outcome):
+                    await outcome
             if consumption.over:
                 raise StopAsyncIteration
             arrival = None

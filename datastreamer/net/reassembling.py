@@ -8,6 +8,7 @@ it. What is made of it stands in `datastreamer.reassembly.merge`.
 from __future__ import annotations
 
 import enum
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from datastreamer.reassembly.events import PayloadComplete
 from datastreamer.reassembly.merge import Item, Merge, Told
 from datastreamer.reassembly.orderer import Applied, Reorg
 from datastreamer.reassembly.progress import Place, Progress
+
+_log = logging.getLogger(__name__)
 
 SAVE_SECONDS: Final = 10.0
 """So long progress without a payload is not saved: it costs no more than reading again."""
@@ -282,15 +285,34 @@ class Consumption:
         """As `Reassembler.stats`."""
         return self.merge.stats
 
+    def oldest_seconds(self, now: float) -> float | None:
+        """How old the oldest thing is that is not whole, by the time that has passed here."""
+        oldest = self.stats.oldest
+        here = (now if self._left_at is None else self._left_at) - self._spent
+        return None if oldest is None else max(0.0, here - oldest)
+
     def samples(self, now: float) -> Samples:
         """The metrics' values."""
-        told = self.merge.samples(now - self._spent)
+        told = self.merge.samples(self.oldest_seconds(now))
         told["datastreamer_reassembly_source_state"] = [
             ([name, state.value], int(state is found))
             for name, found in self.states.items()
             for state in SourceState
         ]
         return told
+
+
+def say(event: Notice) -> None:
+    """Log what must not go unnoticed where nobody asked to be told."""
+    if isinstance(event, SourceFailed):
+        _log.error("%s is not read any more: %s", event.source, event.error)
+    elif isinstance(event, SourceLost):
+        _log.warning("%s cannot be had, and is tried again: %s", event.source, event.error)
+    elif isinstance(event, SourceRolledBack):
+        back = event.rollback
+        _log.warning(
+            "%s took back entries %d to %d", event.source, back.to_entry, back.from_entry - 1
+        )
 
 
 def is_item(event: Notice) -> TypeGuard[Item]:

@@ -7,7 +7,6 @@ has. How a server is followed is the client's.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Recovery, 
 from datastreamer.protocol.trail import Trail
 from datastreamer.reassembly.progress import Place
 from datastreamer.storage.stream import DataStream
-
-_log = logging.getLogger(__name__)
 
 # How often a file is looked at that another process writes.
 _POLL_SECONDS: Final = 0.05
@@ -122,7 +119,6 @@ class _Source:
                 await self._put.send(Ended(self._name))
             except (DatastreamerError, OSError) as error:
                 failure = error if isinstance(error, DatastreamerError) else PeerError(str(error))
-                _log.error("%s is not read any more: %s", self._name, failure)
                 await self._put.send(SourceFailed(self._name, failure))
 
     async def _read(self) -> None:
@@ -211,7 +207,6 @@ class _Server(_Source):
                 recovery = recovery or Recovery(endurance, now)
                 answered = isinstance(error, ConnectFailed)
                 if recovery.lost(error, answered=answered, now=now, luck=luck):
-                    _log.warning("%s cannot be had, and is tried again: %s", self._name, error)
                     await self._put.send(SourceLost(self._name, error))
                 await trio.sleep_until(recovery.due)
 

@@ -173,16 +173,15 @@ class Merge:
         """As `Reassembler.stats`."""
         return self._reassembler.stats()
 
-    def samples(self, now: float | None = None) -> Samples:
-        """The metrics' values."""
+    def samples(self, age: float | None) -> Samples:
+        """The metrics' values; `age` is that of the oldest thing in flight."""
         stats = self.stats
-        age = 0.0 if now is None or stats.oldest is None else max(0.0, now - stats.oldest)
         told: Samples = {
             "datastreamer_reassembly_in_flight": [([], stats.in_flight)],
             "datastreamer_reassembly_messages": [([], stats.messages)],
             "datastreamer_reassembly_message_bytes": [([], stats.message_bytes)],
             "datastreamer_reassembly_used_bytes": [([], stats.used)],
-            "datastreamer_reassembly_oldest_seconds": [([], age)],
+            "datastreamer_reassembly_oldest_seconds": [([], age or 0.0)],
             "datastreamer_reassembly_payloads_total": [([], stats.completed)],
             "datastreamer_reassembly_dropped_total": [([], stats.dropped)],
             "datastreamer_reassembly_conflicts_total": [
