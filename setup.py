@@ -12,6 +12,7 @@ flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
     "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
+    "datastreamer._chosen": ["datastreamer/_chosen.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
     "datastreamer.reassembly._ledger": ["datastreamer/reassembly/_ledger.pyx"],

@@ -23,7 +23,7 @@ from libc.string cimport memcpy, memmove
 from datastreamer._entry cimport (
     CROSSING, EMPTY_PAGE, FOREIGN, HEAD_SIZE, HEADER_PAGE_SIZE, LONG, MAX_BOOKMARK_SIZE,
     MAX_DATA_SIZE, NOTHING, NO_MEMORY, OUT_OF_SEQUENCE, PACKET_ENTRY, PACKET_PADDING, PADDING,
-    PAGE_SIZE, PART, SHORT, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, get_u64, page_room, put_head,
+    PAGE_SIZE, PART, SHORT, TYPE_BOOKMARK, Verdict, WHOLE, get_u32, get_u64, judge, page_room, put_head,
 )
 from datastreamer._run cimport Run, resize_columns, scan_run, step_over
 
@@ -165,6 +165,14 @@ cdef void* column(Py_ssize_t count, size_t size) except NULL:
     if memory == NULL:
         raise MemoryError
     return memory
+
+
+cdef void* resized(void* memory, size_t size) except NULL:
+    """The same memory with another size; as it was where there is none."""
+    cdef void* moved = realloc(memory, size)
+    if moved == NULL:
+        raise MemoryError
+    return moved
 
 
 cdef object view_of(object owner, const void* memory, Py_ssize_t count, Py_ssize_t itemsize,
@@ -372,6 +380,34 @@ cdef class EntryBatch:
         finally:
             free(kinds)
             free(places)
+
+    def before(self, number):
+        """The entries with a number below this one: all that there are up to it, also where
+        it has none itself. Raises `ValueError` where it is no u64."""
+        cdef uint64_t bound = as_u64(number, "an entry number")
+        cdef EntryBatch part = self._slice(0, self._below(bound))
+        part.first_number = self.first_number
+        part.next_number = min(self.next_number, max(self.first_number, bound))
+        return part
+
+    def since(self, number):
+        """The entries from this number on, and all that there are behind it. Raises
+        `ValueError` where it is no u64."""
+        cdef uint64_t bound = as_u64(number, "an entry number")
+        cdef EntryBatch part = self._slice(self._below(bound), self._count)
+        part.first_number = max(self.first_number, min(self.next_number, bound))
+        return part
+
+    cdef Py_ssize_t _below(self, uint64_t number) noexcept:
+        """How many entries have a lower number."""
+        cdef Py_ssize_t low = 0, high = self._count, middle
+        while low < high:
+            middle = (low + high) >> 1
+            if self._number(middle) < number:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def bookmarks(self):
         """The bookmarks that can be asked for, with keys of 1 to 16 bytes: [(key, number)]."""
@@ -616,6 +652,65 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
     batch.more = verdict == PART
     batch.needed = run.at - run.last_end + run.length if verdict == PART else 0
     batch.stopped_at = run.base[run.at] if verdict in (PADDING, FOREIGN) else -1
+    return batch
+
+
+def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize_t end):
+    """The whole entries in bytes `start` to `end` of `buffer`, which came from a wire and are
+    those that were chosen of the entries from `first_number` to before `next_number`: a batch
+    with gaps.
+
+    Raises `CorruptEntries`, with the offset in `buffer`: for what `scan` does, for numbers that do not rise or
+    are out of this range, for an entry that is not whole. `ValueError`: the span or a number
+    is not possible.
+    """
+    cdef _Source source = hold(buffer)
+    cdef _Columns columns = _Columns.__new__(_Columns)
+    cdef EntryBatch batch
+    cdef Verdict verdict
+    cdef const uint8_t* base = <const uint8_t*>source.view.buf
+    cdef uint64_t due = as_u64(first_number, "an entry number")
+    cdef uint64_t bound = as_u64(next_number, "an entry number")
+    cdef uint64_t number
+    cdef Py_ssize_t at = start, count = 0, capacity = 0
+    cdef Py_ssize_t stop = span_end(source.view.len, start, end)
+    cdef uint32_t length = 0
+    while at < stop:
+        number = get_u64(base + at + 9) if stop - at >= HEAD_SIZE else due
+        verdict = judge(base + at, stop - at, UNBOUNDED, number, PAGE_SIZE, &length)
+        if verdict != WHOLE:
+            raise corrupt(verdict, base, at, UNBOUNDED, number, PAGE_SIZE)
+        if not due <= number < bound:
+            raise CorruptEntries(at, f"entry number {number} where one of {due} to "
+                                     f"{bound}, excluded, is due")
+        if count == capacity:
+            capacity = 2 * capacity + min(64, (stop - at) // HEAD_SIZE + 1)
+            columns.offsets = <int64_t*>resized(columns.offsets, capacity * sizeof(int64_t))
+            columns.lengths = <uint32_t*>resized(columns.lengths, capacity * sizeof(uint32_t))
+            columns.types = <uint32_t*>resized(columns.types, capacity * sizeof(uint32_t))
+            columns.numbers = <uint64_t*>resized(columns.numbers, capacity * sizeof(uint64_t))
+        columns.offsets[count] = at
+        columns.lengths[count] = length - HEAD_SIZE
+        columns.types[count] = get_u32(base + at + 5)
+        columns.numbers[count] = number
+        count += 1
+        at += length
+        due = number + 1
+    batch = EntryBatch.__new__(EntryBatch)
+    batch._source = source
+    batch._columns = columns
+    batch._bytes = base
+    batch._offsets = columns.offsets
+    batch._lengths = columns.lengths
+    batch._types = columns.types
+    batch._numbers = columns.numbers
+    batch._count = count
+    batch._nbytes = stop - start
+    batch.first_number = as_u64(first_number, "an entry number")
+    batch.next_number = bound
+    batch.start = start
+    batch.end = stop
+    batch.stopped_at = -1
     return batch
 
 

@@ -23,6 +23,8 @@ Wire::
     capabilities = %xfd u32(49) u32(revision) u64(features) 16OCTET(stream id)
               u64(epoch) u32(most entries) u32(most bytes)  ; may grow at the end
     batch   = %xfb u32(25 + n) u32(count) u64(first) u64(total entries) *entry
+    chosen  = %xfa u32(41 + n) u32(count) u64(first) u64(next) u64(total entries)
+              u64(epoch) *entry               ; of a filtered reading: numbers have gaps
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ HEADER_SIZE: Final = 38
 PACKET_PADDING: Final = 0x00
 PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
+PACKET_CHOSEN: Final = 0xFA
 PACKET_BATCH: Final = 0xFB
 PACKET_CAPABILITIES: Final = 0xFD
 PACKET_ANSWER: Final = 0xFE
@@ -64,6 +67,9 @@ COMMAND_BOOKMARK: Final = 6
 COMMAND_RANGE_BOOKMARK: Final = 7
 COMMAND_CAPABILITIES: Final = 0x1000
 COMMAND_BATCH_READ: Final = 0x1001
+COMMAND_FILTERED_READ: Final = 0x1002
+COMMAND_FILTERED_START: Final = 0x1003
+COMMAND_FILTERED_START_BOOKMARK: Final = 0x1004
 COMMAND_HEAD_SIZE: Final = 16
 
 RESULT_HEAD_SIZE: Final = 9
@@ -87,6 +93,8 @@ RESULT_TEXTS: Final[dict[int, str]] = {
 
 FEATURE_RANGE_BOOKMARK: Final = 1 << 0
 FEATURE_BATCH_READ: Final = 1 << 1
+FEATURE_FILTERS: Final = 1 << 3
+MAX_FILTER_TYPES: Final = 64
 STREAM_ID_SIZE: Final = 16
 CAPABILITIES_REVISION: Final = 1
 
@@ -96,6 +104,8 @@ RESULT_HEAD_STRUCT: Final = struct.Struct(">BII")
 CAPABILITIES_STRUCT: Final = struct.Struct(">BIIQ16sQII")
 BATCH_HEAD_STRUCT: Final = struct.Struct(">BIIQQ")
 BATCH_HEAD_SIZE: Final = BATCH_HEAD_STRUCT.size
+CHOSEN_HEAD_STRUCT: Final = struct.Struct(">BIIQQQQ")
+CHOSEN_HEAD_SIZE: Final = CHOSEN_HEAD_STRUCT.size
 
 
 class Header(NamedTuple):

@@ -10,16 +10,20 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol
 
 from datastreamer.errors import BadPosition
-from datastreamer.format import U64_MAX, Header
+from datastreamer.format import U32_MAX, U64_MAX, Header
 
 HASH_SIZE: Final = 8
 """Bytes of an entry's hash."""
 
 KEPT: Final = 256
 """How many of the last entries are remembered."""
+
+SPAN: Final = 1 << 20
+"""Of entries of some types, those among so many of the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +44,28 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """That a trail is of entries of some types alone: of those from `first_entry` on, these
+    `numbers`, and no others. Types and numbers rise."""
+
+    types: tuple[int, ...]
+    first_entry: int
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Where to go on: all entries before `next_entry` are done with.
 
     `trail` holds the hashes of the last of them, 8 bytes each, oldest first, up to 256;
-    fewer or none where fewer are known. `stream` is None where it is not known.
+    fewer or none where fewer are known. `stream` is None where it is not known. `chosen` says
+    whose hashes they are where that is not each of the last entries'.
     """
 
     next_entry: int
     trail: bytes = b""
     stream: Identity | None = None
+    chosen: Chosen | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.next_entry <= U64_MAX:
@@ -60,15 +76,35 @@ class Position:
                 f"a trail of {len(self.trail)} bytes before entry {self.next_entry} is none: it "
                 f"has {HASH_SIZE} bytes for each of the last entries, at most {KEPT} of them"
             )
+        if self.chosen is not None:
+            self._check(self.chosen, count)
+
+    def _check(self, chosen: Chosen, count: int) -> None:
+        places = (chosen.first_entry - 1, *chosen.numbers, self.next_entry)
+        rise = all(a < b for a, b in pairwise(places))
+        types = (-1, *chosen.types, U32_MAX + 1)
+        named = len(types) > 2 and all(a < b for a, b in pairwise(types))
+        if chosen.first_entry < 0 or len(chosen.numbers) != count or not rise or not named:
+            raise BadPosition(
+                f"a trail of {count} entries from entry {chosen.first_entry} to before "
+                f"{self.next_entry}, of types {list(chosen.types)}, is none: types and numbers "
+                f"rise, and each entry has its number"
+            )
 
     def to_json(self) -> str:
-        """One line of text, at most 3 kB, from which `from_json` makes the same again."""
+        """One line of text, some kB at most, from which `from_json` makes the same again."""
         told: dict[str, Any] = {"next_entry": self.next_entry}
         if self.stream is not None:
             told["version"] = self.stream.version
             told["system_id"] = self.stream.system_id
             told["stream_type"] = self.stream.stream_type
         told["trail"] = base64.b64encode(self.trail).decode("ascii")
+        if self.chosen is not None:
+            # Small numbers: how far it is from one to the next.
+            first, numbers = self.chosen.first_entry, self.chosen.numbers
+            told["types"] = list(self.chosen.types)
+            told["first_entry"] = first
+            told["steps"] = [b - a for a, b in pairwise((first, *numbers))]
         return json.dumps(told)
 
     @classmethod
@@ -80,11 +116,17 @@ class Position:
             parts = [told[name] for name in names] if "version" in told else []
             number = told["next_entry"]
             trail = base64.b64decode(told.get("trail", ""), validate=True)
+            types, steps = list(told.get("types", ())), list(told.get("steps", ()))
+            first = told["first_entry"] if types else 0
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadPosition(f"no position in a stream: {_shown(text)}") from error
-        if any(type(part) is not int for part in (number, *parts)):
+        if any(type(part) is not int for part in (number, *parts, first, *types, *steps)):
             raise BadPosition(f"no position in a stream: {_shown(text)}")
-        return cls(number, trail, Identity(*parts) if parts else None)
+        chosen = None
+        if types:
+            numbers = tuple(accumulate(steps, initial=first))[1:]
+            chosen = Chosen(tuple(types), first, numbers)
+        return cls(number, trail, Identity(*parts) if parts else None, chosen)
 
 
 class CursorStore(Protocol):

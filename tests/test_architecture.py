@@ -27,7 +27,7 @@ LAYERS = [
     {"_entry"},
     {"_run"},
     {"_codec"},
-    {"_lines", "_packer"},
+    {"_chosen", "_lines", "_packer"},
     {"storage", "protocol", "reassembly", "zkevm"},
     {"net", "arrow"},
     {"spark"},
@@ -56,7 +56,8 @@ ONLY_FOR = {
 }
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.
 SANS_IO = {
-    *("errors", "format", "position", "_entry", "_run", "_codec", "_lines", "_packer"),
+    *("errors", "format", "position", "_entry", "_run", "_codec"),
+    *("_chosen", "_lines", "_packer"),
     "protocol",
     "reassembly",
     "zkevm",

@@ -124,6 +124,9 @@ METRICS: Final[dict[str, Metric]] = {
         "BATCH_READ_ENTRY_RESPONSE_SIZE).",
         bounds=(128.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 131072.0, 1048576.0),
     ),
+    "datastreamer_filter_scanned_bytes_total": Metric(
+        "counter", "Bytes of the file looked through for clients that want some types alone."
+    ),
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in memory and were read before they were sent."
     ),

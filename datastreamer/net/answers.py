@@ -21,10 +21,12 @@ from datastreamer.format import (
     RESULT_BAD_TO_BOOKMARK,
 )
 from datastreamer.net.batches import Batches
+from datastreamer.net.filtering import FilteredReads
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -39,7 +41,9 @@ from datastreamer.protocol.server import Event, Refuse
 from datastreamer.storage.portions import KEPT_BYTES
 from datastreamer.storage.reader import Cursor
 
-Question: TypeAlias = EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery
+Question: TypeAlias = (
+    EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
+)
 
 T = TypeVar("T")
 
@@ -54,6 +58,7 @@ class Answers:
 
     def __init__(self, live: Live, transport: Transport, limits: Limits) -> None:
         self.batches = Batches(live, limits)
+        self.filters = FilteredReads(live, limits)
         self._live = live
         self._stream = live.stream
         self._transport = transport
@@ -147,9 +152,11 @@ class Answers:
             self.sent += len(data) - sent
         self._live.counts.bytes_sent += len(data)
 
-    async def place(self, command: Start | StartBookmark) -> int | Refuse:
+    async def place(
+        self, command: Start | StartBookmark | FilteredStart | FilteredStartBookmark
+    ) -> int | Refuse:
         """The entry that a client is to be sent first, or what it is told instead."""
-        if isinstance(command, Start):
+        if isinstance(command, Start | FilteredStart):
             if command.from_entry > self._stream.total_entries:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
             return command.from_entry
@@ -194,6 +201,14 @@ class Answers:
             if data is None:  # one entry, a large one
                 data = bytes(self._stream.reader.chunk(batch.start, 1).data)
             return batch.head + data
+        if isinstance(question, FilteredRead):
+            frame = await self.filters.read(question)
+            if frame is None:
+                return messages.encode_result(RESULT_BAD_FROM_ENTRY)
+            data = frame.data
+            if data is None:  # a long run
+                data = self._stream.reader.raw(frame.start, frame.size)
+            return self.filters.begins_with(frame) + data
         try:
             if isinstance(question, EntryQuery):
                 return await self._entry(question.number)

@@ -47,5 +47,8 @@ class Counts:
     )
     """The same requests, by the bytes of entries that answered them."""
 
+    filter_scanned: int = 0
+    """Bytes of the file looked through for entries of some types."""
+
     cold_reads: int = 0
     """Spans that were not in memory and were read in a thread before they were sent."""

@@ -17,6 +17,7 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
+from datastreamer.net.filtering import PATIENCE_SECONDS, Filtered
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
 from datastreamer.storage.reader import Chunk, Cursor, Span
@@ -54,6 +55,8 @@ class Sender:
         self.span: Span | None = None
         # Where a part of the stream ends that is sent as the answer to a question.
         self._bound: Cursor | None = None
+        # Where it is sent the entries of some types alone.
+        self._filtered: Filtered | None = None
         # Results to put between two entries, and what to do after them.
         self.results: list[bytes] = []
         self.blocked = False
@@ -75,15 +78,18 @@ class Sender:
 
     # What the session asks for.
 
-    def begin(self, start: int) -> None:
-        """The client will be sent the entries from `start` on, by `run`."""
+    def begin(self, start: int, types: tuple[int, ...] = ()) -> None:
+        """The client will be sent the entries from `start` on, by `run`; with `types` those
+        alone, in frames."""
         self.state = State.CATCH_UP
+        self._filtered = Filtered(self._live, types) if types else None
         self._set_out(Cursor(0, start))
 
     def begin_part(self, place: Cursor, bound: Cursor) -> None:
         """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
         It is promised them: a change of any of these concerns it."""
         self._bound = bound
+        self._filtered = None
         self._set_out(place)
 
     def end_part(self) -> None:
@@ -225,7 +231,9 @@ class Sender:
         return True
 
     def _move(self, cursor: Cursor) -> None:
-        self._live.counts.entries_sent += cursor.number - self.cursor.number
+        filtered = self._filtered
+        sent = cursor.number - self.cursor.number if filtered is None else filtered.finish()
+        self._live.counts.entries_sent += sent
         self.cursor = cursor
 
     async def _park(self) -> None:
@@ -238,10 +246,28 @@ class Sender:
     @property
     def half_sent(self) -> bool:
         """Whether the client has a part of an entry, or of a span of them, already."""
-        return self.at > self.cursor.offset
+        return self.at > self.cursor.offset or self._frame_end is not None
+
+    @property
+    def _frame_end(self) -> Cursor | None:
+        """How far the frame goes that the client is being sent."""
+        filtered = self._filtered
+        return None if filtered is None or filtered.frame is None else filtered.frame.stop
+
+    def _frame_touches(self, start: int, stop: int) -> bool:
+        """Whether that frame is of some of these entries, and maybe looked for again."""
+        end = self._frame_end
+        return end is not None and start < end.number and self.cursor.number < stop
+
+    @property
+    def taken(self) -> int:
+        """Changes with bytes that the system took and that do not move `at`."""
+        return 0 if self._filtered is None else self._filtered.taken
 
     def _between_entries(self) -> bool:
         """Whether nothing is half sent; tries to make the cursor say so."""
+        if self._filtered is not None:
+            return not self.half_sent
         span = self.span
         if span is not None:
             if self.at < span.end:
@@ -259,6 +285,9 @@ class Sender:
 
     async def _send_some(self, copy: int) -> None:
         """One turn of catching up; `copy` bytes of whole entries where they are copied."""
+        if self._filtered is not None:
+            await self._send_frame(self._filtered)
+            return
         live, view = self._live, self._live.view
         far = self.cursor.offset < view.head.length - _COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
@@ -303,6 +332,57 @@ class Sender:
             await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    async def _send_frame(self, filtered: Filtered) -> None:
+        """One turn of sending frames."""
+        live, transport = self._live, self.transport
+        if self.span is not None:
+            if not await self._warmed() and not live.outdated():
+                await self._send_span(self.span)
+            return
+        if filtered.frame is None:
+            tail = live.view.head.length - _COPIED_TAIL if transport.socket_fd is not None else 0
+            wait = await filtered.find(
+                self.cursor, referred_before=tail, hurried=self._last is not None
+            )
+            if wait is not None:
+                with trio.move_on_after(wait):
+                    await self._park()
+                return
+        rest = await filtered.rest()
+        if not rest:  # it is changed just now
+            return
+        if transport.socket_fd is None:
+            sent = len(rest)
+            self.blocked = True
+            await transport.send(rest)
+            self.blocked = False
+        else:
+            sent = transport.send_now(rest)
+        del rest
+        live.counts.bytes_sent += sent
+        if not filtered.took(sent):
+            await self._wait_for_room(filtered)
+            return
+        frame = filtered.frame
+        assert frame is not None
+        if frame.data is None:
+            self.span = Span(frame.start, frame.stop.offset, frame.stop)
+            self.at = frame.start
+        else:
+            self._move(frame.stop)
+            self.at = self.cursor.offset
+        await trio.lowlevel.checkpoint()
+
+    async def _wait_for_room(self, filtered: Filtered) -> None:
+        """As `_wait_writable`; what a client does not take for long is not kept in memory."""
+        self.blocked = True
+        with trio.move_on_after(PATIENCE_SECONDS) as patience:
+            await self.transport.wait_writable()
+        if patience.cancelled_caught:
+            filtered.let_go()
+            await self.transport.wait_writable()
+        self.blocked = False
 
     def _up_to_bound(self, span: Span) -> Span:
         bound = self._bound
@@ -366,7 +446,7 @@ class Sender:
 
     async def _go_live(self) -> None:
         """Nothing left to send: leave it to the pass until there is a reason not to."""
-        if self.transport.socket_fd is None:
+        if self.transport.socket_fd is None or self._filtered is not None:
             await self._park()
             return
         self._wake = trio.Event()
@@ -393,7 +473,10 @@ class Sender:
         """
         if self.streaming:
             half_sent = self.half_sent
-            if stop is None and self._bound is not None and self._bound.number > start:
+            promised = self._bound or self._frame_end
+            if stop is None and promised is not None and promised.number > start:
+                return True
+            if stop is not None and self._frame_touches(start, stop):
                 return True
             if stop is None and (self.cursor.number > start or (half_sent and self.at > offset)):
                 return True

@@ -11,7 +11,7 @@ import itertools
 import logging
 import socket
 import time
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -26,6 +26,7 @@ from datastreamer.net.receiver import Receiver
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -66,12 +67,17 @@ _KINDS: Final = {
     HeaderQuery: "header",
     CapabilitiesQuery: "capabilities",
     BatchQuery: "batch_read",
+    FilteredRead: "filtered_read",
+    FilteredStart: "filtered_start",
+    FilteredStartBookmark: "filtered_start_bookmark",
     RangeQuery: "range_bookmark",
     Start: "start",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
 
+
+AnyStart: TypeAlias = Start | StartBookmark | FilteredStart | FilteredStartBookmark
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 
@@ -148,7 +154,7 @@ class Session:
     @property
     def sent(self) -> tuple[int, int]:
         """Changes whenever the system took a byte for the client."""
-        return self.sender.at, self.answers.sent
+        return self.sender.at + self.sender.taken, self.answers.sent
 
     def concerned(self, start: int, offset: int, stop: int | None, end: int, late: bool) -> bool:
         """As `Sender.concerned`; nothing concerns who has been ended."""
@@ -278,6 +284,8 @@ class Session:
             await answers.answer(event)
         elif isinstance(event, BatchQuery):
             await self._send_batch(nursery, event)
+        elif isinstance(event, FilteredRead):
+            await self._send_filtered(nursery, event)
         elif isinstance(event, RangeQuery):
             await self._send_range(event)
         elif isinstance(event, Stop):
@@ -294,12 +302,13 @@ class Session:
                 await self.answers.send()
             await trio.sleep(seconds)
 
-    async def _start(self, nursery: trio.Nursery, command: Start | StartBookmark) -> None:
+    async def _start(self, nursery: trio.Nursery, command: AnyStart) -> None:
         place = await self.answers.place(command)
         if isinstance(place, Refuse):
             await self._refuse(place)
             return
-        self.sender.begin(place)
+        types = () if isinstance(command, Start | StartBookmark) else command.types
+        self.sender.begin(place, types)
         self.protocol.started()
         self.answers.add(messages.OK)
         await self.answers.send()
@@ -309,7 +318,7 @@ class Session:
 
     async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> None:
         if query.wait_ms and query.from_entry == self._stream.total_entries:
-            await self._wait_for_entries(nursery, query)
+            await self._wait_for_entries(nursery, query.from_entry, query.wait_ms / 1000)
         began = time.perf_counter()
         batch = await self.answers.batches.read(query)
         if batch is not None and batch.data is None and self.answers:
@@ -325,6 +334,39 @@ class Session:
             self._counts.entries_sent += batch.stop.number - batch.start.number
         self._counts.batch_seconds.add(time.perf_counter() - began)
         self._counts.batch_bytes.add(batch.size)
+
+    async def _send_filtered(self, nursery: trio.Nursery, query: FilteredRead) -> None:
+        filters, stream = self.answers.filters, self._stream
+        frame = await filters.read(query)
+        until = trio.current_time() + query.wait_ms / 1000
+        while (
+            frame is not None
+            and not frame.entries
+            and frame.stop.number == stream.total_entries < query.stop
+            and (left := until - trio.current_time()) > 0
+        ):
+            epoch = stream.epoch
+            if not await self._wait_for_entries(nursery, frame.stop.number, left):
+                until = 0
+            frame = await filters.read(query, frame if stream.epoch == epoch else None)
+            if stream.epoch != epoch:
+                break
+        began = time.perf_counter()
+        if frame is not None and frame.data is None and self.answers:
+            await self.answers.send()
+            frame = await filters.read(query)
+        if frame is None:
+            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
+            return
+        head = filters.begins_with(frame)
+        if frame.data is None:
+            first = frame.stop.number - frame.entries
+            await self._send_part(head, Cursor(frame.start, first), frame.stop)
+        else:
+            self.answers.add(head + frame.data, query)
+            self._counts.entries_sent += frame.entries
+        self._counts.batch_seconds.add(time.perf_counter() - began)
+        self._counts.batch_bytes.add(frame.size)
 
     async def _send_range(self, query: RangeQuery) -> None:
         if self.answers:
@@ -344,15 +386,15 @@ class Session:
         await self.sender.run()
         self.sender.end_part()
 
-    async def _wait_for_entries(self, nursery: trio.Nursery, query: BatchQuery) -> None:
-        """Return when there may be entries for `query`, or the client is to be told that there
-        are none."""
+    async def _wait_for_entries(self, nursery: trio.Nursery, number: int, seconds: float) -> bool:
+        """Wait for entry `number`, which is the next to be committed: True where there are news
+        of it, False where the client is to be told that there are none."""
         if self.answers:
             await self.answers.send()
         stream, live, protocol = self._stream, self._live, self.protocol
         epoch, leaves = stream.epoch, False
-        with trio.move_on_after(query.wait_ms / 1000):
-            while query.from_entry == stream.total_entries and stream.epoch == epoch:
+        with trio.move_on_after(seconds):
+            while number == stream.total_entries and stream.epoch == epoch:
                 if self._finishing or leaves:
                     break
                 self._news = trio.Event()
@@ -366,6 +408,7 @@ class Session:
                 if self._receiver.heard:
                     leaves = not await self._hear()
         await live.settled()
+        return number != stream.total_entries or stream.epoch != epoch
 
     async def _hear(self) -> bool:
         """Take what the client said meanwhile; False where that was its last word."""

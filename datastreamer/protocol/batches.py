@@ -60,8 +60,8 @@ MAX_REQUESTS: Final = 64
 MAX_BATCH_BYTES: Final = 64 << 20
 """No more is asked for, whatever the server offers: an answer stands in memory as a whole."""
 
-# At the end of the stream a commit is waited for so long, then it is asked again.
-_WAIT_MS: Final = 1000
+WAIT_MS: Final = 1000
+"""At the end of the stream a commit is waited for so long, then it is asked again."""
 
 
 def probe(connection: ClientConnection) -> Flow[Capabilities]:
@@ -122,7 +122,7 @@ def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
         yield from _check(connection, wanted.from_entry)
     if not capabilities.batch_reads:
         return (yield from _one_by_one(connection, wanted))
-    size = _bytes_to_ask_for(capabilities, wanted.max_bytes)
+    size = bytes_to_ask_for(capabilities, wanted.max_bytes)
     query = BatchQuery(wanted.from_entry, wanted.max_count, size, wanted.wait_ms)
     yield connection.request(query)
     event = yield from next_event(connection)
@@ -143,7 +143,8 @@ def not_supported(connection: ClientConnection, what: str) -> NotSupported:
     return NotSupported(f"{connection.peer} does not know {what}; ask for single entries there")
 
 
-def _bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
+def bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
+    """The limit of an answer in bytes, where `wanted` was said (0: nothing)."""
     return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
 
 
@@ -183,7 +184,7 @@ def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
     if not packed:
         total = (yield from exchanges.header(connection)).total_entries
         if number > total:
-            raise _past_the_end(number)
+            raise past_the_end(number)
     return scan(b"".join(packed), wanted.from_entry)
 
 
@@ -244,10 +245,10 @@ class BatchReading:
         if total is None or self._next > total:
             total = (yield from exchanges.header(connection)).total_entries
         if self._next > total:
-            raise _past_the_end(self._next)
+            raise past_the_end(self._next)
         if self.stop is None:
             self.stop = total
-        self._size = _bytes_to_ask_for(capabilities, self._limits.max_bytes)
+        self._size = bytes_to_ask_for(capabilities, self._limits.max_bytes)
         if not capabilities.batch_reads:
             self._streaming = exchanges.Streaming(self._next, self.stop)
             yield from self._streaming.begin(connection)
@@ -288,7 +289,7 @@ class BatchReading:
         if not connection.outstanding:
             self._asked = self._next
             if self._asked >= until:
-                return self._request(stop, _WAIT_MS)
+                return self._request(stop, WAIT_MS)
             sent.append(self._request(stop))
         while self._stride and self._asked < until:
             if connection.outstanding >= self._limits.requests:
@@ -330,7 +331,8 @@ class BatchReading:
         return True
 
 
-def _past_the_end(number: int) -> ServerRefused:
+def past_the_end(number: int) -> ServerRefused:
+    """The exception for a reading that begins behind the end."""
     text = RESULT_TEXTS[RESULT_BAD_FROM_ENTRY]
     return refusal(RESULT_BAD_FROM_ENTRY, text, f"entries from {number} on")
 

@@ -12,18 +12,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer._codec import Entry, EntryBatch, scan, scan_chosen
 from datastreamer.errors import CorruptEntries, ProtocolViolation
 from datastreamer.format import (
     BATCH_HEAD_SIZE,
     BATCH_HEAD_STRUCT,
     CAPABILITIES_STRUCT,
+    CHOSEN_HEAD_SIZE,
+    CHOSEN_HEAD_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     HEADER_SIZE,
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
+    PACKET_CHOSEN,
     PACKET_ENTRY,
     PACKET_HEADER,
     PACKET_RESULT,
@@ -32,8 +35,10 @@ from datastreamer.format import (
     RESULT_HEAD_STRUCT,
     RESULT_OK,
     TYPE_NOT_FOUND,
+    U64_MAX,
     Header,
 )
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     OK,
@@ -53,8 +58,11 @@ from datastreamer.protocol.messages import (
 
 # Built once: a union is built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
-_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery)
-_OF_MANY_ENTRIES: Final = (Start, StartBookmark, RangeQuery, BatchQuery)
+_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead)
+_OF_MANY_ENTRIES: Final = (
+    *(Start, StartBookmark, RangeQuery, BatchQuery),
+    *(FilteredRead, FilteredStart, FilteredStartBookmark),
+)
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
 # The longest text known has 17 bytes.
@@ -99,7 +107,8 @@ class EntryReceived:
 
 @dataclass(slots=True)
 class EntriesReceived:
-    """A run of streamed entries, or of a range, one or more; they follow those before."""
+    """A run of streamed entries, or of a range, one or more; they follow those before. In a
+    filtered streaming a part of the stream, which follows that before: maybe without any."""
 
     batch: EntryBatch
 
@@ -118,6 +127,16 @@ class BatchReceived:
     command: BatchQuery
     batch: EntryBatch
     total_entries: int
+
+
+@dataclass(slots=True)
+class ChosenReceived:
+    """The answer to a `FilteredRead`: what there is of the types up to `batch.next_number`."""
+
+    command: FilteredRead
+    batch: EntryBatch
+    total_entries: int
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -142,6 +161,7 @@ Event: TypeAlias = (
     | EntriesReceived
     | CapabilitiesReceived
     | BatchReceived
+    | ChosenReceived
     | RangeReceived
     | PeerEnded
 )
@@ -178,7 +198,9 @@ class ClientConnection:
         """Whether the server reads parameters as commands: nothing more is to be asked."""
         self.total_entries: int | None = None
         self.batch_ahead: int | None = None
-        """Where the entries of a batch end of which only the beginning has arrived."""
+        """Where a batch ends, filtered or not, of which only the beginning has arrived."""
+        # The types that are streamed alone.
+        self._types: tuple[int, ...] | None = None
         self._commands: deque[Command] = deque()
         self._answer_due = False
         self._stopped = False
@@ -289,6 +311,8 @@ class ClientConnection:
                     event = self._entries()
                 elif packet == PACKET_BATCH:
                     event = self._batch()
+                elif packet == PACKET_CHOSEN:
+                    event = self._chosen()
                 elif packet == PACKET_HEADER:
                     event = self._header()
                 elif packet == PACKET_CAPABILITIES:
@@ -332,7 +356,12 @@ class ClientConnection:
         self.streaming = not isinstance(command, Stop)
         self._stopped = not self.streaming
         # After a StartBookmark the first entry says where it stands.
-        self._next_number = command.from_entry if isinstance(command, Start) else None
+        self._next_number = (
+            command.from_entry if isinstance(command, (Start, FilteredStart)) else None
+        )
+        self._types = (
+            command.types if isinstance(command, (FilteredStart, FilteredStartBookmark)) else None
+        )
 
     def _header(self) -> Event | None:
         if not self._answer_due or not isinstance(self._commands[0], HeaderQuery):
@@ -394,6 +423,51 @@ class ClientConnection:
         self._lent = self._lent or count > 0
         self.total_entries = total
         return BatchReceived(command, batch, total)
+
+    def _chosen(self) -> Event | None:
+        command = self._commands[0] if self._answer_due else None
+        due: int | None
+        if type(command) is FilteredRead:
+            types, due, stop = command.types, command.from_entry, command.stop
+            most_bytes, most = command.max_bytes or _MAX_BATCH_BYTES, command.max_count
+        elif self.streaming and self._types is not None:
+            types, due, stop, most_bytes, most = self._types, self._next_number, U64_MAX, 0, 0
+        else:
+            raise self._violation("chosen entries that were not asked for")
+        if self._lacks(CHOSEN_HEAD_SIZE):
+            return None
+        start = self._start
+        head = CHOSEN_HEAD_STRUCT.unpack_from(self._buffer, start)
+        _, length, count, first, following, total, epoch = head
+        size = length - CHOSEN_HEAD_SIZE
+        if not count * ENTRY_HEAD_SIZE <= size <= max(most_bytes, PAGE_SIZE) or (
+            count > (most or count) or bool(count) != bool(size)
+        ):
+            raise self._violation(f"{count} chosen entries in {size} bytes")
+        # It gets on, where there is anything to get on to, and no further than that.
+        until = max(first, min(total, stop))
+        stuck = following == first < until or (command is None and following == first)
+        if first != (first if due is None else due) or not first <= following <= until or stuck:
+            raise self._violation(f"the entries chosen from {first} to {following} of {total}")
+        if self._lacks(length):
+            self.batch_ahead = following
+            return None
+        self.batch_ahead = None
+        begin, end = start + CHOSEN_HEAD_SIZE, start + length
+        try:
+            batch = scan_chosen(self._buffer, first, following, start=begin, end=end)
+        except CorruptEntries as damage:
+            raise self._violation(f"bytes that are no entry: {damage.reason}") from None
+        if len(batch) != count or len(batch.select(types)) != count:
+            raise self._violation(f"{len(batch)} entries, some of them not chosen, for {count}")
+        self._take(length)
+        self._lent = self._lent or count > 0
+        self.total_entries = total
+        if type(command) is FilteredRead:
+            self._answered_whole()
+            return ChosenReceived(command, batch, total, epoch)
+        self._next_number = following
+        return EntriesReceived(batch)
 
     def _answered_whole(self) -> None:
         self._answer_due = False
@@ -458,6 +532,8 @@ class ClientConnection:
     def _entries(self) -> Event | None:
         if not self.streaming and self._range_last is None:
             return self._stray_entry()
+        if self._types is not None and self._range_last is None:
+            raise self._violation("an entry outside of the frames of a filtered streaming")
         try:
             batch = scan(self._buffer, self._next_number, start=self._start, end=self._end)
         except CorruptEntries as damage:

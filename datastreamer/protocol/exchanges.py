@@ -33,6 +33,7 @@ from datastreamer.protocol.client import (
     PeerEnded,
     ResultReceived,
 )
+from datastreamer.protocol.filtering import FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BookmarkQuery,
     EntryQuery,
@@ -171,17 +172,25 @@ class Streaming:
     """From a Start to its Stop: runs of entries.
 
     `start` is an entry number or a bookmark's key; `stop` is the number at which to
-    end, not included: without it the streaming goes on with what is committed later.
+    end, not included: without it the streaming goes on with what is committed later. With
+    `types`, which the server is known to choose by, runs have gaps and may be empty.
     """
 
-    def __init__(self, start: int | bytes, stop: int | None = None) -> None:
-        self._command: Start | StartBookmark
+    def __init__(
+        self,
+        start: int | bytes,
+        stop: int | None = None,
+        types: tuple[int, ...] | None = None,
+    ) -> None:
+        self._command: Start | StartBookmark | FilteredStart | FilteredStartBookmark
         if isinstance(start, int):
-            self._command = Start(start)
+            self._command = Start(start) if types is None else FilteredStart(start, types)
             if stop is not None and stop < start:
                 raise BadRange(f"entries from {start} to {stop} run backwards")
-        else:
+        elif types is None:
             self._command = StartBookmark(bytes(start))
+        else:
+            self._command = FilteredStartBookmark(bytes(start), types)
         self._stop = stop
         self._complete = stop == start
         self._stop_sent = self._complete
@@ -212,8 +221,8 @@ class Streaming:
             # has sent already is read when the connection is needed.
             self._complete = True
             yield self.request_stop()
-            batch = batch[: max(0, self._stop - batch.first_number)]
-        return batch or None
+            batch = batch.before(self._stop)
+        return batch if batch.next_number > batch.first_number else None
 
     def request_stop(self) -> bytes:
         if self._stop_sent:

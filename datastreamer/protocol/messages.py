@@ -28,6 +28,7 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     FEATURE_BATCH_READ,
+    FEATURE_FILTERS,
     FEATURE_RANGE_BOOKMARK,
     MAX_BOOKMARK_SIZE,
     PACKET_ANSWER,
@@ -43,6 +44,8 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
+from datastreamer.protocol import filtering
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")
@@ -153,6 +156,9 @@ Command: TypeAlias = (
     | RangeQuery
     | CapabilitiesQuery
     | BatchQuery
+    | FilteredRead
+    | FilteredStart
+    | FilteredStartBookmark
 )
 
 
@@ -163,7 +169,7 @@ class Capabilities(NamedTuple):
     `epoch` rises whenever entries are taken back or changed.
     """
 
-    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ
+    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
     max_batch_count: int = 0
@@ -194,6 +200,11 @@ class Capabilities(NamedTuple):
     def batch_reads(self) -> bool:
         """Whether entries can be asked for in batches."""
         return bool(self.features & FEATURE_BATCH_READ)
+
+    @property
+    def filters(self) -> bool:
+        """Whether entries of some types alone can be asked for."""
+        return bool(self.features & FEATURE_FILTERS)
 
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
@@ -286,6 +297,8 @@ def encode_command(command: Command, stream_type: int) -> bytes:
             return encode_range(stream_type, first, last)
         case CapabilitiesQuery():
             return encode_capabilities(stream_type)
+        case FilteredRead() | FilteredStart() | FilteredStartBookmark():
+            return filtering.encode(command, stream_type)
 
 
 def _result(number: int, text: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
@@ -29,10 +29,16 @@ from datastreamer.errors import (
 from datastreamer.format import U32_MAX, Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.batches import BatchReading, Limits
+from datastreamer.protocol.batches import BatchReading, Limits, probe
+from datastreamer.protocol.chosen import ChosenReading
+from datastreamer.protocol.chosen_trail import ChosenTrail
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow, Streaming
+from datastreamer.protocol.filtering import servable
 from datastreamer.protocol.trail import Trail
+
+Reading: TypeAlias = Streaming | BatchReading | ChosenReading
+Remembered: TypeAlias = Trail | ChosenTrail
 
 UNANSWERED_LIMIT: Final = 16
 """After so many connections in a row that were closed without a word the server is taken
@@ -157,9 +163,9 @@ class Resumable:
     that is to be told before the next `advance`.
 
     With `types` only entries of these types are handed out; a run in which there are
-    none is handed out empty. Unless `careful`, the server is not asked who it is. With
-    `batched` limits the entries are asked for in batches, from a number up to `stop`, or to
-    where the stream ends at the beginning.
+    none is handed out empty. A server that can choose is asked for them alone. Unless
+    `careful`, the server is not asked who it is. With `batched` limits the entries are asked
+    for in batches, from a number up to `stop`, or to where the stream ends at the beginning.
     """
 
     def __init__(
@@ -184,10 +190,12 @@ class Resumable:
         self._careful = careful
         self._batched = batched
         self._stream: Identity | None = None
-        self._trail: Trail | None = None
+        self._trail: Remembered | None = None
+        # The types as the server of this connection chooses by them; None: it sends all.
+        self._filter: tuple[int, ...] | None = None
         # The first entry that was ever asked for; None: what came before is remembered too.
         self._origin: int | None = None
-        self._streaming: Streaming | BatchReading | None = None
+        self._streaming: Reading | None = None
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
         self._missed: int | None = None
@@ -198,7 +206,8 @@ class Resumable:
 
     def go_on_from(self, position: Position) -> None:
         """Begin at a position that was kept, instead of where it was said."""
-        self._trail = Trail.of(position)
+        chosen = position.chosen
+        self._trail = Trail.of(position) if chosen is None else ChosenTrail.of(position, chosen)
         self._stream = position.stream
         self._careful = True
 
@@ -222,8 +231,8 @@ class Resumable:
         if before is None or self._handed is None or before >= self._handed.next_number:
             self._settle()
         else:
-            trail = trail.extended(self._handed[: before - self._handed.first_number])
-        return Position(trail.next_number, trail.hashes, self._stream)
+            trail = trail.extended(self._handed.before(before))
+        return trail.position(self._stream)
 
     def _settle(self) -> None:
         if self._handed is not None and self._trail is not None:
@@ -238,6 +247,7 @@ class Resumable:
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
+        self._filter = yield from self._filter_of(connection)
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
@@ -246,17 +256,29 @@ class Resumable:
                 return
         self._streaming = yield from self._begin(connection, self._start)
         if isinstance(self._start, int):
-            self._trail = Trail(self._start)
+            self._trail = self._new_trail(self._start)
             self._origin = self._start
 
-    def _begin(
-        self, connection: ClientConnection, start: int | bytes
-    ) -> Flow[Streaming | BatchReading]:
+    def _filter_of(self, connection: ClientConnection) -> Flow[tuple[int, ...] | None]:
+        """The types to ask this server for; None where it is to send all."""
+        types = servable(self._types)
+        if types is None:
+            return None
+        return types if (yield from probe(connection)).filters else None
+
+    def _new_trail(self, number: int) -> Remembered:
+        return Trail(number) if self._filter is None else ChosenTrail(self._filter, number)
+
+    def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
         if self._batched is None or not isinstance(start, int):
-            streaming = Streaming(start, self._stop)
+            streaming = Streaming(start, self._stop, self._filter)
             yield from streaming.begin(connection)
             return streaming
-        reading = BatchReading(start, self._stop, self._batched)
+        reading: BatchReading | ChosenReading
+        if self._filter is None:
+            reading = BatchReading(start, self._stop, self._batched)
+        else:
+            reading = ChosenReading(start, self._stop, self._batched, self._filter)
         yield from reading.begin(connection)
         self._stop = reading.stop
         return reading
@@ -272,7 +294,7 @@ class Resumable:
                 return None
             batch = received
         if self._trail is None:
-            self._trail = Trail(batch.first_number)
+            self._trail = self._new_trail(batch.first_number)
             self._origin = batch.first_number
         self._handed = batch
         return batch if self._types is None else batch.select(self._types)
@@ -300,40 +322,90 @@ class Resumable:
                 first_differing=None,
             )
 
-    def _rejoin(self, connection: ClientConnection, trail: Trail, header: Header) -> Flow[None]:
+    def _rejoin(
+        self, connection: ClientConnection, trail: Remembered, header: Header
+    ) -> Flow[None]:
         """Ask for the entries that are remembered again, compare, and go on behind them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
+        common = min(due, total)
+        # Where other entries are remembered than those that come next, they are asked for by
+        # themselves.
+        apart = trail.types != (None if self._filter is None else frozenset(self._filter))
+        chosen = None if not apart else (yield from self._remembered_by(connection, trail))
         try:
-            streaming = yield from self._begin(connection, first)
+            if apart:
+                reading = yield from self._begin_check(connection, first, common, chosen)
+            else:
+                reading = yield from self._begin(connection, first)
         except BadFromEntry as error:
             # It went back since it said its total: the next attempt sees how far.
             raise ConnectionLost(f"{connection.peer} went back meanwhile") from error
-        common = min(due, total)
+        # What is remembered from here on, where that changes.
+        fresh = self._new_trail(first if chosen is None else common)
         at, rest, differing = first, None, None
         while at < common and differing is None:
-            batch = yield from streaming.advance()
+            batch = yield from reading.advance()
             if batch is None:
                 return
-            differing = trail.first_difference(batch[: common - at])
-            go_on = common if differing is None else differing
-            rest = batch[go_on - at :] or None
+            part = batch.before(common)
+            known = part if trail.types is None else part.select(trail.types)
+            differing = trail.first_difference(known)
+            go_on = part.next_number if differing is None else differing
+            if apart and chosen is None:
+                same = part.before(go_on)
+                fresh.extend(same if fresh.types is None else same.select(fresh.types))
+            rest = batch.since(go_on)
             at = batch.next_number
         if differing is None and total < due:
             differing = total
         if differing is not None:
             # Behind nothing that is the same, only a beginning is certain.
-            certain = differing > first or first in (0, self._origin)
+            certain = trail.certain(differing) or first in (0, self._origin)
             if not certain or not self._follow_rollbacks:
                 raise self._changed(connection.peer, trail, total, differing if certain else None)
             trail.cut(differing)
-            place = Position(differing, trail.hashes, self._stream)
-            self.rollback = Rollback(differing, due, place)
-        self._streaming, self._ahead = streaming, rest
+            self.rollback = Rollback(differing, due, trail.position(self._stream))
+        if apart:
+            yield from reading.end(None)
+            go_on = common if differing is None else differing
+            if fresh.next_number != go_on:
+                fresh = self._new_trail(go_on)
+            reading = yield from self._begin(connection, go_on)
+            self._trail, rest = fresh, None
+        if rest is not None and rest.next_number == rest.first_number:
+            rest = None
+        self._streaming, self._ahead = reading, rest
+
+    def _remembered_by(
+        self, connection: ClientConnection, trail: Remembered
+    ) -> Flow[tuple[int, ...] | None]:
+        """The types to ask this server for, to see what is remembered again."""
+        types = servable(trail.types)
+        if types is None:
+            return None
+        return types if (yield from probe(connection)).filters else None
+
+    def _begin_check(
+        self,
+        connection: ClientConnection,
+        first: int,
+        stop: int,
+        chosen: tuple[int, ...] | None,
+    ) -> Flow[Reading]:
+        reading: Reading
+        if chosen is not None:
+            reading = ChosenReading(first, stop, Limits(), chosen)
+        elif connection.capabilities is not None and connection.capabilities.batch_reads:
+            reading = BatchReading(first, stop, Limits())
+        else:
+            reading = Streaming(first, stop)
+        yield from reading.begin(connection)
+        return reading
 
     def _changed(
-        self, peer: str, trail: Trail, total: int, differing: int | None
+        self, peer: str, trail: Remembered, total: int, differing: int | None
     ) -> HistoryChanged:
         due, first = trail.next_number, trail.first_number
         if differing is None:

@@ -29,6 +29,7 @@ from datastreamer.format import (
     RESULT_ALREADY_STOPPED,
     RESULT_INVALID_COMMAND,
 )
+from datastreamer.protocol import filtering
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -51,7 +52,7 @@ _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
 _BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
-_EXTENSIONS: Final = (COMMAND_BATCH_READ, COMMAND_CAPABILITIES)
+_EXTENSIONS: Final = (COMMAND_BATCH_READ, COMMAND_CAPABILITIES, *filtering.COMMANDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,19 @@ class ServerConnection:
             return _HEADER if command == COMMAND_HEADER else _CAPABILITIES
         if command == COMMAND_RANGE_BOOKMARK:
             return self._range()
+        if command in filtering.COMMANDS:
+            return self._filtered(command)
         return self._keyed(command)
+
+    def _filtered(self, command: int) -> Event | None:
+        try:
+            found = filtering.decode(command, self._buffer, self._at + COMMAND_HEAD_SIZE)
+        except ValueError as error:
+            return self._drop(str(error))
+        if found is None:
+            return self._wait()
+        event, self._at = found
+        return event
 
     def _keyed(self, command: int) -> Event | None:
         key = self._key(self._at + COMMAND_HEAD_SIZE)

@@ -6,18 +6,23 @@ block ends in the same bytes), so the last 256 are remembered; memory is bounded
 
 from __future__ import annotations
 
+from typing import Final
+
 from xxhash import xxh3_64_digest
 
 from datastreamer._codec import EntryBatch
 from datastreamer.format import ENTRY_HEAD_SIZE
-from datastreamer.position import HASH_SIZE, KEPT, Position
+from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
 
-# So many batches are held at most, each with its buffer of up to some MiB.
-_HELD = 8
+HELD: Final = 8
+"""So many batches are held at most, each with its buffer of up to some MiB."""
 
 
 class Trail:
     """The hashes of up to 256 entries before `next_number`."""
+
+    types: frozenset[int] | None = None
+    """Entries of all types are remembered."""
 
     def __init__(self, next_number: int, hashes: bytes = b"") -> None:
         self.next_number = next_number
@@ -30,11 +35,19 @@ class Trail:
         """What a position remembers."""
         return cls(position.next_entry, position.trail)
 
+    def position(self, stream: Identity | None) -> Position:
+        """The place behind what is remembered."""
+        return Position(self.next_number, self.hashes, stream)
+
+    def certain(self, differing: int) -> bool:
+        """Whether an entry before this one is remembered, and so was found to be the same."""
+        return differing > self.first_number
+
     @property
     def hashes(self) -> bytes:
         """8 bytes an entry, oldest first."""
         if self._unhashed:
-            found = b"".join([_hashes_of(batch) for batch in self._unhashed])
+            found = b"".join([hashes_of(batch) for batch in self._unhashed])
             self._hashes = (self._hashes + found)[-KEPT * HASH_SIZE :]
             self._unhashed = []
         return self._hashes
@@ -51,7 +64,7 @@ class Trail:
             self._hashes, self._unhashed = b"", [last]
         else:
             self._unhashed.append(last)
-            if len(self._unhashed) > _HELD:
+            if len(self._unhashed) > HELD:
                 self._let_go()
         self.next_number = batch.next_number
 
@@ -79,7 +92,7 @@ class Trail:
     def first_difference(self, batch: EntryBatch) -> int | None:
         """The first entry of `batch` that is not the one remembered; all its numbers are."""
         at = (batch.first_number - self.first_number) * HASH_SIZE
-        found = _hashes_of(batch)
+        found = hashes_of(batch)
         known = self.hashes[at : at + len(found)]
         if found == known:
             return None
@@ -92,7 +105,8 @@ class Trail:
         return batch.first_number + differing // HASH_SIZE
 
 
-def _hashes_of(batch: EntryBatch) -> bytes:
+def hashes_of(batch: EntryBatch) -> bytes:
+    """8 bytes for each entry: of its head and its data."""
     packed = memoryview(batch.packed())
     hashes = []
     begin = 0

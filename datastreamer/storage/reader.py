@@ -32,6 +32,7 @@ from datastreamer.format import (
     pages_for,
 )
 from datastreamer.storage.disk import Readable
+from datastreamer.storage.matching import Matches, Wanted, look
 from datastreamer.storage.pages import Pages
 from datastreamer.storage.portions import Measure, Portion, take
 from datastreamer.storage.record import Head
@@ -412,6 +413,20 @@ class Reader:
             return self._span(state, Cursor(offset, number))
 
         return take(wanted, state.head, self._path, self._file.read, span)
+
+    def matches(self, wanted: Wanted) -> Matches:
+        """What `wanted` is looking for, of the next piece of the file."""
+        return self._steadily(self._matches, wanted)
+
+    def _matches(self, state: _State, wanted: Wanted) -> Matches:
+        return look(wanted, state.head, self._path, self._file.read)
+
+    def raw(self, start: int, count: int) -> bytes:
+        """`count` bytes of the file from `start` on, which are known to be entries."""
+        data = self._file.read(count, start)
+        if len(data) < count:
+            raise DamagedEntry(self._path, start, "the file ends there")
+        return data
 
     def _past_padding(self, state: _State, cursor: Cursor) -> int:
         """The next page's start, where the cursor stands at padding that can be believed."""

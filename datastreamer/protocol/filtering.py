@@ -1,0 +1,172 @@
+"""Commands for entries of some types alone, as values and as bytes, and the frames' heads.
+
+Owns their layout, on both sides. Must not know which of them is allowed when (`server`,
+`client`), nor how entries are found.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from datastreamer.errors import BadBookmark, BadEntryType, UsageError
+from datastreamer.format import (
+    CHOSEN_HEAD_SIZE,
+    CHOSEN_HEAD_STRUCT,
+    COMMAND_FILTERED_READ,
+    COMMAND_FILTERED_START,
+    COMMAND_FILTERED_START_BOOKMARK,
+    MAX_BOOKMARK_SIZE,
+    MAX_FILTER_TYPES,
+    PACKET_CHOSEN,
+    U32_MAX,
+    U64_MAX,
+)
+
+COMMANDS: Final = (COMMAND_FILTERED_READ, COMMAND_FILTERED_START, COMMAND_FILTERED_START_BOOKMARK)
+
+_PLAIN = struct.Struct(">QQ")
+_READ = struct.Struct(">QQIII")
+_NUMBER = struct.Struct(">Q")
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredRead:
+    """Ask for the entries of `types` from `from_entry` on, before `stop`, as many as the limits
+    allow, or fewer; the limits as those of a `BatchQuery`.
+
+    Where there are none up to the end of the stream, one is waited for `wait_ms` milliseconds.
+    """
+
+    from_entry: int
+    types: tuple[int, ...]
+    stop: int = U64_MAX
+    max_count: int = 0
+    max_bytes: int = 0
+    wait_ms: int = 0
+
+    def __str__(self) -> str:
+        return f"entries of types {_named(self.types)} from entry {self.from_entry}"
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredStart:
+    """Stream the entries of `types` from `from_entry` on."""
+
+    from_entry: int
+    types: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"Start from entry {self.from_entry}, types {_named(self.types)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredStartBookmark:
+    """Stream the entries of `types` from that on which the bookmark names."""
+
+    key: bytes
+    types: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"Start from bookmark 0x{self.key.hex()}, types {_named(self.types)}"
+
+
+FilteredCommand: TypeAlias = FilteredRead | FilteredStart | FilteredStartBookmark
+
+
+def servable(types: Collection[int] | None) -> tuple[int, ...] | None:
+    """`types` as a server can be asked for them; None where it cannot."""
+    if types is None or not 1 <= len(set(types)) <= MAX_FILTER_TYPES:
+        return None
+    return tuple(sorted(set(types)))
+
+
+def encode(command: FilteredCommand, stream_type: int) -> bytes:
+    """The bytes of a command. Raises `UsageError`, `BadBookmark` and `BadEntryType` for what
+    cannot be sent."""
+    match command:
+        case FilteredRead(from_entry, types, stop, max_count, max_bytes, wait_ms):
+            _check_numbers(from_entry, stop)
+            for value in (max_count, max_bytes, wait_ms):
+                if not 0 <= value <= U32_MAX:
+                    raise UsageError(f"a limit is 0 to 2**32 - 1, not {value}")
+            number = COMMAND_FILTERED_READ
+            what = _READ.pack(from_entry, stop, max_count, max_bytes, wait_ms)
+        case FilteredStart(from_entry, types):
+            _check_numbers(from_entry)
+            number, what = COMMAND_FILTERED_START, _NUMBER.pack(from_entry)
+        case FilteredStartBookmark(key, types):
+            if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
+                words = f"a bookmark key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}"
+                raise BadBookmark(words)
+            number, what = COMMAND_FILTERED_START_BOOKMARK, _LENGTH.pack(len(key)) + key
+    return _PLAIN.pack(number, stream_type) + what + _encode_types(types)
+
+
+def _encode_types(types: tuple[int, ...]) -> bytes:
+    if not 1 <= len(types) <= MAX_FILTER_TYPES:
+        raise UsageError(f"a server is asked for 1 to {MAX_FILTER_TYPES} types, not {len(types)}")
+    for kind in types:
+        if not 0 <= kind <= U32_MAX:
+            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+    return struct.pack(f">I{len(types)}I", len(types), *types)
+
+
+def _check_numbers(*numbers: int) -> None:
+    for number in numbers:
+        if not 0 <= number <= U64_MAX:
+            raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number}")
+
+
+def decode(command: int, data: bytes, at: int) -> tuple[FilteredCommand, int] | None:
+    """The command whose parameters begin at `at`, and where they end; None where they are not
+    all there. Raises `ValueError` for what no client may send, as soon as it is there."""
+    if command == COMMAND_FILTERED_START_BOOKMARK:
+        if len(data) < at + _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(data, at)
+        if not 1 <= length <= MAX_BOOKMARK_SIZE:
+            raise ValueError(f"a bookmark of {length} bytes, not 1 to {MAX_BOOKMARK_SIZE}")
+        begin, at = at, at + _LENGTH.size + length
+    else:
+        begin, at = at, at + (_READ if command == COMMAND_FILTERED_READ else _NUMBER).size
+    if len(data) < at + _LENGTH.size:
+        return None
+    (count,) = _LENGTH.unpack_from(data, at)
+    if not 1 <= count <= MAX_FILTER_TYPES:
+        raise ValueError(f"a set of {count} types, not of 1 to {MAX_FILTER_TYPES}")
+    at += _LENGTH.size
+    end = at + 4 * count
+    if len(data) < end:
+        return None
+    types = tuple(sorted(set(struct.unpack_from(f">{count}I", data, at))))
+    if command == COMMAND_FILTERED_START_BOOKMARK:
+        key = data[begin + _LENGTH.size : at - _LENGTH.size]
+        return FilteredStartBookmark(key, types), end
+    if command == COMMAND_FILTERED_START:
+        (number,) = _NUMBER.unpack_from(data, begin)
+        return FilteredStart(number, types), end
+    number, *rest = _READ.unpack_from(data, begin)
+    return FilteredRead(number, types, *rest), end
+
+
+def encode_head(
+    count: int, first_entry: int, next_entry: int, total_entries: int, epoch: int, size: int
+) -> bytes:
+    """The head of a frame of `count` entries, `size` bytes, which follow."""
+    return CHOSEN_HEAD_STRUCT.pack(
+        PACKET_CHOSEN,
+        CHOSEN_HEAD_SIZE + size,
+        count,
+        first_entry,
+        next_entry,
+        total_entries,
+        epoch,
+    )
+
+
+def _named(types: Iterable[int]) -> str:
+    return ", ".join(map(str, types))
