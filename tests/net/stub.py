@@ -11,11 +11,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
 import trio
 
 from datastreamer._codec import Entry
 from datastreamer.format import TYPE_BOOKMARK, Header
+from datastreamer.protocol.filtering import (
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    encode_head,
+)
 from datastreamer.protocol.messages import (
     NOT_FOUND,
     OK,
@@ -181,6 +188,58 @@ class Stub:
         self.closed = self.after_refusal == "closed"
         self.refusing = self.after_refusal == "refusing"
         return encode_result(number)
+
+
+class Filtering(Stub):
+    """One that sends entries of some types alone where it is asked to, `span` of the stream's
+    entries to a frame. It streams in the epoch `epoch`."""
+
+    def __init__(
+        self, entries: Sequence[Entry], *, span: int = 7, epoch: int = 4, **options: Any
+    ) -> None:
+        super().__init__(entries, **options)
+        self.span = span
+        self.epoch = epoch
+        self.types: tuple[int, ...] | None = None
+
+    def frame(self, first: int, stop: int, chosen: Sequence[Entry]) -> bytes:
+        payload = b"".join(entry.pack() for entry in chosen)
+        total = len(self.entries)
+        return encode_head(len(chosen), first, stop, total, self.epoch, len(payload)) + payload
+
+    def pump(self) -> bytes:
+        if self.types is None or self.cursor is None:
+            return super().pump()
+        sent = b""
+        while self.cursor < len(self.entries):
+            first, self.cursor = self.cursor, min(self.cursor + self.span, len(self.entries))
+            part = [e for e in self.entries[first : self.cursor] if e.type in self.types]
+            sent += self.frame(first, self.cursor, part)
+        return sent
+
+    def answer(self, event: Event) -> bytes:
+        total = len(self.entries)
+        match event:
+            case CapabilitiesQuery():
+                return OK + Capabilities(11, b"s" * 16, self.epoch, *self.limits).pack()
+            case FilteredRead(first, types, stop, most):
+                if first > total:
+                    return self.refuse(3)
+                stop = max(first, min(stop, total, first + self.span))
+                part = [e for e in self.entries[first:stop] if e.type in types]
+                if len(part) > (most or len(part)):
+                    stop, part = part[most].number, part[:most]
+                return OK + self.frame(first, stop, part)
+            case FilteredStart(number, types):
+                self.types = types
+                return self.start(number) if number <= total else self.refuse(3)
+            case FilteredStartBookmark(wanted, types):
+                self.types = types
+                at = self.find(wanted)
+                return self.start(at) if at is not None else self.refuse(4)
+            case Stop():
+                self.types = None
+        return super().answer(event)
 
 
 async def serve_stream(stub: Stub, stream: trio.abc.Stream, size: int = 65536) -> None:
