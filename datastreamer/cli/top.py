@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ from datastreamer.cli.options import (
     chosen_format,
     number_option,
 )
-from datastreamer.cli.outcome import write_out
+from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.watching import (
     LimitOption,
@@ -29,6 +30,8 @@ from datastreamer.cli.watching import (
     table,
     with_rates,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def _read_interval(value: str | float) -> float:
@@ -63,35 +66,62 @@ def top(
     """Show a server's head and its clients, again and again: position, lag, throughput.
 
     Asks the server's metrics port (serve --metrics-port). A line of JSON a look where standard
-    output is no terminal. SIGINT ends it.
+    output is no terminal. A server that is lost is waited for. SIGINT ends it.
     """
     shape = chosen_format(format, json)
     with asked_to_end() as ending:
-        looks = _looks(server, interval, count, limit, ending)
         if shape is Format.table and sys.stdout.isatty():
-            _live(looks)
+            _live(lambda lost: _looks(server, interval, count, limit, ending, lost))
             return
-        for told in looks:
+
+        def lost(why: str) -> None:
+            _log.warning("lost %s, trying again: %s", server, why)
+
+        for told in _looks(server, interval, count, limit, ending, lost):
             write_out(rendered(told) if shape is Format.table else json_line(told))
 
 
 def _looks(
-    server: str, interval: float, count: int, limit: int, ending: Ending
+    server: str,
+    interval: float,
+    count: int,
+    limit: int,
+    ending: Ending,
+    lost: Callable[[str], None],
 ) -> Iterator[Overview]:
+    """What the server tells, each time. One that has told something before is waited for;
+    `lost` is told why, once."""
     before: Overview | None = None
-    looked = 0
+    looked, down = 0, False
     while not ending.is_set():
-        told = ask(server, limit)
-        yield with_rates(told, before)
-        before = told
-        looked += 1
-        if looked == count or ending.wait(interval):
+        try:
+            told = ask(server, limit)
+        except Failure as failure:
+            if not looked:
+                raise
+            if not down:
+                lost(str(failure).removeprefix(f"{server}: ").partition(";")[0])
+            # It comes back with other clients, and has counted nothing.
+            before, down = None, True
+        else:
+            yield with_rates(told, before)
+            before, down = told, False
+            looked += 1
+            if looked == count:
+                return
+        if ending.wait(interval):
             return
 
 
-def _live(looks: Iterator[Overview]) -> None:
+def _live(looks: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     with Live(auto_refresh=False, vertical_overflow="crop") as live:
-        for told in looks:
+
+        def lost(why: str) -> None:
+            live.update(Group(Text(f"lost, trying again: {why}"), live.renderable), refresh=True)
+
+        for told in looks(lost):
             live.update(table(told), refresh=True)

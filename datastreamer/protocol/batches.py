@@ -7,6 +7,7 @@ like those of `exchanges`: no sockets, tasks or time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -237,6 +238,8 @@ class BatchReading:
         self._streaming: exchanges.Streaming | None = None
         self._stopping = False
         self._connection: ClientConnection
+        # Called with the total that a server tells who sends nothing; may raise.
+        self.on_nothing: Callable[[int], object] = lambda total: None
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
         self._connection = connection
@@ -269,6 +272,7 @@ class BatchReading:
                 self._stride = 0
             if batch:
                 return batch
+            self.on_nothing(total)
         return None
 
     def _next_answer(self, stop: int) -> Flow[BatchReceived]:

@@ -6,6 +6,8 @@ flow like those of `exchanges`: no sockets, tasks or time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadRange, ConnectionLost
 from datastreamer.format import RESULT_BAD_FROM_ENTRY, U64_MAX
@@ -37,6 +39,8 @@ class ChosenReading:
         self._epoch: int | None = None
         self._stopping = False
         self._connection: ClientConnection
+        # As that of `BatchReading`.
+        self.on_nothing: Callable[[int], object] = lambda total: None
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
         self._connection = connection
@@ -70,6 +74,7 @@ class ChosenReading:
             self._next = event.batch.next_number
             if event.batch.next_number > event.batch.first_number:
                 return event.batch
+            self.on_nothing(connection.total_entries or 0)
         return None
 
     def _ask_ahead(self) -> bytes:

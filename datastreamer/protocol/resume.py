@@ -199,6 +199,8 @@ class Resumable:
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
         self._missed: int | None = None
+        # Whether all up to `stop` was there once: it is not waited for again.
+        self._there = False
         self.stopping = False
         self.rollback: Rollback | None = None
 
@@ -270,6 +272,7 @@ class Resumable:
         return Trail(number) if self._filter is None else ChosenTrail(self._filter, number)
 
     def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
+        self._note_total(connection)
         if self._batched is None or not isinstance(start, int):
             streaming = Streaming(start, self._stop, self._filter)
             yield from streaming.begin(connection)
@@ -281,7 +284,26 @@ class Resumable:
             reading = ChosenReading(start, self._stop, self._batched, self._filter)
         yield from reading.begin(connection)
         self._stop = reading.stop
+        self._note_total(connection)
+        reading.on_nothing = lambda total: self._ensure_there(total, connection.peer)
         return reading
+
+    def _note_total(self, connection: ClientConnection) -> None:
+        total, stop = connection.total_entries, self._stop
+        if total is not None and stop is not None and stop <= total:
+            self._there = not self._follow_rollbacks
+
+    def _ensure_there(self, total: int, peer: str) -> None:
+        """Nothing comes from a stream that holds `total` entries: raise where more are due and
+        were there before."""
+        if self._there and self._stop is not None and total < self._stop:
+            raise HistoryChanged(
+                f"{peer} changed its history: it holds {total} entries, and entries up to "
+                f"{self._stop - 1} were there when they were asked for",
+                next_entry=self.next_number or 0,
+                total_entries=total,
+                first_differing=total,
+            )
 
     def advance(self) -> Flow[EntryBatch | None]:
         self._settle()
@@ -429,12 +451,14 @@ class Resumable:
         """Nothing came for `seconds`, and another connection was answered with `header`.
 
         Raises `ConnectionLost` where entries are due since the last time this was asked, or
-        where it is not the stream that was joined any more.
+        where it is not the stream that was joined any more; `HistoryChanged` where it does not
+        hold any more what was there, and is waited for.
         """
         due, total = self.next_number, header.total_entries
         another = self._stream is not None and Identity.of(header) != self._stream
         if another or (due is not None and total < due):
             raise ConnectionLost(f"{peer} serves another stream, or another history")
+        self._ensure_there(total, peer)
         if due is None or total == due:
             self._missed = None
         elif self._missed == due:

@@ -17,7 +17,9 @@ import pytest
 from datastreamer.cli import source
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.source import open_source
+from datastreamer.errors import HistoryChanged
 from datastreamer.format import Header
+from datastreamer.net.embed import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import ENVIRONMENT, command, done, piped, running
@@ -249,3 +251,21 @@ def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:
     assert cat.stdout == '{"number": 0, "type": 7, "length": 1, "data": "0x78"}\n'
     assert cat.stderr.startswith(f"error: {what} closed the connection in the middle of")
     assert cat.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("batch_reads", [True, False])
+def test_a_server_that_is_cut_back_before_it_is_read(copy: Path, batch_reads: bool) -> None:
+    """Entries that were there when it was asked how far it goes are not waited for."""
+    with (
+        StreamServer(copy, host="127.0.0.1", port=0, in_process=True) as server,
+        open_source(
+            f"127.0.0.1:{server.port}", heartbeat=0.05, batch_reads=batch_reads
+        ) as stream,
+    ):
+        assert stream.header().total_entries == ENTRIES
+        server.stream.truncate(ENTRIES - 3)
+        batches = stream.batches(ENTRIES - 5, ENTRIES)
+        assert next(batches).next_number == ENTRIES - 3
+        with pytest.raises(HistoryChanged, match=f"it holds {ENTRIES - 3} entries") as told:
+            next(batches)
+        assert told.value.first_differing == ENTRIES - 3

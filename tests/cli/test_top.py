@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -125,6 +126,30 @@ def test_a_signal_is_the_good_end(served: Served, tmp_path: Path) -> None:
         process.out.until("head_entries")
         process.signal(signal.SIGINT)
         assert process.wait() == 0
+
+
+def test_a_server_that_goes_and_comes_back(copy: Path) -> None:
+    def serve(metrics_port: int) -> StreamServer:
+        return StreamServer(
+            copy, host="127.0.0.1", port=0, metrics_port=metrics_port, in_process=True
+        )
+
+    with contextlib.ExitStack() as stack:
+        with serve(0) as server:
+            port = server.metrics_port
+            assert port is not None
+            words = ("top", f"127.0.0.1:{port}", "--interval", "0.1")
+            top = stack.enter_context(running(*words, cwd=copy.parent))
+            before = json.loads(top.out.next() or "")
+        top.err.until(f"lost 127.0.0.1:{port}, trying again: no answer: Connection re")
+        with serve(port) as server:
+            with server.stream.atomic_op() as op:
+                op.add_entry(1, b"more")
+            top.out.until(f'"head_entries": {before["head_entries"] + 1},')
+            top.signal(signal.SIGINT)
+            assert top.wait() == 0
+            assert top.err.rest() == []
+
 
 
 def test_rates_go_by_the_servers_clock() -> None:
