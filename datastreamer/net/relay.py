@@ -79,7 +79,11 @@ class UpstreamState:
     """Why it cannot be had now."""
 
     behind_since: float | None = None
-    """Since when, by the loop's clock, it has been found to hold less than we do."""
+    """Since when, by the loop's clock, it has been found to hold less than we do, and no more
+    than it did then, while no upstream could be had."""
+
+    behind_at: int = 0
+    """How many it held then."""
 
     overruled: bool = False
     """Whether an earlier upstream was followed that told otherwise: it is not followed again."""
@@ -100,7 +104,7 @@ class Relay:
     nothing is downloaded any more; with "follow" our file is cut back to the last entry in
     common. A stream of another version, system id or type is always set aside. What is here
     is served all the time. An upstream that is merely behind, where there are others, is
-    waited for; "follow" does so for `patience` seconds.
+    waited for; "follow" does so until it has got nothing new for `patience` seconds.
 
     `sync` is that of `DataStream`: with "commit" readers get what is on disk, with syncs
     that many commits share. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`.
@@ -411,9 +415,11 @@ class Relay:
             state.entries = error.total
             since = state.behind_since
             if since is None:
-                since = state.behind_since = now
-                self._tell()
                 _log.warning("%s", error)
+            if since is None or error.total > state.behind_at:
+                since = state.behind_since = now
+                state.behind_at = error.total
+                self._tell()
             # Where it is not the one that gave us these entries, it may well get them yet.
             sure = len(self.states) == 1 or self._source is state
             if not sure and not (self._follow and now - since >= self._patience):
@@ -480,7 +486,9 @@ class Relay:
     def _joined(self, state: UpstreamState, stream: DataStream, header: Header) -> None:
         self.current, self.caught_up = state, False
         state.entries = header.total_entries
-        state.behind_since = None
+        for each in self.states:
+            # Those that are behind have time again, should this one be lost.
+            each.behind_since = None
         _log.info(
             "relaying from %s: entry %d is next, it holds %d",
             state.upstream.name,

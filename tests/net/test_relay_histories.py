@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from datastreamer.errors import HistoryChanged
 from datastreamer.net.client import connect
+from datastreamer.net.relay import Relay
 from datastreamer.net.upstream import AnotherStream, Behind, Rewritten
 from datastreamer.storage.stream import DataStream
 from tests.net.relaying import (
@@ -212,6 +215,29 @@ async def test_follows_one_that_stays_behind_when_patience_ends(
             await one.stop()
             await relay.relay.until(lambda: relay.stream.total_entries == 90)
             assert contents(relay.stream) == contents(second)
+
+
+async def test_patience_with_one_that_is_behind_begins_anew(
+    tmp_path: Path, upstream: DataStream, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Whenever it has got more, and whenever another could be had meanwhile."""
+    relay = Relay([("first", 1), ("second", 2)], tmp_path / "relay.bin", on_rewrite="follow")
+    first, second = relay.states
+
+    def followed(total: int) -> bool:
+        return relay._is_followed(second, Behind(f"it holds {total}", total))
+
+    assert not followed(10)
+    for total in range(11, 20):
+        await trio.sleep(29)
+        assert not followed(total)
+    relay._joined(first, upstream, upstream.header)
+    await trio.sleep(3600)
+    assert not followed(19)
+    await trio.sleep(29)
+    assert not followed(19)
+    await trio.sleep(2)
+    assert followed(19)
 
 
 async def test_another_stream_on_the_second_upstream(tmp_path: Path, upstream: DataStream) -> None:
