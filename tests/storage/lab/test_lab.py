@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import tempfile
 import time
@@ -55,11 +56,12 @@ TestWithLmdb.settings = settings(TestLaboratory.settings, max_examples=10)
 @pytest.mark.soak
 @pytest.mark.parametrize("machine, minutes", [(Laboratory, 40), (WithLmdb, 10)])
 def test_for_long(machine: type[Laboratory], minutes: int) -> None:
-    """In rounds of fresh examples: of each that it has run Hypothesis keeps about a megabyte."""
-    long = settings(TestLaboratory.settings, max_examples=100, stateful_step_count=60)
+    """In rounds of fresh examples: memory grew by about a megabyte with each of one long run."""
+    long = settings(TestLaboratory.settings, max_examples=50, stateful_step_count=60)
     end = time.monotonic() + minutes * 60
     while time.monotonic() < end:
         run_state_machine_as_test(machine, settings=long)
+        gc.collect()
 
 
 @pytest.mark.parametrize("cut", [None, *MODES])
