@@ -61,7 +61,7 @@ def test_the_compose_file_hangs_together() -> None:
         expressions = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
         job = PROMETHEUS["scrape_configs"][0]["job_name"]
         assert f'up{{job="{job}"}} == 0' in expressions
-    assert targets() == [f"{name}:{METRICS_PORT}" for name in SERVICES if "relay" in name]
+    assert targets() == [f"{name}:{METRICS_PORT}" for name in SERVICES if name != "prometheus"]
 
 
 def test_the_metrics_need_what_the_image_has() -> None:
@@ -89,11 +89,14 @@ def test_the_commands_of_the_compose_file(tmp_path: Path) -> None:
 
     with ExitStack() as stack:
         command = SERVICES["sequencer"]["command"]
-        words = [word if word != "6900" else "0" for word in here(command)]
+        own = {"6900", str(METRICS_PORT)}
+        assert own < set(command)
+        words = ["0" if word in own else word for word in here(command)]
         assert SERVICES["sequencer"]["entrypoint"] == ["dsapp"]
         serving = stack.enter_context(
             running(*words, module="datastreamer.cli.dsapp", cwd=tmp_path)
         )
+        sequencer_metrics = int(serving.err.until(r"metrics on http://0\.0\.0\.0:(\d+)/metrics")[1])
         port = serving.port()
         words = here(SERVICES["relay-1"]["command"], sequencer=port)
         assert str(METRICS_PORT) in words
@@ -110,6 +113,9 @@ def test_the_commands_of_the_compose_file(tmp_path: Path) -> None:
                 text = answer.read().decode()
             lag = f'datastreamer_relay_lag_entries{{upstream="127.0.0.1:{port}"}} '
             assert lag in text
+        url = f"http://127.0.0.1:{sequencer_metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert "datastreamer_head_entries " in answer.read().decode()
         for process in (two, one):
             process.signal(signal.SIGTERM)
             assert process.wait() == 0

@@ -13,6 +13,7 @@ from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import LogLevel, number_option
 from datastreamer.cli.pace import progress, write_at_pace
 from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
+from datastreamer.cli.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.limits import Limits
@@ -58,6 +59,8 @@ def server(
     opers: OpersOption = 1_000_000,
     writetimeout: WriteTimeoutOption = 0,
     inactivitytimeout: InactivityTimeoutOption = 120,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
     log: LogOption = LogLevel.info,
 ) -> None:
     """Serve a stream while writing made-up blocks to it; end after them.
@@ -71,10 +74,17 @@ def server(
         inactivity_timeout=inactivitytimeout,
         handshake_timeout=inactivitytimeout,
     )
+    metrics = metrics_at(metrics_host, metrics_port)
     with (
         asked_to_end() as ending,
         StreamServer(
-            file, port=port, version=VERSION, system_id=SYSTEM_ID, limits=limits
+            file,
+            port=port,
+            version=VERSION,
+            system_id=SYSTEM_ID,
+            limits=limits,
+            metrics_port=None if metrics is None else metrics[1],
+            metrics_host=None if metrics is None else metrics[0],
         ) as serving,
     ):
         stream = serving.stream
