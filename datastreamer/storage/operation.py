@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
+from datastreamer.errors import WriteFailed
 from datastreamer.storage.record import Head
 from datastreamer.storage.writer import PendingCommit
 
@@ -93,13 +94,27 @@ class AtomicOp(EntryPacker):
             self.drain()
 
     def _hash_of_placed(self) -> xxh3_64:
-        """The hash up to what `spill` has written; with the writer's lock held."""
+        """The hash up to what `spill` has written; with the writer's lock held.
+
+        Raises `WriteFailed` where a sync has failed since: another may succeed, and leave out
+        what that one took for clean.
+        """
         file = self._stream._writer()
         assert self._hasher is not None
+        if file.failures != self._failures:
+            raise self.too_large_to_repeat()
         if self._hashed_from != file.hashed_from:
             self._hasher = file.hasher_after_sync(self._placed)
             self._hashed_from = file.hashed_from
         return self._hasher
+
+    def too_large_to_repeat(self) -> WriteFailed:
+        """Why an operation of which something was placed is over once a sync has failed."""
+        return WriteFailed(
+            self._stream.path,
+            "a sync failed, and the operation is too large to be still in memory; roll it "
+            "back and begin it again",
+        )
 
 
 def _hash_into(hasher: xxh3_64, packer: EntryPacker) -> None:

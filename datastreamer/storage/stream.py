@@ -21,7 +21,6 @@ from datastreamer.errors import (
     StreamReadOnly,
     UnknownEntry,
     UpdateRefused,
-    WriteFailed,
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.metrics.block import WriterNumbers
@@ -291,11 +290,7 @@ class DataStream(StreamView):
             op.close()
             raise EntriesLost(self.path, file.written.entries, op._start.entries)
         if op._hasher is not None:
-            raise WriteFailed(
-                self.path,
-                "a sync failed, and the operation is too large to be still in memory; roll it "
-                "back and begin it again",
-            )
+            raise op.too_large_to_repeat()
         op._failures = file.failures
 
     def _tell(

@@ -151,7 +151,6 @@ def test_a_server_that_goes_and_comes_back(copy: Path) -> None:
             assert top.err.rest() == []
 
 
-
 def test_rates_go_by_the_servers_clock() -> None:
     def told(time: float, head: int, entry: int, id: int = 1) -> dict[str, object]:
         client = {"id": id, "client": "x", "state": "live", "entry": entry, "offset": entry * 10}

@@ -115,10 +115,13 @@ class Laboratory(Recovering):
         handles: list[Any] = []
         if not self.attempt(lambda: handles.append(stream.commit_atomic_op(wait=wait)), longer):
             return
+        nothing = not self.op
         self.committed, self.op = longer, None
         self.ends.add(len(longer))
         if not wait:
             self.handles.append((handles[0], len(longer)))
+        if nothing:
+            return  # nothing was written, and nobody sees more than before
         if self.policy != "commit":
             self.seen = len(longer)
         elif wait:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import WriteFailed
+from datastreamer.storage import durable
 from datastreamer.storage.writer import StreamWriter
+from tests.storage.lab.background import Background
+from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption, Process, SimDisk
 from tests.storage.lab.model import booted
 from tests.storage.made import Item, items
@@ -99,3 +103,36 @@ def test_a_refusal_is_told_until_it_is_over(
     told += until_it_is_over(stream.commit_atomic_op)
     assert told == (after < 3)
     assert items(stream) == entries
+
+
+def test_a_sync_fails_right_before_the_commit(process: Process) -> None:
+    """What it left clean of the parts is not on disk, and no later sync brings it there."""
+    with mock.patch.object(durable, "Syncer", Background().syncer):
+        stream = DataStream.create(PATH, index="memory", disk=process)
+    EntryPacker.__init__(stream._op, SPILL)
+    writer = stream._writer()
+    commit = writer.commit
+
+    def late(*arguments: Any, **named: Any) -> object:
+        process.interruption = Interruption(0, errno.EIO, only="sync")
+        writer._sync_behind()  # in a thread of its own
+        assert writer.failures == 1
+        return commit(*arguments, **named)
+
+    begin(stream, [(7, b"before")])
+    stream.commit_atomic_op(wait=False)
+    begin(stream, huge(1))
+    with (
+        mock.patch.object(writer, "commit", late),
+        pytest.raises(WriteFailed, match="too large to be still in memory; roll it back"),
+    ):
+        stream.commit_atomic_op()
+    stream.rollback_atomic_op()
+    begin(stream, huge(20))
+    stream.commit_atomic_op()
+    process.end()
+    disk = process.disk.power_cut(Cut("nothing arrived"))
+    with booted(lambda: disk.boot):
+        with DataStream.open(PATH, index="memory", disk=disk.process()) as again:
+            assert items(again) == [(7, b"before"), *huge(20)]
+        stream._abandon()
