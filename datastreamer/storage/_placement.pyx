@@ -13,10 +13,15 @@ from cpython.pythread cimport (
 from libc.errno cimport EINTR, ENOSPC, errno
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from posix.signal cimport sigdelset, sigfillset, sigset_t
 from posix.types cimport off_t, pid_t
 from posix.unistd cimport getpid, pwrite
 
 import os
+
+cdef extern from "<signal.h>":
+    enum: SIG_SETMASK, SIGSEGV, SIGBUS, SIGABRT
+    int pthread_sigmask(int how, const sigset_t* new, sigset_t* old) noexcept
 
 cdef extern from "Python.h":
     unsigned long PyThread_start_new_thread(void (*)(void*) noexcept nogil, void*) noexcept
@@ -89,6 +94,21 @@ cdef void carry_out(void* argument) noexcept nogil:
     PyThread_release_lock(job.done)
 
 
+cdef unsigned long start_thread(Job* job) noexcept:
+    """A thread that signals pass by, but for those of its own faults: one that it took would not
+    end what the main thread waits for, and Ctrl-C would be noticed late."""
+    cdef sigset_t all_signals, before
+    cdef unsigned long started
+    sigfillset(&all_signals)
+    sigdelset(&all_signals, SIGSEGV)
+    sigdelset(&all_signals, SIGBUS)
+    sigdelset(&all_signals, SIGABRT)
+    pthread_sigmask(SIG_SETMASK, &all_signals, &before)  # a new thread begins with it
+    started = PyThread_start_new_thread(carry_out, job)
+    pthread_sigmask(SIG_SETMASK, &before, NULL)
+    return started
+
+
 @cython.final
 @cython.no_gc_clear  # a cleared arena would free what the thread writes from
 cdef class Placement:
@@ -119,7 +139,7 @@ cdef class Placement:
             raise MemoryError
         PyThread_acquire_lock(job.done, WAIT_LOCK)
         self._process = getpid()
-        if PyThread_start_new_thread(carry_out, job) == PYTHREAD_INVALID_THREAD_ID:
+        if start_thread(job) == PYTHREAD_INVALID_THREAD_ID:
             with nogil:
                 carry_out(job)
 

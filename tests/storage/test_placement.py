@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -135,6 +137,27 @@ def test_an_operation_given_up_with_its_block(tmp_path: Path) -> None:
                     op.add_entry(kind, data)
             assert items(stream) == entries(count)
             stream.truncate(0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nobody tells of threads here")
+def test_signals_pass_it_by(fd: int) -> None:
+    """One that it took would not end what the main thread waits for."""
+    data, tasks = bytes(64 << 20), Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    masks: set[str] = set()
+    for _ in range(50):
+        placed = Placement(fd, data, [(0, 0, len(data))])
+        with contextlib.suppress(OSError):  # it is through
+            for task in set(tasks.iterdir()) - before:
+                while True:
+                    masks.update(re.findall(r"SigBlk:\s*(\w+)", (task / "status").read_text()))
+        placed.finish()
+        if masks:
+            break
+    assert masks
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        assert all(int(mask, 16) >> (number - 1) & 1 for mask in masks), masks
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 FORKED = """
