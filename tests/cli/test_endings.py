@@ -258,7 +258,7 @@ def test_a_server_that_is_cut_back_before_it_is_read(copy: Path, batch_reads: bo
     """Entries that were there when it was asked how far it goes are not waited for."""
     with (
         StreamServer(copy, host="127.0.0.1", port=0, in_process=True) as server,
-        open_source(f"127.0.0.1:{server.port}", heartbeat=0.05, batch_reads=batch_reads) as stream,
+        open_source(f"127.0.0.1:{server.port}", heartbeat=1.0, batch_reads=batch_reads) as stream,
     ):
         assert stream.header().total_entries == ENTRIES
         server.stream.truncate(ENTRIES - 3)
