@@ -48,6 +48,11 @@ ALL: Final = "all"
 PART_BYTES: Final = 256 << 20
 """About so many bytes of entries go into a part."""
 _FILES: Final = (".parquet", ".jsonl", ".csv")
+# Whoever names OUT so wants a file, which a folder would not be.
+_OTHER_FILES: Final = (
+    *(".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro"),
+    *(".parq", ".pq", ".sqlite", ".duckdb", ".db", ".gz", ".zst", ".zip", ".bin"),
+)
 
 Advance = Callable[[int, int], None]
 
@@ -90,11 +95,12 @@ def export(
 ) -> Exported:
     """Write the entries from `start` up to, not including, `stop` (None: the head now).
 
-    `out` that ends in .parquet, .jsonl or .csv is one file, which must not be there. Everything
-    else is a folder of Parquet files, named by their entries; with the table "all" it has a
-    folder for each table. An export to a folder goes on behind its last part (`start` is then
-    None, or a place that is there already), and never writes again what is there. A file
-    appears under its name when it is complete and on disk.
+    `out` that ends in .parquet, .jsonl or .csv is one file, which must not be there; the names of
+    other files (.json, .gz, ...) are refused. Everything else is a folder of Parquet files, named
+    by their entries; with the table "all" it has a folder for each table. An export to a folder
+    goes on behind its last part (`start` is then None, or a place that is there already), and
+    never writes again what is there. A file appears under its name when it is complete and on
+    disk.
 
     `table`, `on_error` and `version` are as in `ArrowStream`; `advance(done, total)` is told of
     entries. Where an entry or a page is damaged a folder has everything before it when the error
@@ -107,13 +113,18 @@ def export(
     if part_bytes < 1:
         raise UsageError(f"part_bytes is 1 or more, not {part_bytes}")
     path = Path(out)
-    single = path.suffix in _FILES
+    single = path.suffix.lower() in _FILES
     if single and table == ALL:
         raise UsageError(f"{path} is one file: all tables want a folder")
     if not single and path.exists() and not path.is_dir():
         raise FileExists(
             str(path),
             f"it is a file: OUT is a folder, or a new file that ends in {', '.join(_FILES)}",
+        )
+    if path.suffix.lower() in _OTHER_FILES and not path.exists():
+        raise UsageError(
+            f"{path}: a file that ends in {path.suffix} cannot be written: OUT is a folder, or a "
+            f"new file that ends in {', '.join(_FILES)}"
         )
     try:
         with opened(source) as stream:
@@ -187,7 +198,7 @@ class _Job:
         converter = converters[table]
         temporary = temporary_beside(path)
         output: PartWriter | LineWriter
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             output = PartWriter(path.parent, table, converter.schema, temporary=temporary)
         else:
             output = writer_of(path, temporary, converter.schema)

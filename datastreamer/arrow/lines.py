@@ -71,7 +71,7 @@ class CsvWriter(LineWriter):
 
 def writer_of(path: Path, temporary: Path, schema: Any) -> LineWriter:
     """What writes the form that the name of `path` says, which is not touched."""
-    form = CsvWriter if path.suffix == ".csv" else JsonWriter
+    form = CsvWriter if path.suffix.lower() == ".csv" else JsonWriter
     return form(temporary, schema)
 
 

@@ -90,6 +90,14 @@ def test_all_tables_in_folders(real_stream: Path, tmp_path: Path) -> None:
     assert export(real_stream, tmp_path, "all").files == []
 
 
+def test_names_of_files_in_capitals(three: Path, tmp_path: Path) -> None:
+    for name in ("o.PARQUET", "o.Csv", "o.JSONL"):
+        arrow.export(three, tmp_path / name)
+        assert (tmp_path / name).is_file()
+    assert pq.read_table(tmp_path / "o.PARQUET").num_rows > 0
+    assert (tmp_path / "o.Csv").read_bytes().startswith(b"number,")
+
+
 def test_a_folder_is_gone_on_with(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = export(three, out)
@@ -260,6 +268,10 @@ def test_what_is_refused(three: Path, tmp_path: Path) -> None:
         export(three, tmp_path / "out", "logs")
     with pytest.raises(UsageError, match="all tables want a folder"):
         export(three, tmp_path / "out.csv", "all")
+    for name in ("o.json", "o.csv.gz", "o.JSON"):
+        with pytest.raises(UsageError, match=r"cannot be written: OUT is a folder, or a new file"):
+            arrow.export(three, tmp_path / name)
+        assert not (tmp_path / name).exists()
     with pytest.raises(UsageError, match="part_bytes is 1 or more"):
         export(three, tmp_path / "out", part_bytes=0)
     with pytest.raises(UnknownEntry):

@@ -355,9 +355,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
 def test_hdfs_without_its_client_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAVA_HOME", "HADOOP_HOME", "CLASSPATH", "ARROW_LIBHDFS_DIR"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(
-        UsageError, match=r"hdfs://nowhere:1/a\.bin: .*; HDFS needs Hadoop's"
-    ) as told:
+    with pytest.raises(UsageError, match="; HDFS needs Hadoop's client") as told:
         Query(path="hdfs://nowhere:1/a.bin")
     assert "\n" not in str(told.value)
 
