@@ -16,6 +16,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'da
 
 from datastreamer.spark import find_java, session
 
+QUICKLY = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For a Java of a few seconds: it takes half the time if it does not optimise what it runs."""
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 __all__ = ["Make", "make"]
@@ -30,6 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(str(error))
     scratch = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.update(QUICKLY)
     # Python workers do not see this process's sys.path.
     os.environ["PYTHONPATH"] = str(ROOT)
     made = session(

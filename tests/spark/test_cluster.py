@@ -14,7 +14,7 @@ import pytest
 from datastreamer import arrow
 from datastreamer.errors import UsageError
 from datastreamer.spark import find_java
-from tests.spark.conftest import ROOT
+from tests.spark.conftest import QUICKLY, ROOT
 from tests.spark.test_reading import write_chain
 
 
@@ -27,7 +27,9 @@ def test_an_executor_that_dies_changes_nothing(tmp_path: Path) -> None:
         pytest.skip(str(error))
     path = tmp_path / "chain.bin"
     write_chain(path, 30)
-    environment = os.environ | {
+    environment = {
+        **os.environ,
+        **QUICKLY,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": str(ROOT),
         "PYSPARK_PYTHON": sys.executable,

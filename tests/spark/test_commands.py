@@ -16,7 +16,7 @@ from datastreamer.errors import UsageError
 from datastreamer.spark import find_java
 from datastreamer.spark.failures import reason
 from tests.cli.process import ENVIRONMENT
-from tests.spark.conftest import ROOT
+from tests.spark.conftest import QUICKLY, ROOT
 
 
 def command(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,11 +38,12 @@ def test_a_stream_is_ingested_and_reported_on(real_stream: Path, tmp_path: Path)
     except UsageError as error:
         pytest.skip(str(error))
     shutil.copy(real_stream, tmp_path / "stream.bin")
-    done = command("ingest", tmp_path / "stream.bin", tmp_path / "out", "--master", "local[2]")
+    where = ("--master", "local[2]")
+    done = command("ingest", tmp_path / "stream.bin", tmp_path / "out", *where, **QUICKLY)
     assert done.returncode == 0, done.stderr
     assert "34,723 entries in" in done.stderr
     assert "it has all before 34,723" in done.stderr
-    done = command("report", tmp_path / "out", "--charts", tmp_path, "--master", "local[2]")
+    done = command("report", tmp_path / "out", "--charts", tmp_path, *where, **QUICKLY)
     assert done.returncode == 0, done.stderr
     told = {line["query"]: line["rows"] for line in map(json.loads, done.stdout.splitlines())}
     assert [row["number"] for row in told["open_batches"]] == [101]

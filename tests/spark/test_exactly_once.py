@@ -15,7 +15,7 @@ import pytest
 
 from datastreamer import DataStream, StreamServer
 from datastreamer.net.limits import Limits
-from tests.spark.conftest import ROOT
+from tests.spark.conftest import QUICKLY, ROOT
 from tests.spark.following import Driver
 
 ENTRIES = 40_000
@@ -63,7 +63,7 @@ def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) 
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={**os.environ, **QUICKLY, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
             start_new_session=True,
         )
         assert process.stdout is not None
