@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import coincurve
 import rlp
@@ -43,7 +44,14 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
 
 
-def pipeline(source: dict[str, str], out: str, published: threading.Event | None = None) -> None:
+class Live(NamedTuple):
+    """How the pipeline and a publisher of our own hear of each other."""
+
+    following: threading.Event
+    published: threading.Event
+
+
+def pipeline(source: dict[str, str], out: str, live: Live | None = None) -> None:
     """Ingest what there is, then what comes until it is all `published`; tell and draw."""
     settings = {
         "spark.ui.enabled": "false",
@@ -55,9 +63,10 @@ def pipeline(source: dict[str, str], out: str, published: threading.Event | None
     try:
         ingest = Ingest(spark, source, out)
         print(f"history: {ingest.backfill():,} entries, up to {ingest.done:,}")
-        if published is not None:
+        if live is not None:
             tail = ingest.follow(seconds=2)
-            while not (published.is_set() and lag(tail.lastProgress) == 0):
+            live.following.set()
+            while not (live.published.is_set() and lag(tail.lastProgress) == 0):
                 if tail.awaitTermination(1):
                     break
             tail.processAllAvailable()
@@ -81,22 +90,24 @@ def demo(out: str) -> None:
     ) as server:
         publisher = Sequencer(server.stream, fork_id=9, atomic="batch")
         publish(publisher, 500)
-        published = threading.Event()
+        live = Live(threading.Event(), threading.Event())
 
         def go_on() -> None:
-            # Batches come and go while Spark starts, reads the history and follows.
-            for _ in range(50):
+            # Batches come while Spark starts and reads the history, and some when it follows.
+            left = 20
+            while left and not live.published.is_set():
                 publish(publisher, 10)
-                published.wait(0.5)
-            published.set()
+                left -= live.following.is_set()
+                live.published.wait(0.5)
+            live.published.set()
 
-        live = threading.Thread(target=go_on)
-        live.start()
+        publishing = threading.Thread(target=go_on)
+        publishing.start()
         try:
-            pipeline({"server": f"127.0.0.1:{server.port}"}, out, published)
+            pipeline({"server": f"127.0.0.1:{server.port}"}, out, live)
         finally:
-            published.set()
-            live.join()
+            live.published.set()
+            publishing.join()
 
 
 def publish(sequencer: Sequencer, batches: int) -> None:
