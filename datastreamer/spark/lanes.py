@@ -61,8 +61,8 @@ class Lane:
     """What is kept from one batch to the next.
 
     `held` has the messages in flight by the first 33 bytes of their keys, then by key; `known`
-    the payloads that were given out, by the number of each. `touched` and `forgotten` say what
-    of these changed since they were last written.
+    the payloads that were given out, by the number of each. `touched`, `added` and `forgotten`
+    say what of these changed since they were read, `stored` what was there then.
     """
 
     serial: int = 0
@@ -72,6 +72,7 @@ class Lane:
     touched: set[bytes] = field(default_factory=set)
     forgotten: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
+    stored: set[bytes | int] = field(default_factory=set)
 
     def oldest(self) -> float | None:
         """When the first message of what is in flight came."""
@@ -298,6 +299,7 @@ class Lanes(StatefulProcessor):
         for number in sorted(known):
             own, prefixes = known[number]
             lane.known[number] = bytes(own), tuple(bytes(prefix) for prefix in prefixes)
+        lane.stored = {*lane.held, *lane.known}
         return lane
 
     def _save(self, lane: Lane) -> None:
@@ -307,10 +309,10 @@ class Lanes(StatefulProcessor):
             of_node = lane.held.get(own)
             if of_node:
                 self._held.updateValue((own,), ([tuple(held) for held in of_node.values()],))
-            elif self._held.containsKey((own,)):
+            elif own in lane.stored:
                 self._held.removeKey((own,))
         for number in lane.forgotten:
-            if self._known.containsKey((number,)):
+            if number in lane.stored:
                 self._known.removeKey((number,))
         for number in lane.added:
             if number in lane.known:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +201,13 @@ def test_blocks_in_the_order_of_the_chain() -> None:
         if isinstance(told, Applied)
     ]
     assert applied == [1, 2, 3]
+
+
+def test_the_page() -> None:
+    page = Path(__file__).resolve().parent.parent.parent / "docs" / "CARDINAL.md"
+    [example] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(example, "docs/CARDINAL.md", "exec"), found)
+    messages = [("a", at, *message) for at, message in enumerate(worked_example())]
+    [(number, parts, deletes)] = found["blocks"](messages, PREFIXES)
+    assert (number, len(parts), len(deletes)) == (1337, 5, 3)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream, StreamServer
+from datastreamer.reassembly import Producer
+from datastreamer.spark import STATE_SETTINGS
 from datastreamer.spark.options import NAMES_OF_OPTIONS, read_options
 from datastreamer.zkevm import Sequencer
 
@@ -94,3 +96,32 @@ def test_the_defaults_are_those_of_the_code() -> None:
     assert len(told) == 10
     one = read_options({"server": "a:1"} | told)
     assert one == read_options({"server": "a:1"})
+
+
+def test_reassembly(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = {b"%032d" % at: {b"\x01" + b"%032d" % at: b"value"} for at in range(3)}
+    for producer in ("alice", "bob"):
+        with DataStream.create(tmp_path / f"{producer}.bin", version=1, system_id=1) as stream:
+            for own, parts in blocks.items():
+                Producer(stream).publish(own, parts)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "SPARK_REASSEMBLY.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
+    told = first.replace("{name}.bin", f"{tmp_path}/{{name}}.bin")
+    exec(compile(told, "docs/SPARK_REASSEMBLY.md", "exec"), {})
+    said = capsys.readouterr().out.split("\n")
+    assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
+    for name in ("alice.bin", "told/", "told-checkpoint/"):
+        second = second.replace(f'"{name}"', f'"{tmp_path}/{name}"')
+    found: dict[str, Any] = {}
+    exec(compile(second, "docs/SPARK_REASSEMBLY.md", "exec"), found)
+    try:
+        found["query"].processAllAvailable()
+    finally:
+        found["query"].stop()
+        for setting in STATE_SETTINGS:
+            spark.conf.unset(setting)
+    rows = spark.read.schema(found["told"].schema).parquet(f"{tmp_path}/told").collect()
+    assert sorted(bytes(row.id) for row in rows) == sorted(blocks)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +20,9 @@ from datastreamer.errors import UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
 from datastreamer.spark.linked import connected
+from datastreamer.spark.told import TOLD
 from tests.reassembly.made_up import name
+from tests.spark.conftest import ROOT
 from tests.spark.told import Message, core_events, examples, in_order, plain
 
 
@@ -27,6 +33,7 @@ def frame(spark: Any, rows: list[Message]) -> Any:
     return spark.createDataFrame(pa.table(arrays, ["key", "value", "source", "position"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subscribe", [None, [b"\x01", b"\xff"]], ids=["everything", "a part"])
 def test_the_same_as_the_core(spark: Any, subscribe: Any) -> None:
     made = examples(60)
@@ -156,6 +163,7 @@ class Sink:
         query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
     rows = [(key, value) for key, value, _, _ in examples(60)]
     cuts = [0, len(rows) // 3, 2 * len(rows) // 3, len(rows)]
@@ -179,6 +187,79 @@ def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
     assert set(plain(sink.rows)) <= set(plain(expected))
 
 
+# A driver of its own, which says so after each batch.
+DRIVER = """
+import sys
+from datastreamer.spark import STATE_SETTINGS, messages, reassemble_stream, session
+stream, out, checkpoint = sys.argv[1:]
+spark = session("local[2]", "killed", STATE_SETTINGS | {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+})
+spark.sparkContext.setLogLevel("OFF")
+entries = spark.readStream.format("datastream").option("maxEntriesPerTrigger", 60).load(stream)
+query = (
+    reassemble_stream(messages(entries, "s"), max_age=None)
+    .told.writeStream.format("parquet").option("path", out)
+    .option("checkpointLocation", checkpoint).start()
+)
+batch = -1
+while not query.awaitTermination(0.02):
+    progress = query.lastProgress
+    if progress and progress["batchId"] != batch:
+        batch = progress["batchId"]
+        print(batch, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed(stateful: Any, tmp_path: Path) -> None:
+    rows = [message for at in range(3) for message in produced(at, 30)]
+    with (
+        DataStream.create(tmp_path / "s.bin", version=1, system_id=1) as stream,
+        stream.atomic_op() as op,
+    ):
+        op.add_entries(0x10, [pack_message(*row) for row in rows])
+    places = [str(tmp_path / name) for name in ("s.bin", "out", "checkpoint")]
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, *places],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with process.stdout as said:
+            for _ in range(2):
+                assert said.readline(), "the driver ended by itself"
+            # The JVM, which is the driver, is in its process group; a batch is underway.
+            os.killpg(process.pid, signal.SIGKILL)
+            said.read()
+        assert process.wait(60) == -signal.SIGKILL
+    entries = stateful.readStream.format("datastream").load(places[0])
+    query = (
+        reassemble_stream(messages(entries, "s"), max_age=None)
+        .told.writeStream.format("parquet")
+        .option("path", places[1])
+        .option("checkpointLocation", places[2])
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    told = stateful.read.schema(TOLD).parquet(places[1]).collect()
+    expected = core_events([(*row, "s", at) for at, row in enumerate(rows)])
+    assert plain(told) == plain(expected)
+    assert {row.event for row in told} == {"complete"}
+    assert len(told) == 30
+    assert query.lastProgress["batchId"] > 3
+
+
 def test_what_is_too_old_is_told_of_where_nothing_comes(stateful: Any, tmp_path: Path) -> None:
     own, parts = payload(5)
     write(tmp_path / "s.bin", Splitter(200).split(own, parts)[:-1])
@@ -199,6 +280,7 @@ def test_what_is_too_old_is_told_of_where_nothing_comes(stateful: Any, tmp_path:
     ]
 
 
+@pytest.mark.slow
 def test_late_ones_are_swallowed_lane_by_lane(stateful: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as sql
 
