@@ -47,7 +47,7 @@ ONLY_FOR = {
     "rlp": {"zkevm"},
     "coincurve": {"zkevm"},
     "sha3": {"zkevm"},
-    "google": {"zkevm", "spark"},
+    "google": {"zkevm"},
     "prometheus_client": {"metrics"},
     "pyarrow": {"arrow", "spark"},
     "pyspark": {"spark"},

@@ -32,7 +32,7 @@ from datastreamer.reassembly import (
     scan_records,
 )
 from datastreamer.reassembly.splitter import PREFIX_SIZE
-from datastreamer.spark.told import TOLD, row_of
+from datastreamer.spark.told import SHOWN, TOLD, row_of, without_key
 
 STATE_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -41,7 +41,6 @@ STATE_SETTINGS: Final = {
 }
 """What a session needs for streaming queries with a state of ours."""
 
-_SHOWN: Final = 1024  # as much of a key as an event names
 _HEADERS: Final = (b"\x00", b"\xff")
 
 
@@ -127,8 +126,7 @@ class Run:
         # What is too old goes before the message comes, which may be of the same payload.
         yield from self.expire(now)
         if key is None:
-            reason = f"an entry of {len(value)} bytes does not hold its key"
-            yield Malformed(value[2:][:_SHOWN], reason, source, position)
+            yield without_key(value, source, position)
             return
         events = self._core.receive(key, value, source, position, now)
         own = key[:PREFIX_SIZE]
@@ -153,7 +151,7 @@ class Run:
         """Whether a message was not taken: an event says so that is of this one, and not of one
         that had waited."""
         return any(
-            event.source is not None and event.key == key[:_SHOWN]
+            event.source is not None and event.key == key[:SHOWN]
             for event in events
             if isinstance(event, Malformed)
             or (isinstance(event, Conflict) and event.what != "count")
@@ -179,7 +177,7 @@ class Run:
             # It had waited, and was not taken in the end.
             own = event.key[:PREFIX_SIZE]
             of_node = self._lane.held.get(own, {})
-            for key in [key for key in of_node if key[:_SHOWN] == event.key]:
+            for key in [key for key in of_node if key[:SHOWN] == event.key]:
                 del of_node[key]
                 self._lane.touched.add(own)
 

@@ -7,6 +7,7 @@ group in one place and in one order. What a message means is the core's business
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,11 +16,11 @@ from pyspark.sql.types import BinaryType, LongType, StringType
 
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.format import U32_MAX
-from datastreamer.reassembly import Malformed, Reassembler
+from datastreamer.reassembly import Reassembler
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.spark.lanes import STATE_SETTINGS, Lanes
 from datastreamer.spark.linked import groups, node, wanted
-from datastreamer.spark.told import TOLD, Reassembled, batches_of, row_of, views
+from datastreamer.spark.told import TOLD, Reassembled, batches_of, row_of, views, without_key
 
 BUDGET: Final = 1 << 30
 _COLUMNS: Final = (
@@ -78,13 +79,14 @@ def reassemble(
     value. `messages` has `key` and `value`, and `source` and `position` where there are any.
     What is unfinished in the end is a `dropped` of "end".
 
-    Looks at all headers when it is called; the rest is done by the queries on the result. A
-    payload is put together in one task, in memory: `budget` bounds what is in flight there.
-    Raises `UsageError`.
+    Looks at all headers when it is called, and has Spark cache what they announce, some 70
+    bytes a prefix; the rest is done by the queries on the result. A payload is put together in
+    one task, in memory: `budget` bounds what is in flight there. Raises `UsageError`.
     """
     if messages.isStreaming:
         raise UsageError("these messages have no end: `reassemble_stream` takes them")
-    _need_pandas()
+    # Nothing of it is used, but without it Spark hands nothing over.
+    _need("pandas", "hand groups to Python")
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     homes = groups(found, subscribed)
@@ -144,20 +146,18 @@ def reassemble_stream(
     return views(told)
 
 
-def _need_pandas() -> None:
-    """Spark hands groups to Python where pandas is there, although none is used."""
+def _need(package: str, doing: str) -> None:
     try:
-        import pandas  # noqa: F401
-    except ImportError:
-        raise ExtraMissing("Spark needs pandas to reassemble", "spark-reassembly") from None
+        there = find_spec(package) is not None
+    except ModuleNotFoundError:  # of what it is in
+        there = False
+    if not there:
+        raise ExtraMissing(f"Spark needs {package} to {doing}", "spark-reassembly")
 
 
 def _need_state(spark: SparkSession) -> None:
-    _need_pandas()
-    try:
-        import google.protobuf  # noqa: F401
-    except ImportError:
-        raise ExtraMissing("Spark needs protobuf to keep state", "spark-reassembly") from None
+    _need("pandas", "hand groups to Python")
+    _need("google.protobuf", "keep state")
     for setting, value in STATE_SETTINGS.items():
         if spark.conf.get(setting, None) != value:
             raise UsageError(
@@ -193,6 +193,8 @@ def _shaped(messages: DataFrame, order: Sequence[str]) -> DataFrame:
     columns = []
     for name, wanted_type in _COLUMNS:
         found = sql.col(name) if name in there else sql.lit(None)
+        if name == "value":
+            found = sql.coalesce(found, sql.lit(b""))  # Kafka has messages without one
         columns.append(found.cast(wanted_type).alias(name))
     others = [sql.col(name) for name in order if name not in dict(_COLUMNS)]
     return messages.select(*columns, *others)
@@ -212,27 +214,15 @@ def _run(
                 home = own
                 # In here nothing is forgotten: it is all of the payload that there is.
                 core = Reassembler(subscribe, reorg_threshold=U32_MAX, budget=budget, max_age=0.5)
-            for event in take(core, key, value, source, position):
+            if key is None:
+                yield row_of(without_key(value, source, position))
+                continue
+            for event in core.receive(key, value, source or "", position):
                 yield row_of(event)
     yield from _end(core)
 
 
 _NAMES: Final = ("home", "key", "value", "source", "position")
-
-
-def take(
-    core: Reassembler,
-    key: bytes | None,
-    value: bytes,
-    source: str | None,
-    position: int | None,
-    now: float | None = None,
-) -> Sequence[Any]:
-    """Give a message to a reassembler; `key` is None where an entry did not hold its key."""
-    if key is not None:
-        return core.receive(key, value, source or "", position, now)
-    reason = f"an entry of {len(value)} bytes does not hold its key"
-    return [Malformed(value[2:][:1024], reason, source or "", position)]
 
 
 def _end(core: Reassembler | None) -> Iterator[tuple[Any, ...]]:

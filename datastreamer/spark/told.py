@@ -26,6 +26,8 @@ COMPLETE: Final = "complete"
 CONFLICT: Final = "conflict"
 MALFORMED: Final = "malformed"
 DROPPED: Final = "dropped"
+SHOWN: Final = 1024
+"""As much of a key as an event names."""
 
 _PART: Final = StructType(
     [StructField("key", BinaryType(), False), StructField("value", BinaryType(), False)]
@@ -150,6 +152,12 @@ def row_of(event: Event, ended: bool = False) -> tuple[Any, ...]:
         assert isinstance(event, Malformed)
         row.update(event=MALFORMED, what=event.reason, key=event.key)
     return tuple(row.values())
+
+
+def without_key(value: bytes, source: str | None, position: int | None) -> Malformed:
+    """What is said of an entry's data that does not hold its key."""
+    reason = f"an entry of {len(value)} bytes does not hold its key"
+    return Malformed(value[2:][:SHOWN], reason, source or "", position)
 
 
 def size_of(row: Sequence[Any]) -> int:

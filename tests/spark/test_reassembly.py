@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import UsageError
+from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
 from datastreamer.spark.linked import connected
@@ -301,6 +301,19 @@ def test_a_state_store_that_keeps_no_state_of_ours(spark: Any, tmp_path: Path) -
     entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
     with pytest.raises(UsageError, match="STATE_SETTINGS"):
         reassemble_stream(messages(entries))
+
+
+def test_without_a_package(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "s.bin", [])
+    entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
+    with monkeypatch.context() as hidden:
+        hidden.setitem(sys.modules, "google.protobuf", None)
+        with pytest.raises(ExtraMissing, match=r"keep state: install it .*spark-reassembly"):
+            reassemble_stream(messages(entries))
+    rows = frame(spark, [])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ExtraMissing, match=r"to Python: install it .*spark-reassembly"):
+        reassemble(rows)
 
 
 def test_mistakes(spark: Any, tmp_path: Path) -> None:
