@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from datastreamer import DataStream
+from datastreamer import DataStream, StreamServer
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
@@ -82,18 +83,24 @@ def write(path: Path, produced: list[tuple[bytes, bytes]]) -> None:
         op.add_entries(0x10, [pack_message(*message) for message in produced])
 
 
-def test_over_several_files(spark: Any, tmp_path: Path) -> None:
-    frames = []
+def test_over_files_and_a_server(spark: Any, tmp_path: Path) -> None:
     for seed in range(3):
         made = produced(seed, 40)
         if seed == 1:
             key = next(key for key, _ in made if key[0] == 1)
             made.append((key, b"a lie, which comes late"))
         write(tmp_path / f"{seed}.bin", made)
-        entries = spark.read.format("datastream").load(str(tmp_path / f"{seed}.bin"))
-        frames.append(messages(entries, f"producer {seed}"))
-    found = reassemble(frames[0].union(frames[1]).union(frames[2]))
-    payloads = {bytes(row.id): row for row in found.payloads.collect()}
+    with StreamServer(tmp_path / "2.bin", host="127.0.0.1", port=0, in_process=True) as server:
+        frames = []
+        for seed in range(3):
+            place = ("path", str(tmp_path / f"{seed}.bin"))
+            if seed == 2:
+                place = ("server", f"127.0.0.1:{server.port}")
+            entries = spark.read.format("datastream").option(*place).load()
+            frames.append(messages(entries, f"producer {seed}"))
+        found = reassemble(frames[0].union(frames[1]).union(frames[2]))
+        payloads = {bytes(row.id): row for row in found.payloads.collect()}
+        events = found.events.collect()
     assert len(payloads) == 40
     for number in range(40):
         own, parts = payload(number)
@@ -101,8 +108,19 @@ def test_over_several_files(spark: Any, tmp_path: Path) -> None:
             message for message in Splitter(200).split(own, parts) if message[0][0] not in (0, 255)
         ]
         assert [(bytes(k), bytes(v)) for k, v in payloads[own].parts] == sorted(whole)
-    [conflict] = found.events.collect()
+    [conflict] = events
     assert (conflict.event, conflict.what, conflict.source) == ("conflict", "value", "producer 1")
+
+
+def test_the_example(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [str(tmp_path / f"{seed}.bin") for seed in range(2)]
+    for seed, place in enumerate(places):
+        write(Path(place), produced(seed, 9))
+    run = runpy.run_path(str(ROOT / "examples" / "spark_reassembly.py"))["run"]
+    run(spark, str(tmp_path / "out"), places)
+    assert capsys.readouterr().out == "9 payloads\n"
+    found = spark.read.parquet(str(tmp_path / "out" / "payloads")).select("id").collect()
+    assert sorted(bytes(row.id) for row in found) == [b"%032d" % at for at in range(9)]
 
 
 def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
@@ -290,7 +308,7 @@ def test_late_ones_are_swallowed_lane_by_lane(stateful: Any, tmp_path: Path) -> 
     for at in range(3):
         write(tmp_path / "s.bin", produced(at, 12))
         entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
-        told = reassemble_stream(messages(entries, "s"), max_age=None, lanes=lane).told
+        told = reassemble_stream(messages(entries, "s"), max_age=3600, lanes=lane).told
         sink.run(told, tmp_path / "checkpoint")
     assert {row.event for row in sink.rows} == {"complete"}
     assert sorted(bytes(row.id) for row in sink.rows) == [b"%032d" % at for at in range(12)]
