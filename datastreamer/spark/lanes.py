@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
     StatefulProcessor,
     StatefulProcessorHandle,
     TimerValues,
@@ -72,11 +71,6 @@ class Lane:
     forgotten: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
     stored: set[bytes | int] = field(default_factory=set)
-
-    def oldest(self) -> float | None:
-        """When the first message of what is in flight came."""
-        times = (held.since for of_node in self.held.values() for held in of_node.values())
-        return min(times, default=None)
 
 
 class Run:
@@ -228,7 +222,6 @@ class Lanes(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark in each task."""
-        self._handle = handle
         self._numbers = handle.getValueState("numbers", "serial BIGINT, fresh BIGINT")
         self._held = handle.getMapState(
             "held",
@@ -248,26 +241,14 @@ class Lanes(StatefulProcessor):
     ) -> Iterator[Row]:
         """A batch's messages of one lane."""
         lane = self._load()
-        now = self._now(timerValues)
         run = self._run(lane)
         for event in run.dropped:
             yield as_row(event)
         for row in sorted(rows, key=self._place):
-            for event in run.take(row.key, row.value, row.source, row.position, now):
+            # Spark may give a bytearray, if it is told to.
+            own_key = None if row.key is None else bytes(row.key)
+            for event in run.take(own_key, bytes(row.value), row.source, row.position, row.now):
                 yield as_row(event)
-        self._save(lane)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: Any,
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[Row]:
-        """Something may have grown too old where nothing has come."""
-        lane = self._load()
-        run = self._run(lane)
-        for event in (*run.dropped, *run.expire(self._now(timerValues))):
-            yield as_row(event)
         self._save(lane)
 
     def close(self) -> None:
@@ -275,9 +256,6 @@ class Lanes(StatefulProcessor):
 
     def _run(self, lane: Lane) -> Run:
         return Run(lane, self._subscribe, self._max_age, self._budget)
-
-    def _now(self, times: TimerValues) -> float:
-        return 0.0 if self._max_age is None else times.getCurrentProcessingTimeInMs() / 1000
 
     def _place(self, row: Row) -> tuple[Any, ...]:
         """What rows are sorted by: nothing comes before anything, as in Spark."""
@@ -291,8 +269,10 @@ class Lanes(StatefulProcessor):
         if self._numbers.exists():
             lane.serial, lane.fresh = self._numbers.get() or (0, 0)
         for (own,), (found,) in self._held.iterator():
-            messages = [Held(*message) for message in found]
-            lane.held[bytes(own)] = {bytes(held.key): held for held in messages}
+            messages = [
+                Held(serial, bytes(key), bytes(value), *rest) for serial, key, value, *rest in found
+            ]
+            lane.held[bytes(own)] = {held.key: held for held in messages}
         known = {number: (own, prefixes) for (number,), (own, prefixes) in self._known.iterator()}
         for number in sorted(known):
             own, prefixes = known[number]
@@ -316,18 +296,6 @@ class Lanes(StatefulProcessor):
             if number in lane.known:
                 own_id, prefixes = lane.known[number]
                 self._known.updateValue((number,), (own_id, list(prefixes)))
-        if self._max_age is not None:
-            self._wake(lane.oldest(), self._max_age)
-
-    def _wake(self, oldest: float | None, max_age: float) -> None:
-        """Have Spark call when the oldest is too old."""
-        at = None if oldest is None else int((oldest + max_age) * 1000) + 1
-        there = list(self._handle.listTimers())
-        for timer in there:
-            if timer != at:
-                self._handle.deleteTimer(timer)
-        if at is not None and at not in there:
-            self._handle.registerTimer(at)
 
 
 def as_row(event: Event) -> Row:

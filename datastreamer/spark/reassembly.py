@@ -116,8 +116,9 @@ def reassemble_stream(
 
     State is kept by Spark in the query's checkpoint: what is in flight, and the payloads that
     were given out, at least the last `reorg_threshold` of a lane. `max_age` is in seconds of
-    the machine's clock; None: nothing ages, as is right for recordings. `budget` bounds the
-    bytes of a lane. Within a batch messages are taken in the order of `order`.
+    the batches' times, and told of when something comes to the lane; None: nothing ages, as is
+    right for recordings. `budget` bounds the bytes of a lane. Within a batch messages are taken
+    in the order of `order`.
 
     `lanes` says which messages can have to do with each other: an expression that is the same
     for everything of a payload. Lanes run beside each other; without it there is one.
@@ -134,15 +135,12 @@ def reassemble_stream(
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     found = found.where(sql.col("key").isNull() | wanted(sql.col("key"), subscribed))
-    lane = sql.lit(0) if lanes is None else lanes
+    # The batch's own time: the same where a batch is done again. Without an age there is none.
+    now = sql.lit(0.0) if max_age is None else sql.unix_millis(sql.current_timestamp()) / 1000
+    found = found.withColumn("lane", sql.lit(0) if lanes is None else lanes)
+    found = found.withColumn("now", now.cast("double"))
     processor = Lanes(subscribed, tuple(order), reorg_threshold, max_age, budget)
-    told = (
-        found.withColumn("lane", lane)
-        .groupBy("lane")
-        .transformWithState(
-            processor, TOLD, "Append", "None" if max_age is None else "ProcessingTime"
-        )
-    )
+    told = found.groupBy("lane").transformWithState(processor, TOLD, "Append", "None")
     return views(told)
 
 
