@@ -82,7 +82,8 @@ NoBatchReadsOption = Annotated[
     bool,
     typer.Option(
         "--no-batch-reads",
-        help="Have a server stream, and do not ask it for batches even where it has them.",
+        help="Have a server stream all entries, and ask it neither for batches nor for some "
+        "types alone even where it can send these.",
     ),
 ]
 DecodeOption = Annotated[
@@ -170,18 +171,19 @@ def cat(
             return
         if follow:
             end_with_reader()
+        at = begin if isinstance(begin, int) else None
         with _progress(source, follow, header.total_entries) as progress, _told_how_to_go_on():
-            for batch in stream.batches(begin, stop):
-                chosen = batch.select(wanted) if wanted else batch
-                if count is not None:
-                    chosen = chosen[:count]
+            for batch in stream.batches(begin, stop, wanted or None):
+                chosen = batch if count is None else batch[:count]
                 if chosen:
                     write_out(form.render(chosen))
                     if count is not None:
                         count -= len(chosen)
                         if not count:
                             break
-                progress.advance(len(batch))
+                # Not all that was looked at has a batch of its own.
+                progress.advance(batch.next_number - (batch.first_number if at is None else at))
+                at = batch.next_number
         if isinstance(form, Decoded):
             form.finish(source)
 

@@ -53,8 +53,11 @@ class Source(Protocol):
     def bookmark(self, key: bytes) -> int:
         """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
 
-    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
-        """Entries from a number or bookmark on, up to and not including `stop`.
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Iterator[EntryBatch]:
+        """Entries from a number or bookmark on, up to and not including `stop`; with `types`
+        those of these alone.
 
         Waits for what is committed later; without a `stop` it does not end.
         """
@@ -74,7 +77,8 @@ def open_source(
     `follow` says that entries are wanted which another process has yet to commit; a
     server that is lost is then waited for. `heartbeat` is how long a server may be silent;
     None: 10 s, and for who follows it as long as the connection stands. With `batch_reads` a
-    server that has batches is asked for them, where it is not followed.
+    server that has batches is asked for them, where it is not followed, and one that can choose
+    for the types that are wanted.
     """
     if not os.path.lexists(text):
         address = read_address(text)
@@ -85,7 +89,7 @@ def open_source(
                 tls,
                 follow=follow,
                 heartbeat=heartbeat,
-                batch_reads=batch_reads and not follow,
+                batch_reads=batch_reads,
             )
         if "/" not in text and ":" in text:
             raise Failure(
@@ -174,14 +178,16 @@ class FileSource:
     def bookmark(self, key: bytes) -> int:
         return self._stream.bookmark(key)
 
-    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Iterator[EntryBatch]:
         stream = self._stream
         number = start if isinstance(start, int) else stream.bookmark(start)
         epoch = stream.epoch
         while True:
             for batch in stream.batches(number, stop):
                 number = batch.next_number
-                yield batch
+                yield batch if types is None else batch.select(types)
             if stop is not None and number >= stop:
                 return
             # Who does not follow asks for what there is: entries lack where they were taken back.
@@ -220,7 +226,7 @@ class ServerSource:
             heartbeat=_SILENT_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,
         )
-        self._batch_reads = batch_reads
+        self._batch_reads = batch_reads and not follow
         self.name = self._client.peer
 
     @property
@@ -249,14 +255,17 @@ class ServerSource:
         except BadFromBookmark:
             raise UnknownBookmark(key) from None
 
-    def batches(self, start: int | bytes, stop: int | None) -> Iterator[EntryBatch]:
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Iterator[EntryBatch]:
+        client = self._client
         try:
             if isinstance(start, int) and stop is not None and self._batch_reads:
-                yield from self._client.read_batches(from_entry=start, stop=stop)
+                yield from client.read_batches(from_entry=start, stop=stop, types=types)
             elif isinstance(start, int):
-                yield from self._client.batches(from_entry=start, stop=stop)
+                yield from client.batches(from_entry=start, stop=stop, types=types)
             else:
-                yield from self._client.batches(from_bookmark=start, stop=stop)
+                yield from client.batches(from_bookmark=start, stop=stop, types=types)
         except BadFromBookmark:
             assert isinstance(start, bytes)
             raise UnknownBookmark(start) from None

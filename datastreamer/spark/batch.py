@@ -46,10 +46,9 @@ class BatchReader(DataSourceReader):
             yield from rows.batches(runs, self._bounds.within(partition.start, partition.stop))
         elif isinstance(partition, ServerPart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
-            entries = read_entries(
-                partition.snapshot, partition.start, partition.stop, partition.turn
-            )
-            yield from rows.batches(entries, self._bounds.within(partition.start, partition.stop))
+            start, stop, types = partition.start, partition.stop, self._bounds.types
+            entries = read_entries(partition.snapshot, start, stop, partition.turn, types)
+            yield from rows.batches(entries, self._bounds.within(start, stop))
 
 
 class FilteringReader(BatchReader):

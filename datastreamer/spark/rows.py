@@ -98,10 +98,10 @@ class RowMaker:
 
 
 def _within(run: EntryBatch, bounds: Bounds) -> EntryBatch:
-    """The entries of a run without gaps that are within the bounds."""
+    """The entries of a run that are within the bounds."""
     start, stop = bounds.start, bounds.stop
     if run.first_number < start or run.next_number > stop:
-        run = run[max(0, start - run.first_number) : max(0, stop - run.first_number)]
+        run = run.since(start).before(min(stop, U64_MAX))
     return run if bounds.types is None else run.select(bounds.types)
 
 

@@ -135,9 +135,14 @@ def position_at(client: BlockingClient, number: int) -> Position:
 
 
 def read_entries(
-    snapshot: ServerSnapshot, start: int, stop: int, first_server: int
+    snapshot: ServerSnapshot,
+    start: int,
+    stop: int,
+    first_server: int,
+    types: frozenset[int] | None = None,
 ) -> Iterator[EntryBatch]:
-    """The entries from `start` up to, not including, `stop`, in runs as they come.
+    """The entries from `start` up to, not including, `stop`, in runs as they come; with `types`
+    those of these alone, which servers that can choose are asked for.
 
     Goes on with the next server where one is lost, for `retry_for` seconds without an entry.
     Raises what the last one did then, and `HistoryChanged` where the stream was cut back or
@@ -150,11 +155,15 @@ def read_entries(
             with snapshot.servers.connect(turns.address) as client:
                 _ensure_same(client, snapshot)
                 begin = start if position is None else None
-                with client.batches(from_entry=begin, from_position=position, stop=stop) as batches:
+                with client.batches(
+                    from_entry=begin, from_position=position, stop=stop, types=types
+                ) as batches:
                     for batch in batches:
                         yield batch
                         start, position = batch.next_number, batches.position
                         turns.served()
+                    position = batches.position
+                    start = start if position is None else position.next_entry
             if start < stop:
                 raise ConnectionLost(f"{turns.address} ended the stream before entry {start}")
         except (ConnectFailed, ConnectionLost) as error:

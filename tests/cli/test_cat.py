@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.net.embed import StreamServer
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
     CapabilitiesQuery,
@@ -21,7 +22,7 @@ from datastreamer.protocol.server import End, Event
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.interop.plain import digest, scan
-from tests.net.stub import Stub, StubServer, handler, key, sample
+from tests.net.stub import Filtering, Stub, StubServer, handler, key, sample
 
 
 def numbers(outcome: object) -> list[int]:
@@ -127,6 +128,42 @@ def test_a_server_with_batches_is_asked_for_them(
     if isinstance(asked[0], BatchQuery):
         asked = [CapabilitiesQuery(), *asked]
     assert questions == asked
+
+
+@pytest.mark.parametrize(
+    "options, asked",
+    [
+        (["--type", "3"], [FilteredRead(0, (3,), 50, 0, 1 << 20)]),
+        (["--type", "3", "--from", "20", "--to", "24"], [FilteredRead(20, (3,), 25, 0, 1 << 20)]),
+        (
+            ["--type", "3", "--type", "0xb0", "--from-bookmark", f"0x{key(20).hex()}"],
+            [FilteredStartBookmark(key(20), (3, 0xB0)), Stop()],
+        ),
+        (["--type", "3", "--no-batch-reads"], [Start(0), Stop()]),
+    ],
+)
+def test_a_server_that_can_choose_is_asked_for_the_types(
+    invoke: Invoke, options: list[str], asked: list[Event]
+) -> None:
+    stub = Filtering(sample(50), span=100)
+    old = Stub(sample(50), extensions="refused")
+    with StubServer(handler(stub)) as server, StubServer(handler(old)) as before:
+        cat = invoke("cat", f"127.0.0.1:{server.port}", *options)
+        assert cat.code == 0, cat
+        assert invoke("cat", f"127.0.0.1:{before.port}", *options) == cat
+    questions = [event for event in stub.seen if not isinstance(event, HeaderQuery | End)]
+    if "--no-batch-reads" not in options:
+        asked = [CapabilitiesQuery(), *asked]
+    assert questions == asked
+
+
+def test_following_some_types(invoke: Invoke) -> None:
+    stub = Filtering(sample(50))
+    with StubServer(handler(stub)) as server:
+        source = f"127.0.0.1:{server.port}"
+        cat = invoke("cat", source, "--follow", "--type", "3", "--count", "4")
+    assert numbers(cat) == [3, 17, 24, 31]
+    assert FilteredStart(0, (3,)) in stub.seen
 
 
 def test_a_server_without_batches_streams(invoke: Invoke) -> None:

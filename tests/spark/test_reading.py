@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -533,7 +535,8 @@ def server(tmp_path: Path) -> Iterator[StreamServer]:
     write_chain(path, 6)
     # A client in the middle of a part is not waited for.
     limits = Limits(grace=0)
-    with StreamServer(path, host="127.0.0.1", port=0, index="memory", limits=limits) as served:
+    options = {"index": "memory", "limits": limits, "metrics_port": 0}
+    with StreamServer(path, host="127.0.0.1", port=0, **options) as served:
         yield served
 
 
@@ -554,6 +557,24 @@ def test_a_servers_parts_are_those_that_are_wanted(server: StreamServer) -> None
     assert all(row["number"] for row in unknown.rows())
     with pytest.raises(UnknownBookmark, match="block:100000"):
         Query(server=at, startingOffset="block:100000")
+
+
+def test_a_server_chooses_the_types_that_are_wanted(server: StreamServer) -> None:
+    at = f"127.0.0.1:{server.port}"
+    rows = as_arrow(Path(server.stream.path))
+    for wanted in (2, 0xB0, 77):
+        query = Query(server=at, partitionBytes="2m", filters=[EqualTo(("type",), wanted)])
+        assert query.rows() == [row for row in rows if row["type"] == wanted]
+    few = Query(
+        server=at,
+        startingOffset=5,
+        endingOffset=60,
+        filters=[EqualTo(("type",), 2), GreaterThan(NUMBER, 9)],
+    )
+    assert few.rows() == [row for row in rows[10:60] if row["type"] == 2]
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as told:
+        text = told.read().decode()
+    assert re.search(r'datastreamer_commands_total\{command="filtered_start"\} [1-9]', text)
 
 
 def test_a_servers_end_is_where_it_was_when_the_query_was_planned(server: StreamServer) -> None:
