@@ -396,6 +396,7 @@ cdef class EntryBatch:
         cdef uint64_t bound = as_u64(number, "an entry number")
         cdef EntryBatch part = self._slice(self._below(bound), self._count)
         part.first_number = max(self.first_number, min(self.next_number, bound))
+        part.next_number = self.next_number
         return part
 
     cdef Py_ssize_t _below(self, uint64_t number) noexcept:
@@ -518,7 +519,7 @@ cdef class EntryBatch:
         part._nbytes = -1
         part.first_number = self.first_number
         part.next_number = self.next_number
-        if self._numbers == NULL:
+        if self._numbers == NULL and self._count:
             part.first_number += <uint64_t>start
             part.next_number = self.first_number + <uint64_t>stop
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -37,6 +38,10 @@ def recorded() -> list[bytes]:
             CapabilitiesQuery(),
             BatchQuery(7, 100, 1 << 20, 5000),
             RangeQuery(b"key", b"0123456789abcdef"),
+            FilteredRead(7, (1, 2), 99, 100, 1 << 20, 5000),
+            FilteredRead(0, tuple(range(64))),
+            FilteredStart(0, (0xB0,)),
+            FilteredStartBookmark(b"key", (1, 2, 3)),
         )
     }
     if (SHARED / "golden" / "wire").is_dir():

@@ -11,7 +11,13 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from datastreamer.format import COMMAND_HEAD_SIZE, MAX_BOOKMARK_SIZE
+from datastreamer.format import COMMAND_HEAD_SIZE, MAX_FILTER_TYPES
+from datastreamer.protocol.filtering import (
+    FilteredRead,
+    FilteredStart,
+    FilteredStartBookmark,
+    decode,
+)
 from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
@@ -21,7 +27,8 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from tests.protocol.mutilated import RECORDED, TYPE, mutilated
 
-LONGEST = COMMAND_HEAD_SIZE + 2 * (4 + MAX_BOOKMARK_SIZE)
+FILTERED = (FilteredRead, FilteredStart, FilteredStartBookmark)
+LONGEST = COMMAND_HEAD_SIZE + 28 + 4 + 4 * MAX_FILTER_TYPES
 
 
 def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:
@@ -32,7 +39,7 @@ def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:
         connection.receive(piece)
         while (event := connection.next_event()) is not None:
             events.append(event)
-            if isinstance(event, Start | StartBookmark):
+            if isinstance(event, (Start, StartBookmark, FilteredStart, FilteredStartBookmark)):
                 connection.started()
             elif isinstance(event, Stop):
                 connection.stopped()
@@ -58,6 +65,17 @@ def test_any_bytes(data: bytes, places: list[int]) -> None:
         else:
             assert not isinstance(event, Drop | End)
             said = encode_command(event, TYPE)
+            if isinstance(event, FILTERED):
+                # The types may have been named in another order, and twice.
+                command = int.from_bytes(data[at : at + 8], "big")
+                found = decode(command, data, at + COMMAND_HEAD_SIZE)
+                assert found is not None
+                again, end = found
+                assert again == event
+                assert decode(command, said, COMMAND_HEAD_SIZE) == (event, len(said))
+                assert len(said) <= end - at
+                at = end
+                continue
             assert data[at : at + len(said)] == said
             at += len(said)
     if connection.closed:
