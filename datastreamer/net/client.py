@@ -169,7 +169,13 @@ class Client:
         return await self._link.call(probe)
 
     async def batch_read(
-        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+        self,
+        from_entry: int,
+        max_count: int = 0,
+        max_bytes: int = 0,
+        *,
+        wait: float = 0.0,
+        types: Collection[int] | None = None,
     ) -> EntryBatch:
         """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
         `max_bytes` with their heads (0: as many as the server gives).
@@ -178,28 +184,58 @@ class Client:
         even when it is larger than `max_bytes`. None only at the end of the stream, when
         `wait` seconds brought none. Raises `UnknownEntry` past the end, as the server says
         now; `NotSupported` where it has no batches.
+
+        With `types` entries of these alone, up to before `next_number`: maybe none, for a server
+        looks through so much and no more, and one that cannot choose gives what it gives
+        without.
         """
-        return await self._read(Read(from_entry, max_count, max_bytes), wait)
+        return await self._read(Read(from_entry, max_count, max_bytes, types=types), wait)
 
     async def batch_read_unconfirmed(
-        self, from_entry: int, max_count: int = 0, max_bytes: int = 0, *, wait: float = 0.0
+        self,
+        from_entry: int,
+        max_count: int = 0,
+        max_bytes: int = 0,
+        *,
+        wait: float = 0.0,
+        types: Collection[int] | None = None,
     ) -> EntryBatch:
         """As `batch_read`, without a look at where the stream ends: past that the server
         refuses, which is `BadFromEntry`."""
-        return await self._read(Read(from_entry, max_count, max_bytes, checked=False), wait)
+        wanted = Read(from_entry, max_count, max_bytes, checked=False, types=types)
+        return await self._read(wanted, wait)
 
     async def batch_read_with_fallback(
-        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+        self,
+        from_entry: int,
+        max_count: int = 0,
+        max_bytes: int = 0,
+        *,
+        types: Collection[int] | None = None,
     ) -> EntryBatch:
         """As `batch_read`, from any server: one without batches is asked for single entries."""
-        return await self._read(Read(from_entry, max_count, max_bytes, fallback=True))
+        wanted = Read(from_entry, max_count, max_bytes, fallback=True, types=types)
+        return await self._read(wanted)
 
     async def batch_read_unconfirmed_with_fallback(
-        self, from_entry: int, max_count: int = 0, max_bytes: int = 0
+        self,
+        from_entry: int,
+        max_count: int = 0,
+        max_bytes: int = 0,
+        *,
+        types: Collection[int] | None = None,
     ) -> EntryBatch:
         """As `batch_read_unconfirmed`, from any server."""
-        wanted = Read(from_entry, max_count, max_bytes, checked=False, fallback=True)
-        return await self._read(wanted)
+        return await self._read(
+            Read(
+                from_entry,
+                max_count,
+                max_bytes,
+                checked=False,
+                fallback=True,
+                types=types,
+            )
+        )
 
     async def _read(self, wanted: Read, wait: float = 0.0) -> EntryBatch:
         wanted = replace(wanted, wait_ms=wait_ms(wait))

@@ -7,12 +7,13 @@ like those of `exchanges`: no sockets, tasks or time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import (
+    BadEntryType,
     BadRange,
     ConnectionLost,
     InvalidCommand,
@@ -28,11 +29,13 @@ from datastreamer.format import (
     RESULT_INVALID_COMMAND,
     RESULT_TEXTS,
     U32_MAX,
+    U64_MAX,
 )
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import (
     BatchReceived,
     CapabilitiesReceived,
+    ChosenReceived,
     ClientConnection,
     EntriesReceived,
     EntryReceived,
@@ -41,6 +44,7 @@ from datastreamer.protocol.client import (
     ResultReceived,
 )
 from datastreamer.protocol.exchanges import Flow, next_event, unexpected
+from datastreamer.protocol.filtering import FilteredRead, servable
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     BatchQuery,
@@ -100,7 +104,8 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
 @dataclass(frozen=True, slots=True)
 class Read:
     """One batch that is wanted. `checked`: `from_entry` is compared with the head first;
-    `fallback`: a server without batches is asked for the entries one by one."""
+    `fallback`: a server without batches is asked for the entries one by one; `types`: entries
+    of these alone, chosen by the server where it can."""
 
     from_entry: int
     max_count: int = 0
@@ -108,19 +113,44 @@ class Read:
     wait_ms: int = 0
     checked: bool = True
     fallback: bool = False
+    types: Collection[int] | None = None
 
 
 def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
     """The entries, one at least where there are any, none at the end of the stream.
 
     Raises `NotSupported`, and past the end `UnknownEntry` where that is `checked`, else
-    `BadFromEntry`.
+    `BadFromEntry`; `BadEntryType` for types that are none.
     """
+    wanted_types = checked_types(wanted.types)
     capabilities = yield from probe(connection)
     if not capabilities.batch_reads and not wanted.fallback:
         raise not_supported(connection, "batches")
     if wanted.checked:
         yield from _check(connection, wanted.from_entry)
+    types = servable(wanted_types) if capabilities.filters else None
+    if types is not None:
+        return (yield from _read_chosen(connection, capabilities, wanted, types))
+    batch = yield from _read_all(connection, capabilities, wanted)
+    return batch if wanted_types is None else batch.select(wanted_types)
+
+
+def _read_chosen(
+    connection: ClientConnection, capabilities: Capabilities, wanted: Read, types: tuple[int, ...]
+) -> Flow[EntryBatch]:
+    size = bytes_to_ask_for(capabilities, wanted.max_bytes)
+    yield connection.request(
+        FilteredRead(wanted.from_entry, types, U64_MAX, wanted.max_count, size, wanted.wait_ms)
+    )
+    event = yield from next_event(connection)
+    if not isinstance(event, ChosenReceived):
+        raise unexpected(connection, event)
+    return event.batch
+
+
+def _read_all(
+    connection: ClientConnection, capabilities: Capabilities, wanted: Read
+) -> Flow[EntryBatch]:
     if not capabilities.batch_reads:
         return (yield from _one_by_one(connection, wanted))
     size = bytes_to_ask_for(capabilities, wanted.max_bytes)
@@ -130,6 +160,14 @@ def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
     if not isinstance(event, BatchReceived):
         raise unexpected(connection, event)
     return event.batch
+
+
+def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
+    """Types as they are asked for. Raises `BadEntryType` for what is none."""
+    for kind in types or ():
+        if not 0 <= kind <= U32_MAX:
+            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+    return None if types is None else frozenset(types)
 
 
 def wait_ms(seconds: float) -> int:

@@ -13,7 +13,6 @@ from typing import Final, TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
-    BadEntryType,
     BadFromBookmark,
     BadFromEntry,
     BadRange,
@@ -26,10 +25,10 @@ from datastreamer.errors import (
     TLSFailed,
     UsageError,
 )
-from datastreamer.format import U32_MAX, Header
+from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.batches import BatchReading, Limits, probe
+from datastreamer.protocol.batches import BatchReading, Limits, checked_types, probe
 from datastreamer.protocol.chosen import ChosenReading
 from datastreamer.protocol.chosen_trail import ChosenTrail
 from datastreamer.protocol.client import ClientConnection
@@ -182,10 +181,7 @@ class Resumable:
             raise BadRange(f"entries from {start} to {stop} run backwards")
         self._start = start
         self._stop = stop
-        self._types = None if types is None else frozenset(types)
-        for kind in self._types or ():
-            if not 0 <= kind <= U32_MAX:
-                raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+        self._types = checked_types(types)
         self._follow_rollbacks = follow_rollbacks
         self._careful = careful
         self._batched = batched

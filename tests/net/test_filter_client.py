@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry
-from datastreamer.errors import BadFromEntry, ConnectFailed, HistoryChanged, ProtocolViolation
+from datastreamer.errors import (
+    BadEntryType,
+    BadFromEntry,
+    ConnectFailed,
+    HistoryChanged,
+    ProtocolViolation,
+)
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import Client
 from datastreamer.position import Position
@@ -106,6 +112,52 @@ async def test_the_same_from_any_server(kind: str, server: str, method: str) -> 
             assert asked(stubs, Start) == 0
             if method != "read_batches":
                 assert asked(stubs, FilteredStartBookmark) == 1
+
+
+@kinds
+@servers
+async def test_single_batches(kind: str, server: str) -> None:
+    """From any server: what there is of the types up to where the batch says that it ends."""
+    for types in TYPES:
+        with StubServer(*map(handler, SERVERS[server]())) as listening:
+            async with opened(kind, listening.port, backoff=SOON) as client:
+                calls = [
+                    client.batch_read_with_fallback,
+                    client.batch_read_unconfirmed_with_fallback,
+                ]
+                if "old" not in server:
+                    calls += [client.batch_read, client.batch_read_unconfirmed]
+                for call in calls:
+                    number = 0
+                    while number < 100:
+                        batch = await call(number, 3, types=types)
+                        assert batch.first_number == number < batch.next_number
+                        assert list(batch) == of(HUNDRED[number : batch.next_number], types)
+                        assert len(batch) <= 3
+                        number = batch.next_number
+                    assert list(await call(100, types=types)) == []
+                with pytest.raises(BadEntryType):
+                    await client.batch_read_with_fallback(0, types=[-1])
+
+
+@kinds
+async def test_a_wait_for_some_types(kind: str, stream: DataStream) -> None:
+    append(stream, (1, b"one"))
+    got: list[Entry] = []
+    async with over_loopback(stream) as rig, opened(kind, rig.address[1], timeout=0.5) as client:
+        nothing = await client.batch_read(0, wait=0.05, types=[3])
+        assert (len(nothing), nothing.next_number) == (0, 1)
+
+        async def poll() -> None:
+            got.extend(await client.batch_read(1, wait=30, types=[3]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            for kind_of_entry in (2, 2, 3):
+                while not rig.server.live.watchers:
+                    await trio.sleep(0.001)
+                append(stream, (kind_of_entry, b"more"))
+        assert got == [Entry(3, 3, b"more")]
 
 
 @kinds
