@@ -26,6 +26,8 @@ from datastreamer.storage.reader import Cursor, Reader
 # One request, and one frame of a streaming, have so much of the file looked through.
 _READ_SCAN = 16 << 20
 _FRAME_SCAN = 4 << 20
+# So many frames at the end of the stream are kept for others who want the same.
+_SHARED = 16
 # That nothing was found is told no more often than this, at the end of the stream.
 PROGRESS_SECONDS = 0.1
 # Of a frame that a client does not take, the entries are kept in memory for so long.
@@ -228,17 +230,7 @@ class Filtered:
             frame = Frame(cursor.number, cursor, begin, 0, 0, b"", 0)
         else:
             try:
-                frame = await _look(
-                    live,
-                    view,
-                    self._choice,
-                    cursor.number,
-                    begin,
-                    total,
-                    most_entries=U32_MAX,
-                    most_bytes=KEPT_BYTES,
-                    scan=_FRAME_SCAN,
-                )
+                frame = await self._find(cursor.number, begin, total)
             except Changed:
                 return 0.0
         now = trio.current_time()
@@ -256,6 +248,27 @@ class Filtered:
         self._data = frame.data or b""
         self._sent = 0
         return None
+
+    async def _find(self, first: int, begin: Cursor, total: int) -> Frame:
+        live, what = self._live, (self._choice.types, begin)
+        known: Frame | None = live.found.get(what)
+        if known is not None:
+            return known._replace(first=first)
+        frame = await _look(
+            live,
+            live.view,
+            self._choice,
+            first,
+            begin,
+            total,
+            most_entries=U32_MAX,
+            most_bytes=KEPT_BYTES,
+            scan=_FRAME_SCAN,
+        )
+        at_end = frame.stop.number >= total and frame.data is not None
+        if at_end and len(live.found) < _SHARED:
+            live.found[what] = frame
+        return frame
 
     async def rest(self) -> memoryview:
         """What of the frame is still to be sent, the long run left out. Nothing where the

@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -49,6 +49,8 @@ class Live:
         self.parked: set[Sender] = set()
         self.watchers: set[trio.Event] = set()
         """Set once, when the next entries can be seen or some were taken back."""
+        self.found: dict[object, Any] = {}
+        """What was found for a client up to where the pass is: for others who want the same."""
         self.trouble = ""
         """Why nothing new can be seen, where that is so."""
         self._live: dict[Sender, int] = {}
@@ -160,6 +162,7 @@ class Live:
             await trio.lowlevel.checkpoint()
 
     def _move_view(self, head: Head) -> None:
+        self.found.clear()
         self.view.head = head
         self._wake_parked()
 
@@ -234,6 +237,7 @@ class Live:
         """What was known of the entries is of a history that is over; whom the changes up to
         `epoch` concern knows of them."""
         self.view.forget()
+        self.found.clear()
         self._epoch = epoch
         self._settling.unpark_all()
         self._wake_parked()

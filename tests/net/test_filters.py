@@ -510,6 +510,31 @@ async def test_that_nothing_was_found_is_told_at_once_and_then_ten_times_a_secon
         assert trio.current_time() - began < 0.11
 
 
+async def test_clients_that_want_the_same_have_it_looked_for_once(
+    stream: DataStream, entries: Entries
+) -> None:
+    async with over_loopback(stream) as rig:
+        async with rig.client() as one, rig.client() as two, rig.client() as three:
+            peers = [(one, (7,)), (two, (7,)), (three, (8,))]
+            for peer, types in peers:
+                await peer.ask(start(5, *types), OK)
+            for _ in range(3):
+                before, number = rig.server.counts.filter_scanned, len(entries)
+                commit(stream, entries, (7, b"this"), (8, b"that"))
+                for peer, types in peers:
+                    await streamed(peer, entries, number, types, number + 2)
+                assert rig.server.counts.filter_scanned - before == 2 * 2 * 21
+            # Another history has nothing of it.
+            stream.truncate(5)
+            for peer, _ in peers:
+                await peer.was_reset()
+            del entries[5:]
+        async with rig.client() as peer:
+            commit(stream, entries, (8, b"this"), (7, b"that"))
+            await peer.ask(start(5, 7), OK)
+            await streamed(peer, entries, 5, (7,), 7)
+
+
 async def test_a_truncation_of_what_was_looked_through_and_not_told(
     stream: DataStream, entries: Entries, autojump_clock: MockClock
 ) -> None:

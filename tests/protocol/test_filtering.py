@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, scan, scan_chosen
-from datastreamer.errors import BadBookmark, BadEntryType, BadPosition, CorruptEntries, UsageError
+from datastreamer.errors import (
+    BadBookmark,
+    BadEntryType,
+    BadPosition,
+    CorruptEntries,
+    ProtocolViolation,
+    UsageError,
+)
 from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
+from datastreamer.protocol.client import ChosenReceived, ClientConnection, EntriesReceived
 from datastreamer.protocol.filtering import (
     FilteredCommand,
     FilteredRead,
@@ -21,7 +30,7 @@ from datastreamer.protocol.filtering import (
     encode_head,
     servable,
 )
-from datastreamer.protocol.messages import encode_command
+from datastreamer.protocol.messages import OK, encode_command
 from datastreamer.protocol.server import Drop, ServerConnection
 from tests.codec.made_up import damaged, exactly, kinds, thorough, usual
 from tests.oracle import pack
@@ -140,7 +149,7 @@ def test_what_a_server_can_be_asked_for() -> None:
 @st.composite
 def frames(draw: st.DrawFn) -> tuple[bytes, int, int, list[tuple[int, int, bytes]]]:
     """Entries under rising numbers, and from where to where they were chosen."""
-    first = draw(st.integers(0, 300) | st.integers(0, 2**64 - 10_000))
+    first = draw(st.integers(0, 300) | st.integers(0, 2**64 - 100_000))
     steps = draw(st.lists(st.tuples(st.integers(0, 50), kinds, st.binary(max_size=40)), max_size=8))
     number, found = first, []
     for step, kind, data in steps:
@@ -265,3 +274,51 @@ def test_positions_that_are_none(chosen: Chosen) -> None:
 def test_json_that_is_none(told: str) -> None:
     with pytest.raises(BadPosition, match="no position"):
         Position.from_json(told)
+
+
+# Any bytes at all, to the client's side.
+
+
+def heard(pieces: list[bytes], command: FilteredCommand) -> list[object]:
+    """What a client makes of the bytes, which nothing but a violation ends."""
+    connection = ClientConnection(1, extensions=False)
+    connection.request(command)
+    events: list[object] = []
+    for piece in pieces:
+        try:
+            connection.feed(piece)
+            while (event := connection.next_event()) is not None:
+                if isinstance(event, EntriesReceived | ChosenReceived):
+                    events.append((listed(event.batch), event.batch.next_number))
+                else:
+                    events.append(type(event).__name__)
+        except ProtocolViolation:
+            return [*events, "violation"]
+    return events
+
+
+@given(st.data(), st.lists(frames(), min_size=1, max_size=3), st.booleans())
+@thorough
+def test_any_bytes_of_a_server(
+    data: st.DataObject, parts: list[tuple[bytes, int, int, list]], streamed: bool
+) -> None:
+    types = (1, 2, 0xB0)
+    sent = OK
+    number = parts[0][1]
+    for _, first, following, found in parts:
+        # Each goes on where the last one ended.
+        stop = following - first + number
+        moved = [pack(n - first + number, types[k % 3], d) for n, k, d in found]
+        size = sum(map(len, moved))
+        head = encode_head(len(moved), number, stop, 2**64 - 2, 4, size)
+        sent += b"".join((head, *moved))
+        number = stop
+    command: FilteredCommand = (
+        FilteredStart(parts[0][1], types) if streamed else FilteredRead(parts[0][1], types)
+    )
+    content = data.draw(st.just(sent) | damaged(sent))
+    places = data.draw(st.lists(st.integers(0, len(content)), max_size=6).map(sorted))
+    bounds = [0, *places, len(content)]
+    whole = heard([content] if content else [], command)
+    assert heard([content[a:b] for a, b in pairwise(bounds) if b > a], command) == whole
+    assert heard([bytes([byte]) for byte in content], command) == whole
