@@ -265,7 +265,7 @@ async def test_another_history_of_what_is_wanted(
         rollbacks.append(rollback)
         mine[:] = [entry for entry in mine if entry.number < rollback.to_entry]
 
-    back = Filtering(other, epoch=5)
+    back = Filtering(other, epoch=5, span=100)
     plan = [(Closing(THOUSAND[:600]), NONE), (back, NONE)]
     async with client_behind(*plan) as (client, wire):
         if not follow:
@@ -326,6 +326,36 @@ async def test_a_position_goes_from_any_types_to_any(
                 await seen_of(batches, seen)
             differing = of(THOUSAND[590:600], set(before or everything))
             assert caught.value.first_differing == differing[0].number
+
+
+@pytest.mark.parametrize("old", [False, True])
+async def test_what_was_remembered_of_all_is_remembered_of_some(old: bool) -> None:
+    """A reading of some types begins at a position of all, and loses its server at once."""
+
+    class OldClosing(Stub):
+        def pump(self) -> bytes:
+            self.closed = self.cursor is not None
+            return super().pump()
+
+    class Closing(Filtering):
+        def pump(self) -> bytes:
+            self.closed = self.cursor is not None
+            return super().pump()
+
+    async with client_behind((Filtering(THOUSAND), NONE)) as (client, _):
+        batches = client.batches(from_entry=7, stop=600, types=[3] if old else None)
+        await seen_of(batches, [])
+        position = batches.position
+    other = rewritten(THOUSAND, 590, 1000)
+    # Or the other way about: of some, and then a server that sends all.
+    between = OldClosing(THOUSAND[:600]) if old else Closing(THOUSAND[:600])
+    async with client_behind((between, NONE), (Filtering(other), NONE)) as (client, wire):
+        with pytest.raises(HistoryChanged) as caught:
+            await seen_of(client.batches(from_position=position, types=[3]), [])
+        assert caught.value.first_differing == (
+            of(THOUSAND[590:], {3})[0].number if not old else 590
+        )
+        assert wire.connections == 2
 
 
 async def test_another_epoch_between_two_requests_has_the_last_entries_compared() -> None:

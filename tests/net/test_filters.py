@@ -508,6 +508,8 @@ async def test_that_nothing_was_found_is_told_at_once_and_then_ten_times_a_secon
         commit(stream, entries, (7, b"this"))
         assert (await frame(peer))[:3] == (1, 11, 13)
         assert trio.current_time() - began < 0.11
+        # Nothing was looked through twice.
+        assert rig.server.counts.filter_scanned == 7 * 17 + 21
 
 
 async def test_clients_that_want_the_same_have_it_looked_for_once(
@@ -524,11 +526,17 @@ async def test_clients_that_want_the_same_have_it_looked_for_once(
                 for peer, types in peers:
                     await streamed(peer, entries, number, types, number + 2)
                 assert rig.server.counts.filter_scanned - before == 2 * 2 * 21
+            async with rig.client() as peer:
+                await peer.ask(start(0, 7), OK)
+                await streamed(peer, entries, 0, (7,), 11)
             # Another history has nothing of it.
             stream.truncate(5)
             for peer, _ in peers:
                 await peer.was_reset()
             del entries[5:]
+            async with rig.client() as peer:
+                await peer.ask(start(0, 7), OK)
+                await streamed(peer, entries, 0, (7,), 5)
         async with rig.client() as peer:
             commit(stream, entries, (8, b"this"), (7, b"that"))
             await peer.ask(start(5, 7), OK)
