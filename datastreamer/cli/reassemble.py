@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,10 +42,9 @@ from datastreamer.cli.reassembling import Board, described, event_line, payload_
 from datastreamer.cli.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.cli.source import read_address
 from datastreamer.cli.split import MessageTypeOption
-from datastreamer.errors import ExtraMissing
 from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
 from datastreamer.net.blocking_reassemble import BlockingReassembly
-from datastreamer.net.listen import open_listeners
+from datastreamer.net.listen import metrics_listeners
 from datastreamer.net.reassembly_store import SqliteStore
 from datastreamer.net.upstream import Upstream
 from datastreamer.reassembly.events import PayloadComplete
@@ -188,7 +188,7 @@ def reassemble(
             )
         )
         if metrics is not None:
-            stack.enter_context(closing(_metrics(payloads, *metrics)))
+            stack.enter_context(_metrics(payloads, *metrics))
         if follow:
             end_with_reader()
         with board:
@@ -263,19 +263,22 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
     return found
 
 
-def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Any:
-    from datastreamer.metrics.exposition import Snapshot, prepare
+@contextmanager
+def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
+    """Answer with metrics meanwhile."""
+    from datastreamer.metrics.exposition import Snapshot
     from datastreamer.net.collect import of_process
     from datastreamer.net.gathered import GatheredMetrics
-
-    try:
-        prepare()
-    except ImportError:
-        raise ExtraMissing("metrics", "metrics") from None
 
     def ask(limit: int) -> Snapshot:
         told = of_process()
         told["samples"].update(payloads.samples())
         return told
 
-    return GatheredMetrics(open_listeners(hosts or "127.0.0.1", port), ask, lambda: "")
+    listeners = metrics_listeners(hosts, port)
+    try:
+        with closing(GatheredMetrics(listeners, ask, lambda: "")):
+            yield
+    finally:
+        for listener in listeners:
+            listener.close()

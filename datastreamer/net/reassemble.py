@@ -6,7 +6,6 @@ read in `sources`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from inspect import isawaitable
@@ -202,7 +201,7 @@ class Reassembly:
     async def _save(self, *, at_end: bool = False) -> None:
         if self._store is None:
             return
-        now = time.monotonic()
+        now = trio.current_time()
         progress = self._consumption.to_save(now, at_end=at_end)
         if progress is not None:
             with trio.CancelScope(shield=True):
