@@ -209,7 +209,7 @@ async def test_one_that_sends_nonsense_fails_alone(
         stub = Stub(entries(*messages_of(2)))
         while data := await stream.receive_some(65536):
             sent = stub.receive(data)
-            await stream.send_all(sent if stub.cursor is None else sent[:8] + b"\xff" * 64)
+            await stream.send_all(sent if stub.cursor is None else sent[:-60] + b"\xff" * 60)
 
     honest = network.stub("good", *messages_of(1))
     network.servers["mad"] = [nonsense]
