@@ -1,7 +1,7 @@
 """The processes of the reassembly's scenario: producers that lose, shuffle and lie, a consumer.
 
     python -m tests.net.reassembly_scenario producer NAME FILE PORT PAYLOADS MOST
-    python -m tests.net.reassembly_scenario consumer DATABASE PAYLOADS PORT PORT PORT
+    python -m tests.net.reassembly_scenario consumer DATABASE PAYLOADS BUDGET PORT PORT PORT
 
 What each of them has follows from its name and the payloads' numbers alone, so that a process
 that begins again writes what the one before would have.
@@ -29,7 +29,6 @@ TYPE = 0x10
 WINDOW = 300
 """A message is late by as much as so many payloads."""
 
-BUDGET = 64 << 20
 LIMIT = 700
 """Of a message; above it headers are nested."""
 
@@ -145,7 +144,7 @@ CREATE TABLE IF NOT EXISTS conflict (what TEXT, key BLOB, source TEXT);
 """
 
 
-def consume(path: str, payloads: int, ports: list[int]) -> None:
+def consume(path: str, payloads: int, budget: int, ports: list[int]) -> None:
     """Take payloads into a database until all are there."""
     database = sqlite3.connect(path)
     database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + TABLES)
@@ -164,7 +163,7 @@ def consume(path: str, payloads: int, ports: list[int]) -> None:
         upstreams,
         store=SqliteStore(database),
         on_event=note,
-        budget=BUDGET,
+        budget=budget,
         backoff=Backoff(0.05, 0.2),
     ) as reassembly:
         print(f"begins at {done}", flush=True)
@@ -192,4 +191,4 @@ if __name__ == "__main__":
     if role == "producer":
         produce(rest[0], rest[1], *map(int, rest[2:]))
     else:
-        consume(rest[0], int(rest[1]), list(map(int, rest[2:])))
+        consume(rest[0], int(rest[1]), int(rest[2]), list(map(int, rest[3:])))
