@@ -38,6 +38,7 @@ class BlockingReassembly:
             for payload in payloads:
                 ...
 
+    After a KeyboardInterrupt it gives and saves no more; another goes on behind what was saved.
     The store is used, and `on_event` called, in the thread that asks for payloads. One thread at
     a time, but for `stats`, `sources`, `samples` while none is in a call.
     """
@@ -187,6 +188,12 @@ class BlockingReassembly:
         self._busy = True
         try:
             return self._next(None if seconds is None else time.monotonic() + seconds)
+        except Exception:
+            raise
+        except BaseException:
+            # What was just arriving, or was being given, is lost.
+            self._consumption.interrupt()
+            raise
         finally:
             self._busy = False
 

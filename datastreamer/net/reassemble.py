@@ -171,6 +171,10 @@ class Reassembly:
         self._busy = True
         try:
             return await self._next()
+        except KeyboardInterrupt:
+            # What was just being given is lost.
+            self._consumption.interrupt()
+            raise
         finally:
             self._busy = False
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeGuard
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DatastreamerError, HistoryChanged, UsageError
+from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed, UsageError
 from datastreamer.metrics.exposition import Samples
 from datastreamer.net.upstream import Upstream
 from datastreamer.position import Position
@@ -191,7 +191,7 @@ class Consumption:
         self.states = dict.fromkeys(sources, SourceState.connecting)
         self.errors: dict[str, DatastreamerError] = {}
         self._told: Iterator[Notice] = iter(())
-        self._dirty = self._in_batch = False
+        self._dirty = self._in_batch = self._broken = False
         self._saved_at: float | None = None
         self._spent = 0.0
         self._left_at: float | None = None
@@ -237,7 +237,13 @@ class Consumption:
 
     def next_event(self) -> Notice | None:
         """What is to be given or told next; None: something has to arrive first."""
-        event = next(self._told, None)
+        if self._broken:
+            raise StreamClosed("this reassembly was interrupted in the middle; begin it anew")
+        try:
+            event = next(self._told, None)
+        except BaseException:
+            self.interrupt()
+            raise
         if event is None and self._in_batch:
             # Only now its place is behind all of the batch.
             self._in_batch, self._dirty = False, True
@@ -257,6 +263,10 @@ class Consumption:
             raise next(reversed(self.errors.values()))
         return True
 
+    def interrupt(self) -> None:
+        """Something may be lost on the way: no more is given, and nothing is saved."""
+        self._broken = True
+
     # Saving
 
     def given(self) -> None:
@@ -266,7 +276,7 @@ class Consumption:
 
     def to_save(self, now: float, *, at_end: bool = False) -> Progress | None:
         """What is to be saved now; None: nothing is."""
-        if not self._dirty:
+        if not self._dirty or self._broken:
             return None
         if self._saved_at is not None and not at_end and now < self._saved_at + SAVE_SECONDS:
             return None

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import trio
 
-from datastreamer.errors import ConnectFailed, HistoryChanged, UsageError
+from datastreamer.errors import ConnectFailed, HistoryChanged, StreamClosed, UsageError
 from datastreamer.net.blocking_reassemble import BlockingReassembly
 from datastreamer.net.reassemble import reassemble
 from datastreamer.net.reassembling import (
+    Arrived,
     SourceFailed,
     SourceLost,
     SourceRolledBack,
@@ -415,6 +416,33 @@ async def test_in_order_over_restarts(streams: list[DataStream], tmp_path: Path)
     assert [each.hash for each, _ in item.rolled_back] == [b"a%d" % n for n in range(60, 29, -1)]
     assert [each.hash for each, _ in item.applied] == [b"b%d" % n for n in range(30, 62)]
     assert all(payload.complete is not None for _, payload in item.applied)
+
+
+def test_an_interrupt_loses_nothing(
+    streams: list[DataStream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C where a batch has just arrived: it is not gone on with behind that."""
+    put(streams[0], *messages_of(1), *messages_of(2))
+    streams[0].sync()
+    paths = [Path(streams[0].path)]
+    receive = BlockingReassembly._receive
+
+    def interrupted(self: BlockingReassembly, seconds: float) -> Any:
+        if isinstance(arrival := receive(self, seconds), Arrived):
+            raise KeyboardInterrupt
+        return arrival
+
+    store = SqliteStore(tmp_path / "db")
+    with BlockingReassembly(paths, store=store, follow=False) as payloads:
+        with monkeypatch.context() as patched:
+            patched.setattr(BlockingReassembly, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(payloads)
+        with pytest.raises(StreamClosed):
+            next(payloads)
+    with BlockingReassembly(paths, store=store, follow=False) as payloads:
+        assert ids(list(payloads)) == [1, 2]
+    store.close()
 
 
 def test_names() -> None:

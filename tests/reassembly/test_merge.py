@@ -1,0 +1,87 @@
+"""What is to be kept at each moment, between bytes: places, and what was given out."""
+
+from __future__ import annotations
+
+from datastreamer._codec import EntryBatch, scan
+from datastreamer.position import Position
+from datastreamer.reassembly import PayloadComplete, Splitter, pack_message
+from datastreamer.reassembly.merge import Merge
+from datastreamer.reassembly.progress import Place, Progress
+from tests.oracle import pack
+from tests.reassembly.made_up import name
+
+Message = tuple[bytes, bytes]
+
+
+def messages_of(number: int) -> list[Message]:
+    own = b"%032d" % number
+    return Splitter().split(own, {name(1, own[8:]): [(b"0", b"a"), (b"1", b"b")]})
+
+
+def batch_of(*messages: Message, first: int = 0) -> EntryBatch:
+    packed = [pack(first + at, 0x10, pack_message(*each)) for at, each in enumerate(messages)]
+    return scan(b"".join(packed))
+
+
+def taken(merge: Merge, source: str, batch: EntryBatch) -> list[int]:
+    events = merge.take(source, batch, Position(batch.next_number))
+    return [int(event.id) for event in events if isinstance(event, PayloadComplete)]
+
+
+def test_a_place_is_true_to_the_event_that_was_given_last() -> None:
+    merge = Merge(["a"])
+    merge.begin("a", Position(0))
+    events = merge.take("a", batch_of(*messages_of(1), *messages_of(2)), Position(6))
+    for number in (1, 2):
+        event = next(events)
+        assert isinstance(event, PayloadComplete)
+        assert int(event.id) == number
+        assert merge.progress().places["a"] == Place(3 * number, 3 * number, Position(0))
+        assert [int(own) for own, _ in merge.progress().known] == [number]
+        merge.kept()
+    assert list(events) == []
+    assert merge.progress() == Progress({"a": Place(6, 6, Position(6))}, [], 2)
+
+
+def test_what_is_not_whole_is_read_again_from_all() -> None:
+    merge = Merge(["a", "b"])
+    assert taken(merge, "a", batch_of(*messages_of(1), *messages_of(2)[:2])) == [1]
+    assert taken(merge, "b", batch_of(*messages_of(3), *messages_of(2)[:1])) == [3]
+    progress = merge.progress()
+    assert {source: place.position for source, place in progress.places.items()} == {"a": 3, "b": 3}
+    again = Merge(["a", "b"], resume=progress)
+    assert taken(again, "b", batch_of(*messages_of(2)[:1], first=3)) == []
+    assert taken(again, "a", batch_of(*messages_of(2)[:2], *messages_of(2)[2:], first=3)) == [2]
+
+
+def test_a_source_that_took_entries_back_is_where_it_is_now() -> None:
+    merge = Merge(["a"])
+    assert taken(merge, "a", batch_of(*messages_of(1), *messages_of(2), *messages_of(3))) == [
+        1,
+        2,
+        3,
+    ]
+    merge.take_back("a", Position(4))
+    assert merge.progress().places == {"a": Place(4, 4, Position(4))}
+    assert taken(merge, "a", batch_of(*messages_of(4), first=4)) == [4]
+    assert merge.progress().places == {"a": Place(7, 7, Position(7))}
+    assert taken(merge, "a", batch_of(*messages_of(5), *messages_of(6), first=7)) == [5, 6]
+    assert merge.progress().places == {"a": Place(13, 13, Position(13))}
+
+
+def test_entries_before_the_place_are_done_with() -> None:
+    """They come where a source is joined earlier, to see whether it tells the same."""
+    first = Merge(["a"], reorg_threshold=0)
+    messages = [message for number in range(9) for message in messages_of(number)]
+    assert taken(first, "a", batch_of(*messages)) == list(range(9))
+    again = Merge(["a"], reorg_threshold=0, resume=first.progress())
+    assert taken(again, "a", batch_of(*messages, *messages_of(9))) == [9]
+
+
+def test_sources_that_are_not_read_now_keep_nothing_waiting() -> None:
+    first = Merge(["a", "b"])
+    taken(first, "a", batch_of(*messages_of(1)))
+    taken(first, "b", batch_of(*messages_of(2)[:1]))
+    again = Merge(["a"], resume=first.progress())
+    assert again.place("b") is None
+    assert set(again.progress().places) == {"a"}
