@@ -149,10 +149,18 @@ class Memory:
                 self.start = Position(begin, b"", place.read.stream)
                 self._trail = trail
 
-    @property
-    def least(self) -> int:
-        """So many entries the source must hold, or its history is in doubt."""
-        return 0 if self._trail is None else self._trail.next_number
+    def meet(self, total: int) -> Rollback | None:
+        """The source holds so many entries. A `Rollback` where some of those that are remembered
+        are gone; raises `HistoryChanged` where all of them are."""
+        trail = self._trail
+        if trail is None or total >= trail.next_number:
+            return None
+        first, due = trail.first_number, trail.next_number
+        if total <= first and first > 0:
+            self._trail = None
+            raise self._changed(f"it holds {total} entries", due, total)
+        trail.cut(total)
+        return self._rollback(trail, due)
 
     def compare(self, batch: EntryBatch) -> Rollback | None:
         """Look at a batch that passes. A `Rollback` where its history has changed from an entry
@@ -168,19 +176,26 @@ class Memory:
             if differing is not None:
                 self._trail = None
                 if differing == first and first > 0:
-                    raise HistoryChanged(
-                        f"{self._source} changed its history: entry {first} is not the one that "
-                        "was received",
-                        next_entry=due,
-                        total_entries=due,
-                        first_differing=None,
-                    )
+                    what = f"entry {first} is not the one that was received"
+                    raise self._changed(what, due, due)
                 trail.cut(differing)
-                stream = None if self.start is None else self.start.stream
-                return Rollback(differing, due, Position(differing, trail.hashes, stream))
+                return self._rollback(trail, due)
         if batch.next_number >= due:
             self._trail = None
         return None
+
+    def _rollback(self, trail: Trail, due: int) -> Rollback:
+        stream = None if self.start is None else self.start.stream
+        place = Position(trail.next_number, trail.hashes, stream)
+        return Rollback(trail.next_number, due, place)
+
+    def _changed(self, what: str, due: int, total: int) -> HistoryChanged:
+        return HistoryChanged(
+            f"{self._source} changed its history: {what}; entry {due} is the next that is due",
+            next_entry=due,
+            total_entries=total,
+            first_differing=None,
+        )
 
 
 class Consumption:

@@ -124,14 +124,15 @@ class _Source:
     async def _read(self) -> None:
         raise NotImplementedError
 
-    def _begin(self, header: Header) -> Position | bytes:
-        """Where to begin, which is told before anything is read. Raises `HistoryChanged`."""
+    async def _begin(self, header: Header) -> Position | bytes:
+        """Where to begin; tells of entries that are gone. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
         place = self._memory.start
         if place is not None:
-            if total < self._memory.least:
-                raise self._changed(total, self._memory.least)
+            rollback = self._memory.meet(total)
+            if rollback is not None:
+                await self._put.send(SourceRolledBack(self._name, rollback))
             return place
         start = self._reading.start
         if isinstance(start, bytes):
@@ -218,7 +219,7 @@ class _Server(_Source):
                 raise ConnectionLost(
                     f"no answer from {client.peer} within {self._reading.timeout:g} s"
                 )
-            start = self._begin(header)
+            start = await self._begin(header)
             stop = None if self._reading.follow else header.total_entries
             if isinstance(start, Position) and self._memory.start is None:
                 if start.next_entry > header.total_entries:
@@ -280,7 +281,7 @@ class _File(_Source):
     async def _read_from(self, stream: DataStream) -> None:
         header = stream.header
         identity = Identity.of(header)
-        start = self._begin(header)
+        start = await self._begin(header)
         number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)

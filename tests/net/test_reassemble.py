@@ -353,6 +353,15 @@ async def test_another_history_after_a_restart(
     assert await read(told) == [2, 4]
     assert [type(event) for event in told] == [SourceRolledBack]
     assert told[0].rollback.to_entry == 308
+    # It is shorter than it was, and still has something of what is remembered.
+    put(stream, *messages_of(50)[:1], *messages_of(51))
+    assert await read(told) == [51]
+    stream.truncate(stream.total_entries - 2)
+    assert await read(told) == []
+    assert [event.rollback.to_entry for event in told] == [308, stream.total_entries]
+    put(stream, *messages_of(52), *messages_of(50)[1:])
+    assert sorted(await read(told)) == [50, 52]
+    assert len(told) == 2
     # None of what is remembered is there.
     stream.truncate(0)
     append(stream, *[(2, b"something else")] * 300)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.position import Position
-from datastreamer.reassembly import PayloadComplete, Splitter, pack_message
+from datastreamer.reassembly import Applied, Block, PayloadComplete, Splitter, pack_message
 from datastreamer.reassembly.merge import Merge
 from datastreamer.reassembly.progress import Place, Progress
 from tests.oracle import pack
@@ -90,3 +90,37 @@ def test_sources_that_are_not_read_now_keep_nothing_waiting() -> None:
     again = Merge(["a"], resume=first.progress())
     assert again.place("b") is None
     assert set(again.progress().places) == {"a"}
+
+
+def block_of(payload: PayloadComplete) -> Block:
+    number = int(payload.id)
+    return Block(number, b"%d" % number, b"%d" % (number - 1))
+
+
+def test_a_chain_goes_on_while_what_it_had_is_read_again() -> None:
+    def ordered(resume: Progress | None) -> Merge:
+        return Merge(["a", "b"], order=block_of, after=b"0", reorg_threshold=2, resume=resume)
+
+    def applied(merge: Merge, source: str, first: int, *numbers: int) -> list[int]:
+        messages = [message for number in numbers for message in messages_of(number)]
+        batch = batch_of(*messages, first=first)
+        found = []
+        for event in merge.take(source, batch, Position(batch.next_number)):
+            assert isinstance(event, Applied)
+            found.append(event.block.number)
+        return found
+
+    first = ordered(None)
+    first.begin("a", Position(0))
+    first.begin("b", Position(0))
+    assert applied(first, "a", 0, 1, 2, 3, 4) == [1, 2, 3, 4]
+    progress = first.progress()
+    # What can still be rolled back is kept as a chain, and its payloads are read again.
+    assert [block.number for block, _ in progress.chain] == [2, 3, 4]
+    assert [int(own) for own, _ in progress.known] == [1]
+    assert progress.places["a"].position <= 3
+    again = ordered(progress)
+    assert applied(again, "b", 0, 5, 6, 7, 8) == [5, 6, 7, 8]
+    assert applied(again, "a", 3, 2, 3, 4, 5) == []
+    assert applied(again, "a", 15, 9) == [9]
+    assert [block.number for block, _ in again.progress().chain] == [7, 8, 9]
