@@ -6,6 +6,7 @@
     +-- UsageError                   our caller's mistake; nothing was changed
     |   +-- NoOperation              no atomic operation is open
     |   +-- OperationOpen            an atomic operation is open already
+    |   +-- LeaseHeld                the stream's source publishes from elsewhere
     |   +-- StreamClosed             the stream, client or server is closed
     |   +-- StreamReadOnly           opened for reading only
     |   +-- EntryTooLarge            data of more than 1,048,559 bytes
@@ -57,6 +58,16 @@
             +-- BadFromBookmark      4
             +-- BadToBookmark        5
             +-- InvalidCommand       9
+            +-- PublishingRefused    16 to 26: a publisher's
+                +-- NotAllowed       16, its token or certificate
+                +-- SourceBusy       17, another source holds the lease
+                +-- Fenced           18, another source has taken over
+                +-- LeaseLost        19, it was silent for too long
+                +-- BadOperation     22
+                +-- OperationTooLarge 23
+                +-- NotWritten       24, the server's disk refused; try again
+                +-- PublishInDoubt   25, it may be on disk; try again
+                +-- OperationTooSlow 26, it was open for too long
 
 Where a builtin says the same thing (`ValueError`, `LookupError`,
 `FileNotFoundError`, ...) the class is that builtin too.
@@ -76,6 +87,7 @@ __all__ = [
     "BadFileSize",
     "BadFromBookmark",
     "BadFromEntry",
+    "BadOperation",
     "BadPayload",
     "BadPosition",
     "BadRange",
@@ -93,22 +105,32 @@ __all__ = [
     "EntriesLost",
     "EntryTooLarge",
     "ExtraMissing",
+    "Fenced",
     "FileExists",
     "FileMissing",
     "HistoryChanged",
     "IndexFailed",
     "InvalidCommand",
+    "LeaseHeld",
+    "LeaseLost",
     "ListenFailed",
     "NoAnswer",
     "NoOperation",
     "NotAStream",
+    "NotAllowed",
     "NotFound",
     "NotSupported",
+    "NotWritten",
     "OperationOpen",
+    "OperationTooLarge",
+    "OperationTooSlow",
     "PeerError",
     "ProtocolViolation",
+    "PublishInDoubt",
+    "PublishingRefused",
     "ServerFailed",
     "ServerRefused",
+    "SourceBusy",
     "StreamClosed",
     "StreamFileError",
     "StreamLocked",
@@ -138,6 +160,10 @@ class NoOperation(UsageError):
 
 class OperationOpen(UsageError):
     """An atomic operation is open, and this call needs that none is."""
+
+
+class LeaseHeld(UsageError):
+    """The stream's source is another process for now; nobody else writes."""
 
 
 class StreamClosed(UsageError):
@@ -416,6 +442,46 @@ class InvalidCommand(ServerRefused):
     """Result 9: the server does not know the command."""
 
 
+class PublishingRefused(ServerRefused):
+    """What a server says to a publisher; below it stands what there is to do."""
+
+
+class NotAllowed(PublishingRefused):
+    """Result 16: neither token nor certificate allows it to publish."""
+
+
+class SourceBusy(PublishingRefused):
+    """Result 17: another source holds the lease."""
+
+
+class Fenced(PublishingRefused):
+    """Result 18: another source has taken the stream over; this one must not go on."""
+
+
+class LeaseLost(PublishingRefused):
+    """Result 19: it was silent for longer than its lease."""
+
+
+class BadOperation(PublishingRefused):
+    """Result 22: the operation is none."""
+
+
+class OperationTooLarge(PublishingRefused):
+    """Result 23: the operation is larger than the server takes."""
+
+
+class NotWritten(PublishingRefused):
+    """Result 24: the server's disk refused. Nothing of the operation is there; try again."""
+
+
+class PublishInDoubt(PublishingRefused):
+    """Result 25: the server does not know whether it is on disk. To try again settles it."""
+
+
+class OperationTooSlow(PublishingRefused):
+    """Result 26: the operation was open for too long, and was rolled back."""
+
+
 _REFUSALS: dict[int, type[ServerRefused]] = {
     1: AlreadyStarted,
     2: AlreadyStopped,
@@ -423,6 +489,15 @@ _REFUSALS: dict[int, type[ServerRefused]] = {
     4: BadFromBookmark,
     5: BadToBookmark,
     9: InvalidCommand,
+    16: NotAllowed,
+    17: SourceBusy,
+    18: Fenced,
+    19: LeaseLost,
+    22: BadOperation,
+    23: OperationTooLarge,
+    24: NotWritten,
+    25: PublishInDoubt,
+    26: OperationTooSlow,
 }
 
 

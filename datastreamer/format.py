@@ -25,6 +25,10 @@ Wire::
     batch   = %xfb u32(25 + n) u32(count) u64(first) u64(total entries) *entry
     chosen  = %xfa u32(41 + n) u32(count) u64(first) u64(next) u64(total entries)
               u64(epoch) *entry               ; of a filtered reading: numbers have gaps
+    lease   = %xfa u32(57) u64(epoch) u64(total entries) 16OCTET(stream id)
+              u32(milliseconds) u32(most bytes) u32(most underway)
+              u64(largest operation)               ; may grow at the end
+    receipt = %xf9 u32(25) u64(first) u32(count) u64(total entries)
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ PACKET_PADDING: Final = 0x00
 PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
 PACKET_CHOSEN: Final = 0xFA
+PACKET_RECEIPT: Final = 0xF9
+PACKET_LEASE: Final = 0xFA
 PACKET_BATCH: Final = 0xFB
 PACKET_CAPABILITIES: Final = 0xFD
 PACKET_ANSWER: Final = 0xFE
@@ -70,6 +76,11 @@ COMMAND_BATCH_READ: Final = 0x1001
 COMMAND_FILTERED_READ: Final = 0x1002
 COMMAND_FILTERED_START: Final = 0x1003
 COMMAND_FILTERED_START_BOOKMARK: Final = 0x1004
+COMMAND_PUBLISH: Final = 0x1010
+COMMAND_PUBLISH_ADD: Final = 0x1011
+COMMAND_PUBLISH_COMMIT: Final = 0x1012
+COMMAND_PUBLISH_ROLLBACK: Final = 0x1013
+COMMAND_PUBLISH_WHERE: Final = 0x1014
 COMMAND_HEAD_SIZE: Final = 16
 
 RESULT_HEAD_SIZE: Final = 9
@@ -80,6 +91,17 @@ RESULT_BAD_FROM_ENTRY: Final = 3
 RESULT_BAD_FROM_BOOKMARK: Final = 4
 RESULT_BAD_TO_BOOKMARK: Final = 5
 RESULT_INVALID_COMMAND: Final = 9
+RESULT_NOT_ALLOWED: Final = 16
+RESULT_SOURCE_BUSY: Final = 17
+RESULT_FENCED: Final = 18
+RESULT_NO_LEASE: Final = 19
+RESULT_PAST_THE_END: Final = 20
+RESULT_OTHER_ENTRIES: Final = 21
+RESULT_BAD_OPERATION: Final = 22
+RESULT_TOO_LARGE: Final = 23
+RESULT_NOT_WRITTEN: Final = 24
+RESULT_IN_DOUBT: Final = 25
+RESULT_TOO_SLOW: Final = 26
 
 RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_OK: "OK",
@@ -89,12 +111,24 @@ RESULT_TEXTS: Final[dict[int, str]] = {
     RESULT_BAD_FROM_BOOKMARK: "Bad from bookmark",
     RESULT_BAD_TO_BOOKMARK: "Bad to bookmark",
     RESULT_INVALID_COMMAND: "Invalid command",
+    RESULT_NOT_ALLOWED: "Not allowed",
+    RESULT_SOURCE_BUSY: "Another source holds the lease",
+    RESULT_FENCED: "Fenced",
+    RESULT_NO_LEASE: "No lease",
+    RESULT_PAST_THE_END: "Past the end",
+    RESULT_OTHER_ENTRIES: "Other entries",
+    RESULT_BAD_OPERATION: "Bad operation",
+    RESULT_TOO_LARGE: "Too large",
+    RESULT_NOT_WRITTEN: "Not written",
+    RESULT_IN_DOUBT: "In doubt",
+    RESULT_TOO_SLOW: "Too slow",
 }
 
 FEATURE_RANGE_BOOKMARK: Final = 1 << 0
 FEATURE_BATCH_READ: Final = 1 << 1
 FEATURE_FILTERS: Final = 1 << 3
 MAX_FILTER_TYPES: Final = 64
+FEATURE_PUBLISH: Final = 1 << 2
 STREAM_ID_SIZE: Final = 16
 CAPABILITIES_REVISION: Final = 1
 

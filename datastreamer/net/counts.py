@@ -49,6 +49,20 @@ class Counts:
 
     filter_scanned: int = 0
     """Bytes of the file looked through for entries of some types."""
+    published_operations: int = 0
+    """Operations that the stream's source committed over the wire."""
+
+    published_again: int = 0
+    """Operations that it sent again, and that stood there."""
+
+    published_entries: int = 0
+    """Entries of the former."""
+
+    published_bytes: int = 0
+    """Bytes of these, heads included."""
+
+    source_epoch: int = 0
+    """The epoch of the last lease; 0: none was granted."""
 
     cold_reads: int = 0
     """Spans that were not in memory and were read in a thread before they were sent."""

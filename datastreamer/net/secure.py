@@ -20,7 +20,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import RESULT_INVALID_COMMAND
 from datastreamer.net.listen import peer_of
-from datastreamer.net.tls import ServerTLS, client_fault, why
+from datastreamer.net.tls import ServerTLS, client_fault, names_of, why
 from datastreamer.net.transport import RECEIVE_SIZE, Buffer, SocketTransport, Transport
 from datastreamer.protocol import messages
 
@@ -69,6 +69,11 @@ class TLSTransport:
     @property
     def by_reference(self) -> bool:
         return False
+
+    def peer_names(self) -> list[str]:
+        """Whom the client's certificate is for, in lower case; nobody where it shows none."""
+        certificate = None if self._object is None else self._object.getpeercert()
+        return names_of(certificate) if certificate else []
 
     async def receive(self) -> bytes:
         if not self._begun:

@@ -25,6 +25,7 @@ from datastreamer.net.guard import guard
 from datastreamer.net.limits import Limits, room_for_clients
 from datastreamer.net.listen import Hosts, host_of, name_of, open_listeners, peer_of
 from datastreamer.net.live import Live, wakeup
+from datastreamer.net.publishing import Desk, Publishing
 from datastreamer.net.secure import transport_over
 from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.net.tcp import keep_alive
@@ -64,12 +65,15 @@ class Server:
         waker: int | None = None,
         tls: ServerTLS | None = None,
         turns: Turns | None = None,
+        publishing: Publishing | None = None,
     ) -> None:
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
         self.live = Live(stream, self.counts)
         self.sessions: set[Session] = set()
+        self.desk = None if publishing is None else Desk(publishing, stream, tls, self.counts)
+        self.live.publishing = publishing is not None
         self._gate = Gate(self.limits, self.counts, turns)
         self._waker = waker
         self._tls = tls
@@ -200,6 +204,7 @@ class Server:
             transport,
             connection=connection,
             limits=self.limits,
+            desk=self.desk,
         )
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
@@ -352,6 +357,7 @@ async def serve(
     tls: ServerTLS | None = None,
     limits: Limits | None = None,
     waker: int | None = None,
+    publishing: Publishing | None = None,
     task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `stream` until cancelled: ``await nursery.start(partial(serve, stream, port=0))``.
@@ -364,12 +370,13 @@ async def serve(
     may be open for writing (commits of this process, from any thread, are served at
     once) or with `follow=True`; it stays the caller's to close. `limits` are the defaults of
     `Limits` where none are given. `waker` is a non-blocking descriptor that becomes readable
-    when another process has committed.
+    when another process has committed. `publishing` says who may publish into the stream, which
+    is open for writing then (``docs/PUBLISHING.md``).
 
     Raises `ListenFailed`. Cancelling it closes the listeners and every connection at once;
     `Server.finish` is the way to end in good order.
     """
-    server = Server(stream, limits=limits, waker=waker, tls=tls)
+    server = Server(stream, limits=limits, waker=waker, tls=tls, publishing=publishing)
     sockets = open_listeners(host, port, unix) if listeners is None else listeners
     await server.run(sockets, task_status=task_status)
 

@@ -22,6 +22,8 @@ from datastreamer.net.gate import Pace
 from datastreamer.net.guard import Watch
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
+from datastreamer.net.publication import Publication
+from datastreamer.net.publishing import Desk
 from datastreamer.net.receiver import Receiver
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
@@ -38,6 +40,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
+from datastreamer.protocol.publishing import PublishQuery, encode_refusal
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from datastreamer.storage.reader import Cursor
 
@@ -96,6 +99,7 @@ class Session:
         *,
         connection: socket.socket | None = None,
         limits: Limits = _LIMITS,
+        desk: Desk | None = None,
     ) -> None:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
@@ -103,7 +107,9 @@ class Session:
         self.socket = connection
         self.sender = Sender(live, transport)
         self.answers = Answers(live, transport, limits)
-        self.protocol = ServerConnection(live.stream.header.stream_type)
+        self.protocol = ServerConnection(
+            live.stream.header.stream_type, publishing=desk is not None
+        )
         now = trio.current_time()
         self.watch = Watch(now)
         self.heard = False
@@ -114,6 +120,8 @@ class Session:
         """Commands taken, refused ones too."""
         self.reason = ""
         """Why it was ended; empty until then."""
+        self._desk = desk
+        self._publication: Publication | None = None
         self._live = live
         self._counts = live.counts
         self._stream = live.stream
@@ -181,6 +189,8 @@ class Session:
         self._finishing = True
         self.sender.finish(entries)
         self._news.set()
+        if self._publication is not None:
+            self._publication.finish()
         if self.waiting and not self.sender.streaming and not self.over:
             assert self._nursery is not None
             self._nursery.start_soon(self._say_goodbye)
@@ -279,6 +289,9 @@ class Session:
         answers.begin()
         if isinstance(event, (Refuse, Drop, End)):
             return await self._refuse_or_leave(event)
+        if isinstance(event, PublishQuery):
+            await self._publish(event)
+            return True
         self._counts.commands[_KINDS[type(event)]] += 1
         if isinstance(event, _QUESTIONS):
             await answers.answer(event)
@@ -313,6 +326,24 @@ class Session:
         self.answers.add(messages.OK)
         await self.answers.send()
         nursery.start_soon(self._send)
+
+    async def _publish(self, query: PublishQuery) -> None:
+        """All that is left of this connection is a source's."""
+        assert self._desk is not None
+        self._counts.commands["publish"] += 1
+        if self.answers:
+            await self.answers.send()
+        receive = self._receiver.receive
+        left = self.protocol.hand_over()
+        self._publication = Publication(self._desk, self.transport, receive, left)
+        if self._finishing:
+            self._publication.finish()
+        last = await self._publication.run(query)
+        self.reason = self.reason or (REFUSED if last else LEFT)
+        if last:
+            self.answers.begin()
+            self.answers.add(last)
+        await self._hang_up()
 
     # Many entries for one question.
 
@@ -443,6 +474,8 @@ class Session:
         """Send a Result other than OK; True when the connection is over with it."""
         self._counts.errors[_kind(refusal.number)] += 1
         result = messages.encode_result(refusal.number)
+        if refusal.why:
+            result = encode_refusal(refusal.number, refusal.why)
         if not self.protocol.streaming:
             self.answers.add(result)
         elif refusal.close:

@@ -50,6 +50,11 @@ class ServerTLS:
         """What the next handshake uses."""
         return self._context
 
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients must show a certificate."""
+        return self._client_ca is not None
+
     def reload(self) -> None:
         """Read the files again, for the handshakes from now on. From any thread.
 
@@ -78,7 +83,7 @@ class ServerTLS:
             if self._client_ca is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
                 _load_ca(context, self._client_ca)
-            for name in _names(_examine(pair, serving=True)):
+            for name in names_of(_examine(pair, serving=True)):
                 by_name.setdefault(name, context)
             contexts.append(context)
         if len(contexts) > 1:
@@ -208,7 +213,7 @@ def _examine(pair: Pair, *, serving: bool) -> Mapping[str, Any]:
         raise BadCertificate(f"{pair[0]}: the certificate cannot be used: {why(error)}") from None
 
 
-def _names(certificate: Mapping[str, Any]) -> list[str]:
+def names_of(certificate: Mapping[str, Any]) -> list[str]:
     """The hosts that a certificate is for, in lower case; of old ones without such, its name."""
     found = [name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"]
     if not found:

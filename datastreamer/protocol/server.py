@@ -20,6 +20,8 @@ from datastreamer.format import (
     COMMAND_ENTRY,
     COMMAND_HEAD_SIZE,
     COMMAND_HEADER,
+    COMMAND_PUBLISH,
+    COMMAND_PUBLISH_WHERE,
     COMMAND_RANGE_BOOKMARK,
     COMMAND_START,
     COMMAND_START_BOOKMARK,
@@ -28,6 +30,7 @@ from datastreamer.format import (
     RESULT_ALREADY_STARTED,
     RESULT_ALREADY_STOPPED,
     RESULT_INVALID_COMMAND,
+    RESULT_NO_LEASE,
 )
 from datastreamer.protocol import filtering
 from datastreamer.protocol.messages import (
@@ -42,6 +45,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
     Stop,
 )
+from datastreamer.protocol.publishing import PublishQuery, Wrong, decode_publish
 
 _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -61,6 +65,7 @@ class Refuse:
 
     number: int
     close: bool
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class End:
     """The client ended its sending side: close the connection."""
 
 
-Event: TypeAlias = Command | Refuse | Drop | End
+Event: TypeAlias = Command | PublishQuery | Refuse | Drop | End
 
 _STOP: Final = Stop()
 _HEADER: Final = HeaderQuery()
@@ -95,9 +100,11 @@ class ServerConnection:
     After a `Refuse` that closes, a `Drop` or an `End` no event follows.
     """
 
-    __slots__ = ("_at", "_buffer", "_closed", "_ended", "_stream_type", "streaming")
+    __slots__ = ("_at", "_buffer", "_closed", "_ended", "_publishing", "_stream_type", "streaming")
 
-    def __init__(self, stream_type: int) -> None:
+    def __init__(self, stream_type: int, *, publishing: bool = False) -> None:
+        # Whether the commands of publishers are known.
+        self._publishing = publishing
         self.streaming = False
         self._stream_type = stream_type
         self._buffer = b""
@@ -156,6 +163,8 @@ class ServerConnection:
                 return self._refuse(_REFUSE_STOPPED)
             self._at = at + COMMAND_HEAD_SIZE
             return _STOP
+        if self._publishing and COMMAND_PUBLISH <= command <= COMMAND_PUBLISH_WHERE:
+            return self._publish(command)
         known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
         if not known and command not in _EXTENSIONS:
             self._at = at + COMMAND_HEAD_SIZE
@@ -191,6 +200,25 @@ class ServerConnection:
             return self._wait()
         event, self._at = found
         return event
+
+    def _publish(self, command: int) -> Event | None:
+        if self.streaming:
+            return self._refuse(_REFUSE_STARTED)
+        if command != COMMAND_PUBLISH:
+            return self._refuse(Refuse(RESULT_NO_LEASE, True, "ask for the lease first"))
+        found = decode_publish(self._buffer, self._at + COMMAND_HEAD_SIZE)
+        if found is None:
+            return self._wait()
+        if isinstance(found, Wrong):
+            return self._refuse(Refuse(found.number, True, found.why))
+        query, self._at = found
+        return query
+
+    def hand_over(self) -> bytes:
+        """What was received behind the last event; nothing more is taken from here."""
+        left = self._buffer[self._at :]
+        self._close()
+        return left
 
     def _keyed(self, command: int) -> Event | None:
         key = self._key(self._at + COMMAND_HEAD_SIZE)

@@ -16,6 +16,7 @@ from datastreamer.errors import (
     BadEntryType,
     EntriesLost,
     FileMissing,
+    LeaseHeld,
     NoOperation,
     OperationOpen,
     StreamReadOnly,
@@ -53,6 +54,8 @@ class DataStream(StreamView):
         # Called before each commit; what it raises keeps the commit from being written.
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
+        # Who alone may begin an operation or change entries; None: whoever has this object.
+        self._lease: object = None
         self._on_change: list[ChangeCallback] = []
         self._numbers: WriterNumbers | None = None
         # Operations that were committed and are to be seen once they are on disk.
@@ -163,9 +166,12 @@ class DataStream(StreamView):
         """``with stream.atomic_op() as op: op.add_entry(...)``: commits, or rolls back."""
         return self._op
 
-    def start_atomic_op(self) -> None:
-        """Open an operation. Raises `OperationOpen` where one is."""
+    def start_atomic_op(self, *, lease: object = None) -> None:
+        """Open an operation. Raises `OperationOpen` where one is, and `LeaseHeld` where the
+        stream is lent to another than `lease`."""
         file, op = self._written, self._op
+        if self._lease is not lease:
+            raise self._lent("operation")
         if file is None or op.is_open or op._committing or not file.end.ready:
             file = self._ensure_startable()
         # First: a sync that fails behind this makes the commit look again.
@@ -173,6 +179,38 @@ class DataStream(StreamView):
         op._hasher = None
         op._start = start = file.end.written
         op.begin(start[0], start[1])
+        if self._lease is not lease:
+            # Lent by another thread between the two looks; who lends looks for an open one.
+            op.close()
+            raise self._lent("operation")
+
+    def lend(self, lease: object) -> None:
+        """From now on operations begin with this `lease` alone, and nobody truncates or updates.
+
+        Until `take_back`. Raises `OperationOpen` where an operation is open, and `LeaseHeld`
+        where the stream is lent already. From any thread.
+        """
+        self._ensure_open()
+        self._writer()
+        if self._lease is not None:
+            raise self._lent("lease")
+        self._lease = lease
+        if self._op.is_open or self._op._committing:
+            self._lease = None
+            raise OperationOpen("an atomic operation of this process is open")
+
+    def take_back(self, lease: object) -> None:
+        """The stream is nobody's any more; an operation that is open with `lease` is rolled
+        back. Nothing happens where it is lent to another, or to nobody."""
+        if self._lease is lease and lease is not None:
+            if not self.closed and self._op.is_open:
+                self.rollback_atomic_op()
+            self._lease = None
+
+    def _lent(self, what: str) -> LeaseHeld:
+        return LeaseHeld(
+            f"{self.path}: no {what} here while the stream's source publishes from elsewhere"
+        )
 
     def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
@@ -277,6 +315,16 @@ class DataStream(StreamView):
             file.announce()
         op._committing = False
         return pending
+
+    @property
+    def next_entry(self) -> int:
+        """The first entry of the next operation, behind those that wait to be on disk, too."""
+        return self._writer().written.entries
+
+    @property
+    def synced_entries(self) -> int:
+        """How many entries are known to be on disk."""
+        return self._writer().synced.entries
 
     def takes_at_once(self, size: int) -> bool:
         """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
@@ -417,6 +465,8 @@ class DataStream(StreamView):
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
         file = self._writer()
+        if self._lease is not None:
+            raise self._lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
         file.forget_placed()

@@ -1,0 +1,220 @@
+"""Who may publish into the stream, and who does: the server's side, before any operation.
+
+Owns the operator's terms, the proof that a source brings, and the lease: that there is one at
+a time, with an epoch that is on disk before it is granted. What a source does with its lease
+stands in `publication.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from datastreamer.errors import (
+    DatastreamerError,
+    LeaseHeld,
+    OperationOpen,
+    StreamReadOnly,
+    UsageError,
+)
+from datastreamer.format import (
+    RESULT_BAD_OPERATION,
+    RESULT_FENCED,
+    RESULT_NOT_WRITTEN,
+    RESULT_SOURCE_BUSY,
+    U32_MAX,
+)
+from datastreamer.net.counts import Counts
+from datastreamer.net.published import Refused
+from datastreamer.net.tls import ServerTLS
+from datastreamer.net.transport import Transport
+from datastreamer.protocol.publishing import MOST_BYTES, MOST_TOKEN, Lease, PublishQuery
+from datastreamer.storage.source import Source, SourceFile
+from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from datastreamer.net.publication import Publication
+
+_log = logging.getLogger(__name__)
+
+# No operator raises an epoch so far by hand, and there are always higher ones.
+_MOST_EPOCH: Final = (1 << 63) - 1
+_MOST_TOKEN_FILE: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publishing:
+    """On which terms a server takes operations from a source elsewhere. Times are in seconds.
+
+    A source shows a token that is a line of `token_file`, which is read at each try, or a
+    certificate for one of `client_certs`; both, where both are given. Raises `UsageError` where
+    neither is, or a number makes no sense.
+    """
+
+    token_file: str | os.PathLike[str] | None = None
+    client_certs: tuple[str, ...] = ()
+    lease: float = 30.0
+    """A source that says nothing for so long has lost its lease."""
+    operation_timeout: float = 60.0
+    """So long an operation may be open."""
+    max_operation_bytes: int = 1 << 30
+    max_underway: int = 4096
+    """Operations of which it is not known yet whether they are on disk."""
+    max_operations_per_second: float | None = None
+    """A source that is faster waits. None: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.token_file is None and not self.client_certs:
+            raise UsageError("publishing needs a token file or the names of client certificates")
+        for name in ("lease", "operation_timeout", "max_operations_per_second"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < U32_MAX / 1000 and math.isfinite(value)):
+                raise UsageError(f"{name} is a number above 0, not {value!r}")
+        for name in ("max_operation_bytes", "max_underway"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= U32_MAX << 16:
+                raise UsageError(f"{name} is a whole number from 1, not {value!r}")
+        if self.max_underway > U32_MAX:
+            raise UsageError(f"max_underway is at most {U32_MAX}, not {self.max_underway}")
+
+    def tokens(self) -> list[bytes]:
+        """The lines of the token file. Raises `UsageError`."""
+        if self.token_file is None:
+            return []
+        return read_tokens(self.token_file)
+
+
+def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
+    """The tokens in a file, one a line; at least one. Raises `UsageError`."""
+    shown = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            lines = [line.strip() for line in file.read(_MOST_TOKEN_FILE).splitlines()]
+    except OSError as error:
+        raise UsageError(f"{shown}: cannot be read: {error.strerror or error}") from None
+    found = [line for line in lines if line]
+    if not found:
+        raise UsageError(f"{shown}: no token is in this file; one stands on each line")
+    if max(map(len, found)) > MOST_TOKEN:
+        raise UsageError(f"{shown}: a token of more than {MOST_TOKEN} bytes")
+    return found
+
+
+class Desk:
+    """Where sources ask for the lease of one stream, and the one that has it is known.
+
+    Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
+    `tls`, and `DamagedFile` where the last epoch cannot be told.
+    """
+
+    def __init__(
+        self, terms: Publishing, stream: DataStream, tls: ServerTLS | None, counts: Counts
+    ) -> None:
+        if not stream.writable:
+            raise StreamReadOnly(
+                f"{stream.path}: publishing needs the stream open for writing, in the process "
+                "that serves"
+            )
+        if terms.client_certs and (tls is None or not tls.asks_clients):
+            raise UsageError("client certificates of publishers need TLS with a client CA")
+        terms.tokens()
+        self.terms = terms
+        self.stream = stream
+        self.counts = counts
+        self.file = SourceFile(os.path.abspath(stream.path), stream.stream_id)
+        self.holder: Publication | None = None
+        self._granting = trio.Lock()
+
+    def allows(self, query: PublishQuery, transport: Transport) -> bool:
+        """Whether the source has shown all that it has to show. Takes as long for any token."""
+        terms, allowed = self.terms, True
+        if terms.token_file is not None:
+            try:
+                tokens = terms.tokens()
+            except UsageError as error:
+                _log.error("nobody may publish: %s", error)
+                tokens = []
+            shown, matched = hashlib.sha256(query.token).digest(), False
+            for token in tokens:
+                matched |= hmac.compare_digest(shown, hashlib.sha256(token).digest())
+            allowed &= matched
+        if terms.client_certs:
+            names = set(getattr(transport, "peer_names", tuple)())
+            allowed &= not names.isdisjoint(name.lower() for name in terms.client_certs)
+        return allowed
+
+    async def grant(self, query: PublishQuery, source: Publication) -> Lease:
+        """Make `source` the holder, on disk. Who held the lease is over when this returns.
+
+        Raises `Refused`.
+        """
+        async with self._granting:
+            wanted = self._judge(query)
+            if wanted != self.file.last:
+                try:
+                    await trio.to_thread.run_sync(self.file.put, wanted)
+                except OSError as error:
+                    why = f"the lease cannot be kept on disk: {error.strerror or error}"
+                    raise Refused(RESULT_NOT_WRITTEN, why) from error
+            if self.holder is not None:
+                again = wanted.source_id == self.holder.source_id
+                self.holder.fence(wanted.epoch, again=again)
+                await self.holder.left.wait()
+            return await self._hand_over(wanted, query, source)
+
+    def _judge(self, query: PublishQuery) -> Source:
+        last, holder = self.file.last, self.holder
+        if query.epoch > _MOST_EPOCH:
+            raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
+        same = query.source_id == last.source_id
+        if same and query.epoch == last.epoch:
+            return last
+        if query.epoch > last.epoch:
+            return Source(query.epoch, query.source_id)
+        if query.epoch:
+            raise Refused(
+                RESULT_FENCED, f"epoch {query.epoch} is over; the last source has {last.epoch}"
+            )
+        if holder is not None and not same:
+            raise Refused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
+        return Source(last.epoch + 1, query.source_id)
+
+    async def _hand_over(self, source: Source, query: PublishQuery, holder: Publication) -> Lease:
+        stream, terms = self.stream, self.terms
+        try:
+            stream.lend(holder)
+        except (OperationOpen, LeaseHeld) as error:
+            raise Refused(RESULT_SOURCE_BUSY, f"the server's own process: {error}") from None
+        except DatastreamerError as error:
+            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+        try:
+            await trio.to_thread.run_sync(stream.sync)
+        except BaseException as error:
+            stream.take_back(holder)
+            if isinstance(error, DatastreamerError):
+                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise
+        self.holder = holder
+        own = round(terms.lease * 1000)
+        return Lease(
+            source.epoch,
+            stream.total_entries,
+            stream.stream_id,
+            min(query.lease_ms or own, own),
+            MOST_BYTES,
+            min(terms.max_underway, U32_MAX),
+            terms.max_operation_bytes,
+        )
+
+    def release(self, source: Publication) -> None:
+        """`source` does not hold the lease any more; its open operation is rolled back."""
+        if self.holder is source:
+            self.holder = None
+            self.stream.take_back(source)

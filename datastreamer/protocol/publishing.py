@@ -1,0 +1,428 @@
+"""Publishing: its commands and answers as bytes, and both sides' reading of them.
+
+Owns the layout of what a publisher and its server say to each other, and what a publisher has
+to send again. Knows no stream, sockets or clocks. ``docs/PUBLISHING.md`` is the contract.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from datastreamer._packer import EntryPacker
+from datastreamer.errors import ProtocolViolation, UsageError
+from datastreamer.format import (
+    COMMAND_HEAD_SIZE,
+    COMMAND_PUBLISH,
+    COMMAND_PUBLISH_ADD,
+    COMMAND_PUBLISH_COMMIT,
+    COMMAND_PUBLISH_ROLLBACK,
+    COMMAND_PUBLISH_WHERE,
+    PACKET_LEASE,
+    PACKET_RECEIPT,
+    PACKET_RESULT,
+    PAGE_SIZE,
+    RESULT_BAD_OPERATION,
+    RESULT_HEAD_SIZE,
+    RESULT_HEAD_STRUCT,
+    RESULT_OK,
+    RESULT_TEXTS,
+    RESULT_TOO_LARGE,
+    U32_MAX,
+    U64_MAX,
+)
+from datastreamer.protocol.messages import OK, encode_result
+
+REVISION: Final = 1
+MOST_BYTES: Final = PAGE_SIZE
+"""Of the entries of one request: the largest entry fills it."""
+MOST_TOKEN: Final = 1024
+SOURCE_ID_SIZE: Final = 16
+
+_HEAD: Final = struct.Struct(">QQ")
+_PUBLISH: Final = struct.Struct(">IQ16sII")
+_ADD: Final = struct.Struct(">QI")
+_COMMIT: Final = struct.Struct(">QII")
+_LEASE: Final = struct.Struct(">BIQQ16sIIIQ")
+_RECEIPT: Final = struct.Struct(">BIQIQ")
+_LENGTH: Final = struct.Struct(">I")
+# No Result of anybody's has a longer text.
+_MOST_TEXT: Final = 4096
+
+
+# What a publisher says.
+
+
+@dataclass(frozen=True, slots=True)
+class PublishQuery:
+    """Ask for the lease. `epoch` 0: the next one, where nobody holds it."""
+
+    source_id: bytes
+    epoch: int = 0
+    lease_ms: int = 0
+    token: bytes = b""
+    revision: int = REVISION
+
+    def __repr__(self) -> str:  # the token is nobody's to read
+        return f"<PublishQuery epoch={self.epoch} source={self.source_id.hex()}>"
+
+
+class Add(NamedTuple):
+    """Entries of an operation that begins with entry `first`."""
+
+    first: int
+    payload: memoryview
+
+
+class Commit(NamedTuple):
+    """The last entries of an operation, which has `count` of them."""
+
+    first: int
+    count: int
+    payload: memoryview
+
+
+class Rollback(NamedTuple):
+    """Forget the open operation."""
+
+
+class Where(NamedTuple):
+    """How far is the stream on disk? And: here I am."""
+
+
+class Wrong(NamedTuple):
+    """The request cannot be read: send the Result, and close."""
+
+    number: int
+    why: str
+
+
+Request: TypeAlias = Add | Commit | Rollback | Where | Wrong
+
+ADDS: Final = (Add, Commit)
+
+
+def encode_publish(stream_type: int, query: PublishQuery) -> bytes:
+    """The request for the lease. Raises `UsageError` for what cannot be asked."""
+    if len(query.source_id) != SOURCE_ID_SIZE or not any(query.source_id):
+        raise UsageError(f"a source id is {SOURCE_ID_SIZE} bytes, not all of them zero")
+    if len(query.token) > MOST_TOKEN:
+        raise UsageError(f"a token has at most {MOST_TOKEN} bytes, not {len(query.token)}")
+    if not 0 <= query.epoch <= U64_MAX or not 0 <= query.lease_ms <= U32_MAX:
+        raise UsageError(f"an epoch is a u64, a lease u32 milliseconds: not {query!r}")
+    return (
+        _HEAD.pack(COMMAND_PUBLISH, stream_type)
+        + _PUBLISH.pack(
+            query.revision, query.epoch, query.source_id, query.lease_ms, len(query.token)
+        )
+        + query.token
+    )
+
+
+def decode_publish(buffer: bytes, at: int) -> tuple[PublishQuery, int] | Wrong | None:
+    """The request whose parameters begin at `at`, and where they end; None: more is to come."""
+    start = at + _PUBLISH.size
+    if len(buffer) < start:
+        return None
+    revision, epoch, source_id, lease_ms, length = _PUBLISH.unpack_from(buffer, at)
+    if revision != REVISION:
+        return Wrong(RESULT_BAD_OPERATION, f"revision {revision} is not spoken here, 1 is")
+    if length > MOST_TOKEN:
+        return Wrong(RESULT_BAD_OPERATION, f"a token of {length} bytes, not 0 to {MOST_TOKEN}")
+    if not any(source_id):
+        return Wrong(RESULT_BAD_OPERATION, "a source id of zeros")
+    if len(buffer) < start + length:
+        return None
+    token = buffer[start : start + length]
+    return PublishQuery(source_id, epoch, lease_ms, token, revision), start + length
+
+
+def encode_rollback(stream_type: int) -> bytes:
+    """The request to forget the open operation."""
+    return _HEAD.pack(COMMAND_PUBLISH_ROLLBACK, stream_type)
+
+
+def encode_where(stream_type: int) -> bytes:
+    """The question where the stream ends."""
+    return _HEAD.pack(COMMAND_PUBLISH_WHERE, stream_type)
+
+
+class RequestParser:
+    """The requests on a connection that holds the lease, from their bytes.
+
+    After a `Wrong` nothing is read any more.
+    """
+
+    def __init__(self, stream_type: int, received: bytes = b"") -> None:
+        self._stream_type = stream_type
+        self._buffer = bytearray(received)
+        self._at = 0
+        self._over = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were received and not yet taken."""
+        return len(self._buffer) - self._at
+
+    def receive(self, data: bytes) -> None:
+        if not self._over:
+            if self._at:
+                del self._buffer[: self._at]
+                self._at = 0
+            self._buffer += data
+
+    def next_request(self) -> Request | None:
+        """The next whole request; None until more comes."""
+        at, have = self._at, len(self._buffer) - self._at
+        if self._over or have < COMMAND_HEAD_SIZE:
+            return None
+        command, stream_type = _HEAD.unpack_from(self._buffer, at)
+        if stream_type != self._stream_type:
+            return self._wrong(f"stream type {stream_type}, and {self._stream_type} is published")
+        at += COMMAND_HEAD_SIZE
+        if command in (COMMAND_PUBLISH_ROLLBACK, COMMAND_PUBLISH_WHERE):
+            self._at = at
+            return Where() if command == COMMAND_PUBLISH_WHERE else Rollback()
+        if command not in (COMMAND_PUBLISH_ADD, COMMAND_PUBLISH_COMMIT):
+            return self._wrong(f"command {command} on a connection that publishes")
+        form = _COMMIT if command == COMMAND_PUBLISH_COMMIT else _ADD
+        if len(self._buffer) < at + form.size:
+            return None
+        *fields, length = form.unpack_from(self._buffer, at)
+        if length > MOST_BYTES:
+            return self._wrong(
+                f"{length} bytes of entries in one request, and {MOST_BYTES} are taken",
+                RESULT_TOO_LARGE,
+            )
+        at += form.size
+        if len(self._buffer) < at + length:
+            return None
+        payload = memoryview(bytes(memoryview(self._buffer)[at : at + length]))
+        self._at = at + length
+        if form is _COMMIT:
+            return Commit(*fields, payload)
+        return Add(*fields, payload)
+
+    def _wrong(self, why: str, number: int = RESULT_BAD_OPERATION) -> Wrong:
+        self._over = True
+        self._buffer.clear()
+        self._at = 0
+        return Wrong(number, why)
+
+
+# What its server says.
+
+
+class Lease(NamedTuple):
+    """What a source was granted."""
+
+    epoch: int
+    total_entries: int
+    stream_id: bytes
+    lease_ms: int
+    most_bytes: int
+    most_underway: int
+    largest_operation: int
+
+
+class Receipt(NamedTuple):
+    """An operation is on disk: its first entry, its entries, and all of the stream's."""
+
+    first_entry: int
+    entries: int
+    total_entries: int
+
+
+class Refusal(NamedTuple):
+    """A Result other than OK."""
+
+    number: int
+    text: str
+
+
+class Done(NamedTuple):
+    """A Result OK with nothing behind it."""
+
+
+Answer: TypeAlias = Lease | Receipt | Refusal | Done
+
+
+def encode_lease(lease: Lease) -> bytes:
+    """Result OK and the lease."""
+    return OK + _LEASE.pack(PACKET_LEASE, _LEASE.size, *lease)
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """Result OK and the receipt."""
+    return OK + _RECEIPT.pack(PACKET_RECEIPT, _RECEIPT.size, *receipt)
+
+
+def encode_refusal(number: int, why: str) -> bytes:
+    """A Result with what happened behind its words."""
+    told = f"{RESULT_TEXTS[number]}: {why}".encode("ascii", "replace").decode()
+    return encode_result(number, told[:_MOST_TEXT])
+
+
+class AnswerParser:
+    """A server's answers, each of a kind that was asked for. `peer` is for messages.
+
+    Raises `ProtocolViolation`.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._buffer = bytearray()
+        self._at = 0
+
+    def receive(self, data: bytes | memoryview) -> None:
+        if self._at:
+            del self._buffer[: self._at]
+            self._at = 0
+        self._buffer += data
+
+    def next_answer(self, kind: type[Lease] | type[Receipt] | type[Done]) -> Answer | None:
+        """The answer to the oldest question, which asked for a `kind`."""
+        buffer, at = self._buffer, self._at
+        if len(buffer) - at < RESULT_HEAD_SIZE:
+            if len(buffer) > at and buffer[at] != PACKET_RESULT:
+                raise self._violation(f"packet type {buffer[at]} where a Result is due")
+            return None
+        packet, size, number = RESULT_HEAD_STRUCT.unpack_from(buffer, at)
+        if packet != PACKET_RESULT or not 0 <= size - RESULT_HEAD_SIZE <= _MOST_TEXT:
+            raise self._violation(f"packet type {packet}, {size} bytes, where a Result is due")
+        if len(buffer) - at < size:
+            return None
+        end = at + size
+        if number != RESULT_OK:
+            self._at = end
+            text = bytes(buffer[at + RESULT_HEAD_SIZE : end]).decode("ascii", "replace")
+            return Refusal(number, text)
+        if kind is Done:
+            self._at = end
+            return Done()
+        form, due = (_LEASE, PACKET_LEASE) if kind is Lease else (_RECEIPT, PACKET_RECEIPT)
+        if len(buffer) < end + form.size:
+            return None
+        packet, size, *fields = form.unpack_from(buffer, end)
+        if packet != due or not form.size <= size <= _MOST_TEXT:
+            raise self._violation(f"packet type {packet}, {size} bytes, where {due} is due")
+        if len(buffer) < end + size:
+            return None
+        self._at = end + size
+        return Lease(*fields) if kind is Lease else Receipt(*fields)
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(f"{self._peer} sent {what}")
+
+
+# What a publisher keeps until it is acknowledged.
+
+
+class Outgoing(EntryPacker):
+    """The entries of an operation that is being made, numbered as they will be."""
+
+    def __init__(self, first: int) -> None:
+        # All of it stays here: it may have to be sent again.
+        super().__init__(1 << 62)
+        self.first = first
+        # Numbers count; where it will stand in the file does not.
+        self.begin(4096, first)
+
+    @property
+    def entries(self) -> int:
+        return self.next_number - self.first
+
+    def requests(self, stream_type: int, most_bytes: int) -> list[bytes]:
+        """All of it as requests: Adds, and a Commit behind them."""
+        parts: list[bytes] = []
+        for span in self.entry_spans():
+            parts.extend(_cut(span, most_bytes))
+        joined: list[bytes] = []
+        for part in parts:
+            if joined and len(joined[-1]) + len(part) <= most_bytes:
+                joined[-1] += part
+            else:
+                joined.append(part)
+        last = joined.pop() if joined else b""
+        head = _HEAD.pack(COMMAND_PUBLISH_ADD, stream_type)
+        sent = [head + _ADD.pack(self.first, len(part)) + part for part in joined]
+        commit = _HEAD.pack(COMMAND_PUBLISH_COMMIT, stream_type)
+        commit += _COMMIT.pack(self.first, self.entries, len(last)) + last
+        return [*sent, commit]
+
+
+def _cut(span: memoryview, most: int) -> list[bytes]:
+    """A run of entries in pieces of whole entries, each of `most` bytes at the most."""
+    if len(span) <= most:
+        return [bytes(span)]
+    pieces, start, at = [], 0, 0
+    while at < len(span):
+        (size,) = _LENGTH.unpack_from(span, at + 1)
+        if at + size - start > most:
+            pieces.append(bytes(span[start:at]))
+            start = at
+        at += size
+    pieces.append(bytes(span[start:]))
+    return pieces
+
+
+@dataclass(eq=False, slots=True)
+class Underway:
+    """An operation that was committed and is not acknowledged yet."""
+
+    first: int
+    entries: int
+    requests: list[bytes]
+    size: int
+    receipt: Receipt | None = None
+    failure: Exception | None = None
+
+
+class Outbox:
+    """Operations in their order, from being committed to being acknowledged."""
+
+    def __init__(self, next_entry: int) -> None:
+        self.next_entry = next_entry
+        """Where the next operation begins, if all before it arrive."""
+        self.underway: deque[Underway] = deque()
+        self.size = 0
+        """Bytes of these."""
+        self.unsent: deque[Underway] = deque()
+
+    def put(self, operation: Underway) -> None:
+        self.underway.append(operation)
+        self.unsent.append(operation)
+        self.size += operation.size
+        self.next_entry = operation.first + operation.entries
+
+    def acknowledge(self, receipt: Receipt) -> Underway:
+        """The oldest is on disk. Raises `ProtocolViolation` where it is another."""
+        if not self.underway:
+            raise ProtocolViolation("a receipt came for no operation")
+        operation = self.underway[0]
+        if (receipt.first_entry, receipt.entries) != (operation.first, operation.entries):
+            raise ProtocolViolation(
+                f"a receipt for {receipt.entries} entries from {receipt.first_entry} on came, "
+                f"where {operation.entries} from {operation.first} on were sent"
+            )
+        self.underway.popleft()
+        self.size -= operation.size
+        operation.receipt = receipt
+        operation.requests = []
+        return operation
+
+    def send_again(self) -> None:
+        """All that is not acknowledged is to be sent, from the first on."""
+        self.unsent = deque(self.underway)
+
+    def drop(self) -> list[Underway]:
+        """Forget what is not acknowledged; the next operation begins where the first did."""
+        dropped = list(self.underway)
+        if dropped:
+            self.next_entry = dropped[0].first
+        self.underway.clear()
+        self.unsent.clear()
+        self.size = 0
+        return dropped
