@@ -271,7 +271,7 @@ class Publication:
             self._operation = operation
         if request.payload:
             operation.add(request.payload)
-        return operation.commit(request.count) if isinstance(request, Commit) else None
+        return operation.commit(request.entries) if isinstance(request, Commit) else None
 
     def _committed(self, request: Commit, pending: PendingCommit | None) -> None:
         operation, self._operation = self._operation, None
@@ -282,10 +282,10 @@ class Publication:
             counts.published_again += 1
         else:
             counts.published_operations += 1
-            counts.published_entries += request.count
+            counts.published_entries += request.entries
             counts.published_bytes += operation.size
         self._unsynced += operation.size
-        self._queue(_Answer(b"", request.first, request.count, pending, operation.size))
+        self._queue(_Answer(b"", request.first, request.entries, pending, operation.size))
 
     def _forget(self) -> None:
         if self._operation is not None:

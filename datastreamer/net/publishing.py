@@ -35,7 +35,7 @@ from datastreamer.net.counts import Counts
 from datastreamer.net.published import Refused
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
-from datastreamer.protocol.publishing import MOST_BYTES, MOST_TOKEN, Lease, PublishQuery
+from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, MOST_TOKEN, Lease, PublishQuery
 from datastreamer.storage.source import Source, SourceFile
 from datastreamer.storage.stream import DataStream
 
@@ -171,6 +171,8 @@ class Desk:
 
     def _judge(self, query: PublishQuery) -> Source:
         last, holder = self.file.last, self.holder
+        if query.epoch == ANY_EPOCH:
+            return Source(last.epoch + 1, query.source_id)
         if query.epoch > _MOST_EPOCH:
             raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
         same = query.source_id == last.source_id

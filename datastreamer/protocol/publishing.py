@@ -1,25 +1,25 @@
 """Publishing: its commands and answers as bytes, and both sides' reading of them.
 
-Owns the layout of what a publisher and its server say to each other, and what a publisher has
-to send again. Knows no stream, sockets or clocks. ``docs/PUBLISHING.md`` is the contract.
+Owns the layout of what a publisher and its server say to each other. Knows no stream, sockets or
+clocks. ``docs/PUBLISHING.md`` is the contract.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from datastreamer._packer import EntryPacker
 from datastreamer.errors import ProtocolViolation, UsageError
 from datastreamer.format import (
+    CAPABILITIES_STRUCT,
     COMMAND_HEAD_SIZE,
     COMMAND_PUBLISH,
     COMMAND_PUBLISH_ADD,
     COMMAND_PUBLISH_COMMIT,
     COMMAND_PUBLISH_ROLLBACK,
     COMMAND_PUBLISH_WHERE,
+    PACKET_CAPABILITIES,
     PACKET_LEASE,
     PACKET_RECEIPT,
     PACKET_RESULT,
@@ -33,9 +33,11 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
-from datastreamer.protocol.messages import OK, encode_result
+from datastreamer.protocol.messages import OK, Capabilities, encode_result
 
 REVISION: Final = 1
+ANY_EPOCH: Final = U64_MAX
+"""In a request for the lease: the next one, whoever holds it."""
 MOST_BYTES: Final = PAGE_SIZE
 """Of the entries of one request: the largest entry fills it."""
 MOST_TOKEN: Final = 1024
@@ -47,7 +49,6 @@ _ADD: Final = struct.Struct(">QI")
 _COMMIT: Final = struct.Struct(">QII")
 _LEASE: Final = struct.Struct(">BIQQ16sIIIQ")
 _RECEIPT: Final = struct.Struct(">BIQIQ")
-_LENGTH: Final = struct.Struct(">I")
 # No Result of anybody's has a longer text.
 _MOST_TEXT: Final = 4096
 
@@ -57,7 +58,8 @@ _MOST_TEXT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class PublishQuery:
-    """Ask for the lease. `epoch` 0: the next one, where nobody holds it."""
+    """Ask for the lease. `epoch` 0: the next one, where nobody holds it; `ANY_EPOCH`: the next
+    one, whoever does."""
 
     source_id: bytes
     epoch: int = 0
@@ -77,10 +79,10 @@ class Add(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The last entries of an operation, which has `count` of them."""
+    """The last of an operation's `entries`."""
 
     first: int
-    count: int
+    entries: int
     payload: memoryview
 
 
@@ -202,8 +204,9 @@ class RequestParser:
         payload = memoryview(bytes(memoryview(self._buffer)[at : at + length]))
         self._at = at + length
         if form is _COMMIT:
-            return Commit(*fields, payload)
-        return Add(*fields, payload)
+            first, entries = fields
+            return Commit(first, entries, payload)
+        return Add(fields[0], payload)
 
     def _wrong(self, why: str, number: int = RESULT_BAD_OPERATION) -> Wrong:
         self._over = True
@@ -246,7 +249,14 @@ class Done(NamedTuple):
     """A Result OK with nothing behind it."""
 
 
-Answer: TypeAlias = Lease | Receipt | Refusal | Done
+Answer: TypeAlias = Capabilities | Lease | Receipt | Refusal | Done
+Kind: TypeAlias = type[Capabilities] | type[Lease] | type[Receipt] | type[Done]
+
+_PACKETS: Final[dict[Kind, tuple[struct.Struct, int]]] = {
+    Capabilities: (CAPABILITIES_STRUCT, PACKET_CAPABILITIES),
+    Lease: (_LEASE, PACKET_LEASE),
+    Receipt: (_RECEIPT, PACKET_RECEIPT),
+}
 
 
 def encode_lease(lease: Lease) -> bytes:
@@ -282,7 +292,7 @@ class AnswerParser:
             self._at = 0
         self._buffer += data
 
-    def next_answer(self, kind: type[Lease] | type[Receipt] | type[Done]) -> Answer | None:
+    def next_answer(self, kind: Kind) -> Answer | None:
         """The answer to the oldest question, which asked for a `kind`."""
         buffer, at = self._buffer, self._at
         if len(buffer) - at < RESULT_HEAD_SIZE:
@@ -302,7 +312,7 @@ class AnswerParser:
         if kind is Done:
             self._at = end
             return Done()
-        form, due = (_LEASE, PACKET_LEASE) if kind is Lease else (_RECEIPT, PACKET_RECEIPT)
+        form, due = _PACKETS[kind]
         if len(buffer) < end + form.size:
             return None
         packet, size, *fields = form.unpack_from(buffer, end)
@@ -311,118 +321,9 @@ class AnswerParser:
         if len(buffer) < end + size:
             return None
         self._at = end + size
+        if kind is Capabilities:
+            return Capabilities.unpack(buffer[end : end + size])
         return Lease(*fields) if kind is Lease else Receipt(*fields)
 
     def _violation(self, what: str) -> ProtocolViolation:
         return ProtocolViolation(f"{self._peer} sent {what}")
-
-
-# What a publisher keeps until it is acknowledged.
-
-
-class Outgoing(EntryPacker):
-    """The entries of an operation that is being made, numbered as they will be."""
-
-    def __init__(self, first: int) -> None:
-        # All of it stays here: it may have to be sent again.
-        super().__init__(1 << 62)
-        self.first = first
-        # Numbers count; where it will stand in the file does not.
-        self.begin(4096, first)
-
-    @property
-    def entries(self) -> int:
-        return self.next_number - self.first
-
-    def requests(self, stream_type: int, most_bytes: int) -> list[bytes]:
-        """All of it as requests: Adds, and a Commit behind them."""
-        parts: list[bytes] = []
-        for span in self.entry_spans():
-            parts.extend(_cut(span, most_bytes))
-        joined: list[bytes] = []
-        for part in parts:
-            if joined and len(joined[-1]) + len(part) <= most_bytes:
-                joined[-1] += part
-            else:
-                joined.append(part)
-        last = joined.pop() if joined else b""
-        head = _HEAD.pack(COMMAND_PUBLISH_ADD, stream_type)
-        sent = [head + _ADD.pack(self.first, len(part)) + part for part in joined]
-        commit = _HEAD.pack(COMMAND_PUBLISH_COMMIT, stream_type)
-        commit += _COMMIT.pack(self.first, self.entries, len(last)) + last
-        return [*sent, commit]
-
-
-def _cut(span: memoryview, most: int) -> list[bytes]:
-    """A run of entries in pieces of whole entries, each of `most` bytes at the most."""
-    if len(span) <= most:
-        return [bytes(span)]
-    pieces, start, at = [], 0, 0
-    while at < len(span):
-        (size,) = _LENGTH.unpack_from(span, at + 1)
-        if at + size - start > most:
-            pieces.append(bytes(span[start:at]))
-            start = at
-        at += size
-    pieces.append(bytes(span[start:]))
-    return pieces
-
-
-@dataclass(eq=False, slots=True)
-class Underway:
-    """An operation that was committed and is not acknowledged yet."""
-
-    first: int
-    entries: int
-    requests: list[bytes]
-    size: int
-    receipt: Receipt | None = None
-    failure: Exception | None = None
-
-
-class Outbox:
-    """Operations in their order, from being committed to being acknowledged."""
-
-    def __init__(self, next_entry: int) -> None:
-        self.next_entry = next_entry
-        """Where the next operation begins, if all before it arrive."""
-        self.underway: deque[Underway] = deque()
-        self.size = 0
-        """Bytes of these."""
-        self.unsent: deque[Underway] = deque()
-
-    def put(self, operation: Underway) -> None:
-        self.underway.append(operation)
-        self.unsent.append(operation)
-        self.size += operation.size
-        self.next_entry = operation.first + operation.entries
-
-    def acknowledge(self, receipt: Receipt) -> Underway:
-        """The oldest is on disk. Raises `ProtocolViolation` where it is another."""
-        if not self.underway:
-            raise ProtocolViolation("a receipt came for no operation")
-        operation = self.underway[0]
-        if (receipt.first_entry, receipt.entries) != (operation.first, operation.entries):
-            raise ProtocolViolation(
-                f"a receipt for {receipt.entries} entries from {receipt.first_entry} on came, "
-                f"where {operation.entries} from {operation.first} on were sent"
-            )
-        self.underway.popleft()
-        self.size -= operation.size
-        operation.receipt = receipt
-        operation.requests = []
-        return operation
-
-    def send_again(self) -> None:
-        """All that is not acknowledged is to be sent, from the first on."""
-        self.unsent = deque(self.underway)
-
-    def drop(self) -> list[Underway]:
-        """Forget what is not acknowledged; the next operation begins where the first did."""
-        dropped = list(self.underway)
-        if dropped:
-            self.next_entry = dropped[0].first
-        self.underway.clear()
-        self.unsent.clear()
-        self.size = 0
-        return dropped

@@ -100,10 +100,11 @@ class SourceFile:
 
 def _unpack(sector: bytes) -> tuple[int, bytes, Source] | None:
     packed = sector[: _SLOT.size]
-    if len(sector) != SECTOR or _SUM.unpack_from(sector, _SLOT.size)[0] != xxh3_64_intdigest(packed):
+    if len(sector) != SECTOR:
+        return None
+    if _SUM.unpack_from(sector, _SLOT.size)[0] != xxh3_64_intdigest(packed):
         return None
     magic, version, _, sequence, stream_id, epoch, source_id = _SLOT.unpack(packed)
     if magic != _MAGIC or version != 1:
         return None
     return sequence, stream_id, Source(epoch, source_id)
-
