@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         blocking_parallel_read as blocking_parallel_read,
     )
     from datastreamer.net.blocking_reassemble import BlockingReassembly as BlockingReassembly
+    from datastreamer.net.blocking_publisher import BlockingPublisher as BlockingPublisher
     from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from datastreamer.net.parallel import parallel_read as parallel_read
     from datastreamer.net.reassemble import reassemble as reassemble
     from datastreamer.net.reassembly_store import SqliteStore as SqliteStore
+    from datastreamer.net.publisher import Publisher as Publisher
+    from datastreamer.net.publisher import connect_publisher as connect_publisher
     from datastreamer.net.relay import Relay as Relay
     from datastreamer.net.server import serve as serve
+    from datastreamer.net.terms import Publishing as Publishing
     from datastreamer.net.tls import ServerTLS as ServerTLS
     from datastreamer.net.tls import client_tls as client_tls
     from datastreamer.net.upstream import Upstream as Upstream
@@ -44,6 +48,7 @@ _HOME = {
     "Backoff": "datastreamer.protocol.resume",
     "BlockingClient": "datastreamer.net.blocking",
     "BlockingReassembly": "datastreamer.net.blocking_reassemble",
+    "BlockingPublisher": "datastreamer.net.blocking_publisher",
     "BlockingRelay": "datastreamer.net.blocking_relay",
     "Client": "datastreamer.net.client",
     "CursorStore": "datastreamer.position",
@@ -56,6 +61,8 @@ _HOME = {
     "Limits": "datastreamer.net.limits",
     "LmdbCursor": "datastreamer.storage.cursors",
     "Position": "datastreamer.position",
+    "Publisher": "datastreamer.net.publisher",
+    "Publishing": "datastreamer.net.terms",
     "Relay": "datastreamer.net.relay",
     "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.net.tls",
@@ -65,6 +72,7 @@ _HOME = {
     "blocking_parallel_read": "datastreamer.net.blocking_parallel",
     "client_tls": "datastreamer.net.tls",
     "connect": "datastreamer.net.client",
+    "connect_publisher": "datastreamer.net.publisher",
     "parallel_read": "datastreamer.net.parallel",
     "reassemble": "datastreamer.net.reassemble",
     "serve": "datastreamer.net.server",

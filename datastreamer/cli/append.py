@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import typer
+
 from datastreamer.cli.creation import (
     CreateOption,
     Creation,
@@ -17,11 +19,32 @@ from datastreamer.cli.creation import (
 )
 from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.lines import BadLine, bytes_of, shown, standard_input, value_of
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
+from datastreamer.cli.options import (
+    LogFormatOption,
+    LogLevelOption,
+    TLSCaOption,
+    TLSCertOption,
+    TLSKeyOption,
+    TLSOptions,
+    TLSServerNameOption,
+)
 from datastreamer.cli.outcome import Failure, Terminated, write_out
 from datastreamer.cli.output import json_line
-from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
+from datastreamer.cli.publishing import (
+    EpochOption,
+    NextEntryOption,
+    PublisherOptions,
+    RemoteOp,
+    RemoteStream,
+    RetryForOption,
+    TakeOverOption,
+    TargetArgument,
+    TokenFileOption,
+    is_server,
+)
+from datastreamer.errors import CommitInDoubt, PeerError, UsageError, WriteFailed
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
+from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.stream import DataStream
 
 # Twice the largest entry's hex; a line without an end must not fill the memory.
@@ -34,11 +57,20 @@ _SHAPES = (
 
 
 def append(
-    file: FileArgument,
+    file: TargetArgument,
     create: CreateOption = False,
     system_id: SystemIdOption = None,
     stream_version: StreamVersionOption = None,
     stream_type: NewStreamTypeOption = None,
+    token_file: TokenFileOption = None,
+    epoch: EpochOption = None,
+    take_over: TakeOverOption = False,
+    next_entry: NextEntryOption = None,
+    retry_for: RetryForOption = None,
+    tls_ca: TLSCaOption = None,
+    tls_cert: TLSCertOption = None,
+    tls_key: TLSKeyOption = None,
+    tls_server_name: TLSServerNameOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -48,6 +80,22 @@ def append(
     what was added since the last commit part of the stream and prints a line once it is on
     disk, {"rollback": true} forgets it.
     """
+    options = PublisherOptions(
+        token_file,
+        epoch,
+        take_over,
+        next_entry,
+        retry_for,
+        TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name),
+    )
+    if is_server(file):
+        if create or system_id is not None or stream_version is not None:
+            raise typer.BadParameter("--create and what goes with it are for files")
+        read_line = standard_input("operations", _MAX_LINE)
+        with RemoteStream(file, stream_type, options) as remote:
+            _Appender(remote).take_all(read_line)
+        return
+    options.check_unused(file)
     creation = Creation(create, system_id, stream_version, stream_type)
     read_line = standard_input("operations", _MAX_LINE)
     with creation.open(file) as stream:
@@ -57,9 +105,9 @@ def append(
 class _Appender:
     """Takes lines and keeps count of them."""
 
-    def __init__(self, stream: DataStream) -> None:
+    def __init__(self, stream: DataStream | RemoteStream) -> None:
         self._stream = stream
-        self._op = stream.atomic_op()
+        self._op: AtomicOp | RemoteOp = stream.atomic_op()
         self._line = 0
         self._heard = True
 
@@ -78,6 +126,12 @@ class _Appender:
             # Where it is in doubt whether the operation is there, the error says all there is.
             done = "" if isinstance(error, CommitInDoubt) else f"; {self._rolled_back()}"
             raise Failure(f"line {self._line}: {error}{done}") from error
+        except PeerError as error:
+            first = self._stream.total_entries
+            raise Failure(
+                f"line {self._line}: {error}; operations before entry {first} may be there: "
+                "what is sent again with --next-entry is compared, and not doubled"
+            ) from error
         if self._op.is_open:
             raise Failure(
                 f"the input ended after line {self._line} without a commit; {self._rolled_back()}"

@@ -26,6 +26,7 @@ from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
+from datastreamer.net.terms import Publishing
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -93,6 +94,23 @@ ClientCaOption = Annotated[
         "--tls-client-ca",
         metavar="FILE",
         help="Serve only clients with a certificate of this CA; PEM.",
+    ),
+]
+PublishTokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--publish-token-file",
+        metavar="FILE",
+        help="Take operations from a source elsewhere that shows a token, a line of this file. "
+        "Without TLS tokens can be read on the way.",
+    ),
+]
+PublishClientCertOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--publish-client-cert",
+        metavar="NAME",
+        help="And, or, whose certificate is for this name; repeatable; goes with --tls-client-ca.",
     ),
 ]
 FollowOption = Annotated[
@@ -193,6 +211,8 @@ def serve(
     tls_cert: CertOption = None,
     tls_key: KeyOption = None,
     tls_client_ca: ClientCaOption = None,
+    publish_token_file: PublishTokenFileOption = None,
+    publish_client_cert: PublishClientCertOption = None,
     create: CreateOption = False,
     system_id: SystemIdOption = None,
     stream_version: StreamVersionOption = None,
@@ -234,6 +254,19 @@ def serve(
             "--create makes a stream to write to, --follow leaves that to others"
         )
     tls = server_tls(tls_cert or [], tls_key or [], tls_client_ca)
+    publishing = None
+    if publish_token_file is not None or publish_client_cert:
+        if publish_client_cert and tls_client_ca is None:
+            raise typer.BadParameter("--publish-client-cert goes with a --tls-client-ca")
+        if follow or workers != 1:
+            raise typer.BadParameter(
+                "a source elsewhere publishes through the one process that writes: no --follow, "
+                "and one of --workers"
+            )
+        publishing = Publishing(
+            token_file=publish_token_file, client_certs=tuple(publish_client_cert or ())
+        )
+        publishing.tokens()  # before anything is made
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
 
@@ -267,6 +300,7 @@ def serve(
         limits=limits,
         metrics=metrics_at(metrics_host, metrics_port),
         workers=workers,
+        publishing=publishing,
         listening=listening,
     )
     _log.info("ended by %s", name, extra={"signal": name})

@@ -127,6 +127,15 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_filter_scanned_bytes_total": Metric(
         "counter", "Bytes of the file looked through for clients that want some types alone."
     ),
+    "datastreamer_publish_sources": Metric("gauge", "Sources elsewhere that hold the lease."),
+    "datastreamer_publish_epoch": Metric("gauge", "The epoch of the last lease.", (), "max"),
+    "datastreamer_publish_operations_total": Metric(
+        "counter",
+        "Operations that a source elsewhere committed: appended, or found to be there already.",
+        ("outcome",),
+    ),
+    "datastreamer_publish_entries_total": Metric("counter", "Entries of those appended."),
+    "datastreamer_publish_bytes_total": Metric("counter", "Bytes of these, heads included."),
     "datastreamer_cold_reads_total": Metric(
         "counter", "Spans that were not in memory and were read before they were sent."
     ),

@@ -85,6 +85,7 @@ async def collect(
         "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
         "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
         "datastreamer_filter_scanned_bytes_total": [([], counts.filter_scanned)],
+        **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
         "datastreamer_clients_lag_entries": [([], entries.histogram())],
         "datastreamer_clients_lag_bytes": [([], sizes.histogram())],
@@ -131,6 +132,23 @@ def _index(server: Server) -> Samples:
             "datastreamer_index_lag_bytes": [([], size)],
         }
     return {}
+
+
+def _publishing(server: Server) -> Samples:
+    """Where a source elsewhere may publish."""
+    desk, counts = server.desk, server.counts
+    if desk is None:
+        return {}
+    return {
+        "datastreamer_publish_sources": [([], int(desk.holder is not None))],
+        "datastreamer_publish_epoch": [([], desk.file.last.epoch)],
+        "datastreamer_publish_operations_total": [
+            (["appended"], counts.published_operations),
+            (["again"], counts.published_again),
+        ],
+        "datastreamer_publish_entries_total": [([], counts.published_entries)],
+        "datastreamer_publish_bytes_total": [([], counts.published_bytes)],
+    }
 
 
 def _build() -> Samples:

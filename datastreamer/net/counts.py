@@ -61,8 +61,5 @@ class Counts:
     published_bytes: int = 0
     """Bytes of these, heads included."""
 
-    source_epoch: int = 0
-    """The epoch of the last lease; 0: none was granted."""
-
     cold_reads: int = 0
     """Spans that were not in memory and were read in a thread before they were sent."""

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.workers import Workers
 from datastreamer.storage.durable import SyncPolicy
@@ -44,6 +45,9 @@ class StreamServer:
     machine's cores. They accept from the same listeners and share `limits`' clients.
     `in_process` serves from a thread of this process: for tests, and for writers that
     are mostly idle.
+
+    `publishing` lets a source elsewhere publish into the stream (``docs/PUBLISHING.md``), with
+    `in_process` alone; while it has the lease no operation begins here.
 
     `metrics_port` is where Prometheus finds metrics (0: a free port, see `metrics_port`), on
     `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``.
@@ -73,8 +77,11 @@ class StreamServer:
         in_process: bool = False,
         metrics_port: int | None = None,
         metrics_host: Hosts = None,
+        publishing: Publishing | None = None,
     ) -> None:
         self._closed = False
+        if publishing is not None and not in_process:
+            raise UsageError("publishing needs the process that writes to serve: in_process=True")
         if in_process and workers != 1:
             raise UsageError("workers are processes; in_process serves from one thread")
         listeners = open_listeners(host, port, unix)
@@ -99,7 +106,7 @@ class StreamServer:
             try:
                 limits = limits or Limits()
                 self._serving: _Thread | Workers = (
-                    _Thread(self.stream, listeners, limits, tls, metrics)
+                    _Thread(self.stream, listeners, limits, tls, metrics, publishing)
                     if in_process
                     else Workers(self.stream, listeners, limits, tls, workers, metrics)
                 )
@@ -188,13 +195,14 @@ class _Thread:
         limits: Limits,
         tls: ServerTLS | None,
         metrics: list[socket.socket],
+        publishing: Publishing | None,
     ) -> None:
         import trio
 
         from datastreamer.net.server import Server
 
         self._grace = limits.grace
-        self._server = Server(stream, limits=limits, tls=tls)
+        self._server = Server(stream, limits=limits, tls=tls, publishing=publishing)
         self._failure: BaseException | None = None
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None

@@ -126,7 +126,6 @@ class Publication:
             told = {"peer": peer, "epoch": lease.epoch, "entry": lease.total_entries}
             words = "%s: publishes with epoch %d from entry %d on"
             _log.info(words, peer, lease.epoch, lease.total_entries, extra=told)
-            self._counts.source_epoch = lease.epoch
             self._lease = lease.lease_ms / 1000
             self._queue(_Answer(encode_lease(lease)))
             async with trio.open_nursery() as nursery:

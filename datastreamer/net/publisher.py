@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,22 +18,20 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from datastreamer.errors import (
-    ConnectFailed,
     ConnectionLost,
     DatastreamerError,
-    LeaseLost,
     NoOperation,
     OperationOpen,
-    OperationTooSlow,
     StreamClosed,
 )
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.channel import Channel, channel_over, dial
 from datastreamer.net.peers import answer_timeout, say_back, say_lost
 from datastreamer.net.place import Place, place_of
+from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, terms_of
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
-from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE, Receipt
+from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.resume import BACKOFF, Backoff
 
 if TYPE_CHECKING:
@@ -42,35 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 60.0
-"""So long a server that is lost is waited for, unless the caller says otherwise."""
-UNACKNOWLEDGED_BYTES: Final = 16 << 20
-"""With so much underway a commit waits, unless the caller says otherwise."""
-
-PASSING: Final = (ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow)
-"""What another connection may put right."""
-
 _RECEIVE_SIZE: Final = 64 << 10
-
-
-def terms_of(
-    stream_type: int,
-    token: bytes | str | None,
-    epoch: int,
-    take_over: bool,
-    next_entry: int | None,
-    lease: float | None,
-) -> SourceTerms:
-    """What a source asks for, with an id of its own."""
-    shown = token.encode() if isinstance(token, str) else token or b""
-    return SourceTerms(
-        stream_type,
-        os.urandom(SOURCE_ID_SIZE),
-        shown,
-        ANY_EPOCH if take_over else epoch,
-        round((lease or 0) * 1000),
-        next_entry,
-    )
 
 
 @asynccontextmanager

@@ -13,10 +13,11 @@ from types import FrameType
 
 import trio
 
-from datastreamer.errors import ServerFailed
+from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.net import systemd
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.net.publishing import Publishing
 from datastreamer.net.scrape import serve_metrics_of
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
 from datastreamer.net.server import Server
@@ -41,6 +42,7 @@ def serve_until_signal(
     limits: Limits,
     metrics: tuple[Hosts, int] | None = None,
     workers: int = 1,
+    publishing: Publishing | None = None,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
     """Serve a stream until SIGINT or SIGTERM; gives the signal's name. In the main thread.
@@ -56,6 +58,8 @@ def serve_until_signal(
     asks for that. `listening` is told the addresses once clients can connect. Raises
     `ListenFailed` and what `open_stream` raises.
 
+    `publishing` says who may publish into the stream; this process serves it then, and no others.
+
     With more than one of `workers` this process keeps the stream open, the writer's lock with
     it, and so many others serve it (`workers.py`); `ServerFailed` is raised where none of them
     can be kept alive, and `UsageError` where there are more of them than clients.
@@ -63,7 +67,7 @@ def serve_until_signal(
     ending = Ending()
 
     async def main(stream: DataStream) -> None:
-        server = Server(stream, limits=limits, tls=tls)
+        server = Server(stream, limits=limits, tls=tls, publishing=publishing)
         async with trio.open_nursery() as nursery:
             ending.enter_loop(nursery.cancel_scope)
             if ending.begun.is_set():
@@ -107,6 +111,8 @@ def serve_until_signal(
             nursery.cancel_scope.cancel()
 
     limits.share(0, workers)  # whether they go together
+    if publishing is not None and workers != 1:
+        raise UsageError("publishing needs the one process that writes to serve: one worker")
     asked = [] if metrics is None else metrics_listeners(*metrics)
     try:
         listeners = systemd.take_listeners() or open_listeners(host, port, unix)

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
-from datastreamer.errors import DamagedFile, LeaseHeld, UsageError
 from datastreamer.net.publishing import Publishing
 from datastreamer.net.server import Server
 from datastreamer.net.transport import StreamTransport
@@ -25,7 +23,7 @@ from datastreamer.protocol.publishing import (
 )
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import PATIENCE, Peer, Rig, append
+from tests.net.conftest import PATIENCE, Peer, Rig
 
 TOKEN = b"a token"
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -40,9 +38,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def publishable(
-    stream: DataStream, token_file: Path, **terms: Any
-) -> AsyncIterator[Rig]:
+async def publishable(stream: DataStream, token_file: Path, **terms: Any) -> AsyncIterator[Rig]:
     """A server in memory that takes publishers with `TOKEN`."""
     server = Server(stream, publishing=Publishing(token_file=token_file, **terms))
     with trio.fail_after(PATIENCE):
@@ -105,9 +101,7 @@ def contents(stream: DataStream) -> list[tuple[int, bytes]]:
     return [(e.type, e.data) for e in stream.entries()]
 
 
-async def test_an_operation_is_acknowledged_and_there(
-    stream: DataStream, token_file: Path
-) -> None:
+async def test_an_operation_is_acknowledged_and_there(stream: DataStream, token_file: Path) -> None:
     async with publishable(stream, token_file) as rig, rig.client() as peer:
         await peer.send(publish(lease_ms=5000))
         found = await lease_of(peer)

@@ -1,0 +1,41 @@
+"""What both publishers have in common: who a source says it is, and what another connection mends.
+
+Must not import trio.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from datastreamer.errors import ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow
+from datastreamer.protocol.publisher import SourceTerms
+from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
+
+RETRY_SECONDS: Final = 60.0
+"""So long a server that is lost is waited for, unless the caller says otherwise."""
+UNACKNOWLEDGED_BYTES: Final = 16 << 20
+"""With so much underway a commit waits, unless the caller says otherwise."""
+
+PASSING: Final = (ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow)
+"""What another connection may put right."""
+
+
+def terms_of(
+    stream_type: int,
+    token: bytes | str | None,
+    epoch: int,
+    take_over: bool,
+    next_entry: int | None,
+    lease: float | None,
+) -> SourceTerms:
+    """What a source asks for, with an id of its own."""
+    shown = token.encode() if isinstance(token, str) else token or b""
+    return SourceTerms(
+        stream_type,
+        os.urandom(SOURCE_ID_SIZE),
+        shown,
+        ANY_EPOCH if take_over else epoch,
+        round((lease or 0) * 1000),
+        next_entry,
+    )
