@@ -26,7 +26,7 @@ from datastreamer.format import (
     RESULT_TOO_SLOW,
 )
 from datastreamer.net.gate import Pace
-from datastreamer.net.published import CLOSING, Operation, Refused
+from datastreamer.net.published import CLOSING, Operation, Refused, commit_together
 from datastreamer.net.publishing import Desk
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
@@ -54,6 +54,8 @@ _NOT_ALLOWED_SECONDS: Final = 0.5
 _AT_ONCE: Final = 64 << 10
 # Of operations that are not on disk nothing more is read behind so much.
 _UNSYNCED_BYTES: Final = 64 << 20
+# Of those that come together so many become part of the stream together, at the most.
+_TOGETHER: Final = 256
 # The others have their turn after so many operations.
 _OPERATIONS_A_TURN: Final = 64
 
@@ -160,16 +162,30 @@ class Publication:
     async def _take_requests(self) -> None:
         """Until the source is done, or has to be."""
         parser, asked = self._parser, 0
+        ahead: Request | None = None
         self._heard = trio.current_time()
         with self._reading:
             while not self._reading.cancel_called:
-                request = parser.next_request()
+                request = ahead or parser.next_request()
+                ahead = None
                 if request is None:
                     if self._operation is None and not parser.pending:
                         self._begun = math.inf
                     if not await self._hear():
                         return
                     continue
+                if type(request) is Commit and self._operation is None and not self._refused:
+                    commits, ahead = self._gather(request)
+                    if len(commits) > 1 and self._take_together(commits):
+                        await self._make_room()
+                        await trio.lowlevel.checkpoint()
+                        continue
+                    for request in commits[:-1]:
+                        told = await self._obey(request)
+                        if told or self._reading.cancel_called:
+                            self._last = self._last or told
+                            return
+                    request = commits[-1]
                 told = await self._obey(request)
                 if told:
                     # (Of one that was fenced meanwhile, that is the last word.)
@@ -178,6 +194,48 @@ class Publication:
                 asked += 1
                 if asked % _OPERATIONS_A_TURN == 0:
                     await trio.lowlevel.checkpoint()
+
+    def _gather(self, first: Commit) -> tuple[list[Commit], Request | None]:
+        """This and those behind it that may go into the file together; and the request behind
+        these, if it is there."""
+        gathered, size = [first], len(first.payload)
+        if self._pace is not None:
+            return gathered, None
+        most = min(_TOGETHER, self._terms.max_underway - len(self._answers))
+        due = first.first + first.entries
+        while len(gathered) < most:
+            request = self._parser.next_request()
+            if type(request) is not Commit or request.first != due:
+                return gathered, request
+            size += len(request.payload)
+            if size > _AT_ONCE:
+                return gathered, request
+            gathered.append(request)
+            due += request.entries
+        return gathered, None
+
+    def _take_together(self, commits: list[Commit]) -> bool:
+        """Whether all of them are part of the stream now; else nothing has happened."""
+        size = sum([len(commit.payload) for commit in commits])
+        most = self._terms.max_operation_bytes
+        if any(len(commit.payload) > most for commit in commits):
+            return False
+        if commits[0].first != self._stream.next_entry or not self._stream.takes_at_once(size):
+            return False
+        pending = commit_together(self._stream, self, commits)
+        if pending is None:
+            return False
+        self._begun = math.inf
+        counts = self._counts
+        counts.published_operations += len(commits)
+        counts.published_bytes += size
+        self._unsynced += size
+        for commit in commits:
+            counts.published_entries += commit.entries
+            told = _Answer(b"", commit.first, commit.entries, pending, len(commit.payload))
+            self._answers.append(told)
+        self._news.set()
+        return True
 
     async def _hear(self) -> bool:
         """Receive something; False where nothing more comes in time, or at all."""

@@ -6,6 +6,7 @@ no connection and no event loop: it blocks, and is called where that hurts nobod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from datastreamer._codec import EntryBatch, scan
@@ -19,7 +20,7 @@ from datastreamer.format import (
     RESULT_TOO_LARGE,
     TYPE_BOOKMARK,
 )
-from datastreamer.protocol.publishing import encode_refusal
+from datastreamer.protocol.publishing import Commit, encode_refusal
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.writer import PendingCommit
 
@@ -34,6 +35,52 @@ class Refused(Exception):
         super().__init__(why)
         self.number = number
         self.answer = encode_refusal(number, why)
+
+
+def commit_together(
+    stream: DataStream, lease: object, commits: Sequence[Commit]
+) -> PendingCommit | None:
+    """Operations that follow one another, with one commit: each is there as a whole, or none.
+
+    None where that cannot be done, for whatever reason; nothing has happened then, and it shows
+    with each by itself.
+    """
+    payload = b"".join([commit.payload for commit in commits])
+    first = commits[0].first
+    try:
+        stream.start_atomic_op(lease=lease)
+    except DatastreamerError:
+        return None
+    op = stream.atomic_op()
+    try:
+        batch = scan(payload, first)
+        if op.next_number != first or not _is_made_of(batch, commits, len(payload)):
+            return None
+        op.add_batch(batch)
+        return stream.commit_atomic_op(wait=False)
+    except DatastreamerError:
+        return None
+    finally:
+        if op.is_open:
+            stream.rollback_atomic_op()
+
+
+def _is_made_of(batch: EntryBatch, commits: Sequence[Commit], size: int) -> bool:
+    """Whether each of `commits` has as many entries as it says, and these are all."""
+    offsets, count = batch.offsets, len(batch)
+    entries = at = 0
+    for commit in commits:
+        if (offsets[entries] - offsets[0] if entries < count else batch.nbytes) != at:
+            return False
+        entries += commit.entries
+        at += len(commit.payload)
+        if entries > count:
+            return False
+    return entries == count and batch.nbytes == size and _has_good_bookmarks(batch)
+
+
+def _has_good_bookmarks(batch: EntryBatch) -> bool:
+    return batch.count(TYPE_BOOKMARK) == len(batch.bookmarks())
 
 
 class Operation:
@@ -91,7 +138,7 @@ class Operation:
                 f"after entry {batch.next_number - 1} come {len(payload) - batch.nbytes} bytes "
                 "that are no entry",
             )
-        if batch.count(TYPE_BOOKMARK) != len(batch.bookmarks()):
+        if not _has_good_bookmarks(batch):
             raise Refused(RESULT_BAD_OPERATION, "a bookmark's key is 1 to 16 bytes")
         self.size += len(payload)
         if self.size > self._most:
