@@ -93,7 +93,7 @@ class Publication:
         self._lease = 0.0
         self._operation: Operation | None = None
         # What was refused before the operation's commit came; the commit is told.
-        self._refused: Refused | None = None
+        self._refused = b""
         self._refused_first = 0
         # When it was last heard, and since when an operation, or half a request, is there.
         self._heard = 0.0
@@ -166,7 +166,7 @@ class Publication:
         self._heard = trio.current_time()
         with self._reading:
             while not self._reading.cancel_called:
-                request = ahead or parser.next_request()
+                request = parser.next_request() if ahead is None else ahead
                 ahead = None
                 if request is None:
                     if self._operation is None and not parser.pending:
@@ -286,11 +286,11 @@ class Publication:
         if first != under:
             why = f"a request for an operation from entry {first} on, where {under} is open"
             return self._refusal(RESULT_BAD_OPERATION, why)
-        if operation is None and self._refused is None and self._pace is not None:
+        if operation is None and not self._refused and self._pace is not None:
             await self._wait(self._pace.step(trio.current_time()))
         size = len(request.payload)
         try:
-            if self._refused is None:
+            if not self._refused:
                 at_once = (
                     operation is None
                     and isinstance(request, Commit)
@@ -302,20 +302,21 @@ class Publication:
                     pending = self._apply(request)
                 else:
                     pending = await trio.to_thread.run_sync(self._apply, request)
+                if isinstance(request, Commit):
+                    self._committed(request, pending)
             elif isinstance(request, Commit):
-                raise self._refused
+                answer, self._refused, self._begun = self._refused, b"", math.inf
+                self._queue(_Answer(answer))
         except Refused as refused:
-            self._operation, self._refused = None, None
+            self._operation = None
+            told = self._counted(refused)
             if refused.number in CLOSING:
-                return self._counted(refused)
+                return told
             if isinstance(request, Commit):
                 self._begun = math.inf
-                self._queue(_Answer(self._counted(refused)))
+                self._queue(_Answer(told))
             else:
-                self._refused, self._refused_first = refused, first
-        else:
-            if isinstance(request, Commit):
-                self._committed(request, pending)
+                self._refused, self._refused_first = told, first
         await self._make_room()
         return b""
 
@@ -347,7 +348,7 @@ class Publication:
     def _forget(self) -> None:
         if self._operation is not None:
             self._operation.roll_back()
-        self._operation, self._refused, self._begun = None, None, math.inf
+        self._operation, self._refused, self._begun = None, b"", math.inf
 
     async def _make_room(self) -> None:
         """Wait until so little waits for the disk, or for the source, that more may come."""

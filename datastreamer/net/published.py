@@ -111,7 +111,7 @@ class Operation:
         if self.compared:
             self.roll_back()
 
-    def add(self, payload: memoryview) -> None:
+    def add(self, payload: bytes) -> None:
         """Take entries, the next ones by their numbers."""
         try:
             batch = self._judged(payload)
@@ -127,7 +127,7 @@ class Operation:
             raise
         self.next = batch.next_number
 
-    def _judged(self, payload: memoryview) -> EntryBatch:
+    def _judged(self, payload: bytes) -> EntryBatch:
         try:
             batch = scan(payload, self.next)
         except CorruptEntries as error:
@@ -147,7 +147,7 @@ class Operation:
             )
         return batch
 
-    def _compare(self, batch: EntryBatch, payload: memoryview) -> None:
+    def _compare(self, batch: EntryBatch, payload: bytes) -> None:
         stream, at = self._stream, 0
         stop = batch.next_number
         if stop > stream.total_entries:

@@ -75,7 +75,7 @@ class Add(NamedTuple):
     """Entries of an operation that begins with entry `first`."""
 
     first: int
-    payload: memoryview
+    payload: bytes
 
 
 class Commit(NamedTuple):
@@ -83,7 +83,7 @@ class Commit(NamedTuple):
 
     first: int
     entries: int
-    payload: memoryview
+    payload: bytes
 
 
 class Rollback(NamedTuple):
@@ -201,7 +201,8 @@ class RequestParser:
         at += form.size
         if len(self._buffer) < at + length:
             return None
-        payload = memoryview(bytes(memoryview(self._buffer)[at : at + length]))
+        # (A view of the buffer would keep it from growing.)
+        payload = bytes(memoryview(self._buffer)[at : at + length])
         self._at = at + length
         if form is _COMMIT:
             first, entries = fields

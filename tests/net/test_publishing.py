@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from datastreamer.net.publishing import Publishing
+from datastreamer.errors import DamagedFile, LeaseHeld, UsageError
 from datastreamer.net.server import Server
+from datastreamer.net.terms import Publishing
 from datastreamer.net.transport import StreamTransport
 from datastreamer.protocol.publishing import (
     PublishQuery,
@@ -23,7 +25,7 @@ from datastreamer.protocol.publishing import (
 )
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import PATIENCE, Peer, Rig
+from tests.net.conftest import PATIENCE, Peer, Rig, append
 
 TOKEN = b"a token"
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -41,7 +43,8 @@ def token_file(tmp_path: Path) -> Path:
 async def publishable(stream: DataStream, token_file: Path, **terms: Any) -> AsyncIterator[Rig]:
     """A server in memory that takes publishers with `TOKEN`."""
     server = Server(stream, publishing=Publishing(token_file=token_file, **terms))
-    with trio.fail_after(PATIENCE):
+    # (A clock that a test moves by itself makes it impatient.)
+    with trio.fail_after(1000 * PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])
 
@@ -123,3 +126,376 @@ async def test_an_operation_is_acknowledged_and_there(stream: DataStream, token_
         assert rig.server.counts.published_operations == 3
         assert rig.server.counts.published_again == 1
         assert stream.total_entries == 4
+
+
+async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path) -> None:
+    """The same answer whatever is wrong, and whoever holds the lease."""
+    told = set()
+    async with publishable(stream, token_file) as rig:
+        for held in (False, True):
+            async with rig.client() as holder:
+                if held:
+                    await holder.send(publish(ONE, 7))
+                    await lease_of(holder)
+                for query in (
+                    publish(token=b""),
+                    publish(token=b"another "),
+                    publish(TWO, 1, TOKEN + b"x"),
+                    publish(TWO, 99, b"\x00" * 1024),
+                ):
+                    async with rig.client() as peer:
+                        began = trio.current_time()
+                        await peer.send(query)
+                        told.add(await refusal(peer))
+                        assert trio.current_time() - began >= 0.5
+                        await peer.ended()
+        assert rig.server.desk is not None
+        assert rig.server.desk.file.last.epoch == 7
+        async with rig.client() as peer:
+            await peer.send(publish(TWO, token=b"another"))
+            await lease_of(peer)
+    [(number, text)] = told
+    assert number == 16
+    assert text.startswith("Not allowed: ")
+
+
+async def test_the_token_file_is_read_at_each_try(stream: DataStream, token_file: Path) -> None:
+    async with publishable(stream, token_file) as rig:
+        token_file.write_bytes(b"new")
+        async with rig.client() as peer:
+            await peer.send(publish())
+            assert (await refusal(peer))[0] == 16
+        async with rig.client() as peer:
+            await peer.send(publish(token=b"new"))
+            await lease_of(peer)
+        token_file.unlink()
+        async with rig.client() as peer:
+            await peer.send(publish(TWO, token=b"new"))
+            assert (await refusal(peer))[0] == 16
+
+
+async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
+    with pytest.raises(UsageError, match="a token file or the names"):
+        Publishing()
+    with pytest.raises(UsageError, match="cannot be read"):
+        Publishing(token_file=path.with_name("none")).tokens()
+    with DataStream.create(path, index="memory") as stream:
+        with pytest.raises(UsageError, match="need TLS with a client CA"):
+            Server(stream, publishing=Publishing(client_certs=("source",)))
+        follower = DataStream.open(path, follow=True, index="memory")
+        with follower, pytest.raises(UsageError, match="open for writing"):
+            Server(follower, publishing=Publishing(token_file=token_file))
+        Path(f"{path}.source").write_bytes(b"damaged")
+        with pytest.raises(DamagedFile, match=r"s.*\.source"):
+            Server(stream, publishing=Publishing(token_file=token_file))
+
+
+async def test_a_server_without_terms_does_not_know_the_command(stream: DataStream) -> None:
+    server = Server(stream)
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run, [])
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.handle, StreamTransport(theirs))
+            peer = Peer(ours)
+            for command in range(0x1010, 0x1015):
+                await peer.ask(struct.pack(">QQ", command, 1), wire.result(9))
+            await peer.close()
+            nursery.cancel_scope.cancel()
+
+
+async def test_one_source_at_a_time(stream: DataStream, token_file: Path) -> None:
+    async with publishable(stream, token_file) as rig, rig.client() as first:
+        await first.send(publish(ONE))
+        assert (await lease_of(first))[0] == 1
+        async with rig.client() as second:
+            await second.send(publish(TWO))
+            assert await refusal(second) == (
+                17,
+                "Another source holds the lease: its epoch is 1",
+            )
+            await second.ended()
+        async with rig.client() as second:
+            await second.send(publish(TWO, 1))
+            assert await refusal(second) == (
+                18,
+                "Fenced: epoch 1 is over; the last source has 1",
+            )
+        # The first was not disturbed by any of it.
+        await first.ask(commit(0, 1, entry(0, b"x")), receipt(0, 1, 1))
+        # When it has left, the next is welcome, with the next epoch.
+        await first.close()
+        async with rig.client() as second:
+            while rig.server.desk is not None and rig.server.desk.holder is not None:
+                await trio.testing.wait_all_tasks_blocked()
+            await second.send(publish(TWO))
+            assert (await lease_of(second))[:2] == (2, 1)
+
+
+@pytest.mark.parametrize("epoch", [5, 2**64 - 1])
+async def test_who_is_fenced_hears_so_and_commits_no_more(
+    stream: DataStream, token_file: Path, epoch: int
+) -> None:
+    async with publishable(stream, token_file) as rig, rig.client() as first:
+        await first.send(publish(ONE))
+        await lease_of(first)
+        await first.ask(commit(0, 1, entry(0, b"x")), receipt(0, 1, 1))
+        await first.send(add(1, entry(1, b"of an open operation")))
+        async with rig.client() as second:
+            await second.send(publish(TWO, epoch))
+            granted = await lease_of(second)
+            assert granted[:2] == (5 if epoch == 5 else 2, 1)
+            await first.send(commit(1, 1))
+            assert await refusal(first) == (
+                18,
+                f"Fenced: another source has the lease, with epoch {granted[0]}",
+            )
+            await second.ask(commit(1, 1, entry(1, b"y")), receipt(1, 1, 2))
+            assert contents(stream) == [(3, b"x"), (3, b"y")]
+        async with rig.client() as again:
+            await again.send(publish(ONE, 1))
+            assert (await refusal(again))[0] == 18
+
+
+async def test_a_source_comes_back_with_its_epoch(stream: DataStream, token_file: Path) -> None:
+    """Its older connection is over, whether it knows that or not."""
+    async with publishable(stream, token_file) as rig, rig.client() as first:
+        await first.send(publish(ONE))
+        await lease_of(first)
+        await first.send(add(0, entry(0, b"never committed")))
+        async with rig.client() as second:
+            await second.send(publish(ONE, 1))
+            assert (await lease_of(second))[:2] == (1, 0)
+            number, text = await refusal(first)
+            assert (number, "this source, on another connection" in text) == (18, True)
+            await second.ask(commit(0, 1, entry(0, b"x")), receipt(0, 1, 1))
+
+
+async def test_epochs_outlive_the_server(path: Path, token_file: Path) -> None:
+    for turn in range(3):
+        with DataStream.open_or_create(path, index="memory") as stream:
+            async with publishable(stream, token_file) as rig:
+                async with rig.client() as peer:
+                    await peer.send(publish(TWO, 10 * turn))
+                    assert (await lease_of(peer))[0] == (10 * turn or 1)
+                async with rig.client() as peer:
+                    await peer.send(publish(ONE, 10 * turn or 1))
+                    assert (await refusal(peer))[0] == 18
+    with DataStream.open(path, index="memory") as stream:
+        async with publishable(stream, token_file) as rig, rig.client() as peer:
+            await peer.send(publish(ONE, 20))
+            assert (await refusal(peer))[0] == 18
+
+
+async def test_this_process_does_not_write_meanwhile(stream: DataStream, token_file: Path) -> None:
+    append(stream, (3, b"local"))
+    async with publishable(stream, token_file) as rig:
+        stream.start_atomic_op()
+        async with rig.client() as peer:
+            await peer.send(publish(ONE))
+            assert (await refusal(peer))[0] == 17
+        stream.rollback_atomic_op()
+        async with rig.client() as peer:
+            await peer.send(publish(ONE))
+            await lease_of(peer)
+            for write in (
+                stream.start_atomic_op,
+                lambda: stream.truncate(0),
+                lambda: stream.update_entry(0, 3, b"LOCAL"),
+                lambda: stream.lend(object()),
+            ):
+                with pytest.raises(LeaseHeld, match="publishes from elsewhere"):
+                    write()
+            await peer.ask(commit(1, 1, entry(1, b"x")), receipt(1, 1, 2))
+        while rig.server.desk is not None and rig.server.desk.holder is not None:
+            await trio.testing.wait_all_tasks_blocked()
+        append(stream, (3, b"local again"))
+    assert [data for _, data in contents(stream)] == [b"local", b"x", b"local again"]
+
+
+# Operations that are refused.
+
+BAD = {
+    "a number out of step": commit(1, 1, entry(2, b"x")),
+    "half an entry": commit(1, 1, entry(1, b"x")[:-1]),
+    "bytes behind": commit(1, 1, entry(1, b"x") + b"\x00"),
+    "another packet type": commit(1, 1, b"\x01" + entry(1, b"x")[1:]),
+    "a bookmark without a key": commit(1, 1, entry(1, b"", 0xB0)),
+    "a bookmark with a long key": commit(1, 1, entry(1, b"x" * 17, 0xB0)),
+    "a count that is too high": commit(1, 2, entry(1, b"x")),
+    "a count that is too low": commit(1, 0, entry(1, b"x")),
+    "a count over two requests": add(1, entry(1, b"x")) + commit(1, 1, entry(2, b"y")),
+    "another operation": add(1, entry(1, b"x")) + commit(2, 1, entry(2, b"y")),
+    "no command": struct.pack(">QQ", 0x1015, 1),
+    "a second request for the lease": publish(TWO),
+    "another stream type": struct.pack(">QQ", 0x1014, 2),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_bad_operation_ends_the_connection(
+    stream: DataStream, token_file: Path, what: str
+) -> None:
+    append(stream, (3, b"first"))
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE))
+        await lease_of(peer)
+        # What stands behind it is not looked at any more.
+        await peer.send(BAD[what] + commit(1, 1, entry(1, b"x")))
+        number, text = await refusal(peer)
+        assert (number, text[:15]) == (22, "Bad operation: ")
+        await peer.ended()
+    assert contents(stream) == [(3, b"first")]
+
+
+async def test_before_the_lease_nothing_is_taken(stream: DataStream, token_file: Path) -> None:
+    async with publishable(stream, token_file) as rig:
+        for request in (add(0), commit(0, 0), encode_rollback(1), encode_where(1)):
+            async with rig.client() as peer:
+                await peer.send(request)
+                assert await refusal(peer) == (19, "No lease: ask for the lease first")
+                await peer.ended()
+        for query in (
+            struct.pack(">QQIQ16sII", 0x1010, 1, 2, 0, ONE, 0, 0),
+            struct.pack(">QQIQ16sII", 0x1010, 1, 1, 0, ONE, 0, 1025),
+            struct.pack(">QQIQ16sII", 0x1010, 1, 1, 0, bytes(16), 0, 0),
+        ):
+            async with rig.client() as peer:
+                await peer.send(query)
+                assert (await refusal(peer))[0] == 22
+
+
+async def test_what_stands_at_its_place(stream: DataStream, token_file: Path) -> None:
+    append(stream, (3, b"a"), (3, b"b"), (0xB0, b"key"), (4, b"c" * 900_000))
+    append(stream, (4, b"d" * 900_000), (3, b"e"))
+    large = [entry(3, b"c" * 900_000, 4), entry(4, b"d" * 900_000, 4)]
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE))
+        await lease_of(peer)
+        await peer.ask(commit(0, 2, entry(0, b"a"), entry(1, b"b")), receipt(0, 2, 6))
+        # Over two pages, with padding between.
+        await peer.send(add(2, entry(2, b"key", 0xB0)) + add(2, large[0]) + add(2, large[1]))
+        await peer.ask(commit(2, 4, entry(5, b"e")), receipt(2, 4, 6))
+        for other in (
+            commit(1, 1, entry(1, b"B")),
+            commit(1, 1, entry(1, b"b", 4)),
+            commit(1, 1, entry(1, b"bb")),
+            commit(5, 2, entry(5, b"e"), entry(6, b"f")),
+            add(2, entry(2, b"key", 0xB0))
+            + add(2, large[1][:9] + large[0][9:17] + bytes(900_000))
+            + commit(2, 2),
+        ):
+            await peer.send(other)
+            number, text = await refusal(peer)
+            assert (number, text[:15]) == (21, "Other entries: ")
+        await peer.send(commit(7, 1, entry(7, b"x")) + encode_where(1))
+        assert await refusal(peer) == (
+            20,
+            "Past the end: the operation begins with entry 7, where entry 6 is due",
+        )
+        await peer.expect(receipt(6, 0, 6))
+        await peer.ask(commit(6, 1, entry(6, b"f")), receipt(6, 1, 7))
+
+
+async def test_too_large(stream: DataStream, token_file: Path) -> None:
+    async with (
+        publishable(stream, token_file, max_operation_bytes=100) as rig,
+        rig.client() as peer,
+    ):
+        await peer.send(publish(ONE))
+        assert (await lease_of(peer))[6] == 100
+        fits, more = entry(0, bytes(83)), entry(1, b"")
+        await peer.send(add(0, fits) + add(0, more) + add(0, entry(2, b"")) + commit(0, 3))
+        assert await refusal(peer) == (
+            23,
+            "Too large: an operation of more than 100 bytes of entries",
+        )
+        await peer.send(commit(0, 2, fits, more))
+        assert (await refusal(peer))[0] == 23
+        # Also where it comes together with others that are not.
+        small = commit(0, 1, entry(0, b""))
+        await peer.send(small + commit(1, 1, entry(1, bytes(84))) + commit(1, 1, more))
+        assert (await peer.read(36))[16:28] == struct.pack(">QI", 0, 1)
+        assert (await refusal(peer))[0] == 23
+        assert (await peer.read(36))[16:28] == struct.pack(">QI", 1, 1)
+        await peer.send(struct.pack(">QQQI", 0x1011, 1, 2, (1 << 20) + 1))
+        assert (await refusal(peer))[0] == 23
+        await peer.ended()
+
+
+async def test_one_of_many_that_come_together(stream: DataStream, token_file: Path) -> None:
+    """Those before it are there, and those behind it begin past the end."""
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE))
+        await lease_of(peer)
+        good = [commit(n, 1, entry(n, b"x")) for n in range(300)]
+        await peer.send(b"".join(good))
+        await peer.expect(b"".join(receipt(n, 1, 300) for n in range(300))[:36])
+        got = [await peer.read(36) for _ in range(299)]
+        assert [each[16:28] for each in got] == [struct.pack(">QI", n, 1) for n in range(1, 300)]
+        await peer.send(commit(300, 1, entry(300, b"y")) + commit(302, 1, entry(302, b"z")))
+        await peer.expect(receipt(300, 1, 301))
+        assert (await refusal(peer))[0] == 20
+        await peer.send(commit(301, 0) + commit(301, 2, entry(301, b"1"), entry(302, b"2")))
+        assert (await peer.read(36))[16:28] == struct.pack(">QI", 301, 0)
+        await peer.expect(receipt(301, 2, 303))
+        assert stream.total_entries == 303
+
+
+# Time.
+
+
+async def test_who_says_nothing_loses_the_lease(
+    stream: DataStream, token_file: Path, mock_clock: MockClock
+) -> None:
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE, lease_ms=9000))
+        await lease_of(peer)
+        for _ in range(5):
+            mock_clock.jump(8.5)
+            await peer.ask(encode_where(1), receipt(0, 0, 0))
+            await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(9.5)
+        assert await refusal(peer) == (19, "No lease: nothing came for 9 s")
+        await peer.ended()
+        async with rig.client() as second:
+            await second.send(publish(TWO))
+            await lease_of(second)
+
+
+async def test_an_operation_does_not_stay_open(
+    stream: DataStream, token_file: Path, mock_clock: MockClock
+) -> None:
+    """Neither by keeping the lease, nor by sending it byte by byte."""
+    slow = add(0, entry(0, b"never committed"))
+    for pieces in ([slow, encode_where(1), encode_where(1)], [slow[:5], slow[5:6], slow[6:7]]):
+        async with (
+            publishable(stream, token_file, operation_timeout=20) as rig,
+            rig.client() as peer,
+        ):
+            await peer.send(publish(ONE))
+            await lease_of(peer)
+            for piece in pieces:
+                await peer.send(piece)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                mock_clock.jump(9)
+            if pieces[0] is slow:
+                await peer.expect(receipt(0, 0, 0) * 2)
+            number, text = await refusal(peer)
+            assert (number, text) == (26, "Too slow: an operation was open for 20 s")
+            await peer.ended()
+    assert contents(stream) == []
+
+
+async def test_the_end_of_the_server(stream: DataStream, token_file: Path) -> None:
+    """What was committed is acknowledged, what is open is rolled back."""
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE))
+        await lease_of(peer)
+        await peer.send(commit(0, 1, entry(0, b"x")) + add(1, entry(1, b"y")))
+        await peer.expect(receipt(0, 1, 1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.server.finish)
+            await peer.ended()
+            await peer.close()
+    assert contents(stream) == [(3, b"x")]
