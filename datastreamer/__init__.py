@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from datastreamer.net.blocking_parallel import (
         blocking_parallel_read as blocking_parallel_read,
     )
-    from datastreamer.net.blocking_reassemble import BlockingReassembly as BlockingReassembly
     from datastreamer.net.blocking_publisher import BlockingPublisher as BlockingPublisher
+    from datastreamer.net.blocking_reassemble import BlockingReassembly as BlockingReassembly
     from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.net.client import Client as Client
     from datastreamer.net.client import connect as connect
     from datastreamer.net.embed import StreamServer as StreamServer
     from datastreamer.net.limits import Limits as Limits
     from datastreamer.net.parallel import parallel_read as parallel_read
-    from datastreamer.net.reassemble import reassemble as reassemble
-    from datastreamer.net.reassembly_store import SqliteStore as SqliteStore
     from datastreamer.net.publisher import Publisher as Publisher
     from datastreamer.net.publisher import connect_publisher as connect_publisher
+    from datastreamer.net.reassemble import reassemble as reassemble
+    from datastreamer.net.reassembly_store import SqliteStore as SqliteStore
     from datastreamer.net.relay import Relay as Relay
     from datastreamer.net.server import serve as serve
     from datastreamer.net.terms import Publishing as Publishing
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Backoff": "datastreamer.protocol.resume",
     "BlockingClient": "datastreamer.net.blocking",
-    "BlockingReassembly": "datastreamer.net.blocking_reassemble",
     "BlockingPublisher": "datastreamer.net.blocking_publisher",
+    "BlockingReassembly": "datastreamer.net.blocking_reassemble",
     "BlockingRelay": "datastreamer.net.blocking_relay",
     "Client": "datastreamer.net.client",
     "CursorStore": "datastreamer.position",

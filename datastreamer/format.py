@@ -25,7 +25,7 @@ Wire::
     batch   = %xfb u32(25 + n) u32(count) u64(first) u64(total entries) *entry
     chosen  = %xfa u32(41 + n) u32(count) u64(first) u64(next) u64(total entries)
               u64(epoch) *entry               ; of a filtered reading: numbers have gaps
-    lease   = %xfa u32(57) u64(epoch) u64(total entries) 16OCTET(stream id)
+    lease   = %xf8 u32(57) u64(epoch) u64(total entries) 16OCTET(stream id)
               u32(milliseconds) u32(most bytes) u32(most underway)
               u64(largest operation)               ; may grow at the end
     receipt = %xf9 u32(25) u64(first) u32(count) u64(total entries)
@@ -47,7 +47,7 @@ PACKET_HEADER: Final = 0x01
 PACKET_ENTRY: Final = 0x02
 PACKET_CHOSEN: Final = 0xFA
 PACKET_RECEIPT: Final = 0xF9
-PACKET_LEASE: Final = 0xFA
+PACKET_LEASE: Final = 0xF8
 PACKET_BATCH: Final = 0xFB
 PACKET_CAPABILITIES: Final = 0xFD
 PACKET_ANSWER: Final = 0xFE

@@ -49,6 +49,7 @@ class Counts:
 
     filter_scanned: int = 0
     """Bytes of the file looked through for entries of some types."""
+
     published_operations: int = 0
     """Operations that the stream's source committed over the wire."""
 

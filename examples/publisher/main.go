@@ -30,7 +30,7 @@ const (
 
 	packetEntry        = 0x02
 	packetReceipt      = 0xf9
-	packetLease        = 0xfa
+	packetLease        = 0xf8
 	packetCapabilities = 0xfd
 	packetResult       = 0xff
 

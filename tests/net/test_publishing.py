@@ -87,7 +87,7 @@ async def lease_of(peer: Peer) -> tuple[int, int, bytes, int, int, int, int]:
     """(epoch, total entries, stream id, lease, most bytes, most underway, largest operation)."""
     await peer.expect(OK)
     packet = await peer.packet()
-    assert packet[:5] == struct.pack(">BI", 0xFA, 57), packet
+    assert packet[:5] == struct.pack(">BI", 0xF8, 57), packet
     found: tuple[int, int, bytes, int, int, int, int] = struct.unpack(">QQ16sIIIQ", packet[5:])
     return found
 
