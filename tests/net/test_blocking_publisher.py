@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def test_who_may_not(path: Path, token_file: Path) -> None:
     with served(path, token_file) as server:
         with pytest.raises(NotAllowed):
             publisher_of(server, token=None)
-        with publisher_of(server) as first:
+        with closing(publisher_of(server)) as first:
             with pytest.raises(SourceBusy):
                 publisher_of(server)
             with publisher_of(server, take_over=True) as second:
@@ -124,7 +124,6 @@ def test_who_may_not(path: Path, token_file: Path) -> None:
                     first.flush()
                 with pytest.raises(Fenced):
                     first.resend()
-            first._source.failure = None  # so that leaving the block is quiet
         with pytest.raises(Fenced):
             publisher_of(server, epoch=1)
         assert contents(server) == [b"of the second"]
@@ -140,10 +139,9 @@ def test_refusals(path: Path, token_file: Path) -> None:
             publisher.drop()
             put(publisher, b"small")
         wait_until_left(server)
-        with publisher_of(server, next_entry=0) as again:
-            with pytest.raises(HistoryChanged):
-                put(again, b"other")
-            again._source.failure = None
+        again = publisher_of(server, next_entry=0)
+        with closing(again), pytest.raises(HistoryChanged):
+            put(again, b"other")
         assert contents(server) == [b"small"]
 
 
