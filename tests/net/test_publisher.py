@@ -373,3 +373,19 @@ async def test_a_client_certificate(stream: DataStream, path: Path, authority: A
             await put_one(port, b"y", tls=source)
             nursery.cancel_scope.cancel()
     assert contents(stream) == [(3, b"y")]
+
+
+async def test_a_source_that_is_faster_than_it_may_be_waits(
+    stream: DataStream, token_file: Path
+) -> None:
+    terms = {"max_operations_per_second": 50.0}
+    async with serving(stream, token_file, **terms) as (_, port), publisher_at(port) as publisher:
+        began = trio.current_time()
+        for number in range(60):
+            op = publisher.atomic_op()
+            op.add_entry(3, b"%d" % number)
+            await op.commit(wait=False)
+        await publisher.flush()
+        # One second's worth at once, and the rest at its pace.
+        assert trio.current_time() - began >= 0.18
+    assert [data for _, data in contents(stream)] == [b"%d" % number for number in range(60)]

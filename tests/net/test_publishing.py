@@ -499,3 +499,27 @@ async def test_the_end_of_the_server(stream: DataStream, token_file: Path) -> No
             await peer.ended()
             await peer.close()
     assert contents(stream) == [(3, b"x")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        commit(1, 2, entry(1, b"x")) + commit(3, 0, entry(2, b"y")),
+        commit(1, 0, entry(1, b"x")) + commit(1, 1),
+        commit(1, 1, entry(1, b"x" * 17, 0xB0)),
+        commit(1, 1, entry(1, b"x")[:5]) + commit(2, 0, entry(1, b"x")[5:]),
+    ],
+    ids=["a count too high", "a count too low", "a bad bookmark", "an entry over two operations"],
+)
+async def test_a_bad_operation_among_others(
+    stream: DataStream, token_file: Path, bad: bytes
+) -> None:
+    """Those before it are there, also where it comes out even with the one behind it."""
+    async with publishable(stream, token_file) as rig, rig.client() as peer:
+        await peer.send(publish(ONE))
+        await lease_of(peer)
+        await peer.send(commit(0, 1, entry(0, b"good")) + bad)
+        await peer.expect(receipt(0, 1, 1))
+        assert (await refusal(peer))[0] == 22
+        await peer.ended()
+    assert contents(stream) == [(3, b"good")]
