@@ -40,7 +40,7 @@ def test_the_same_as_the_core(spark: Any, subscribe: Any) -> None:
     told = reassemble(frame(spark, made).repartition(3), subscribe).told.collect()
     assert plain(told) == plain(core_events(in_order(made), subscribe))
     assert {row.event for row in told} == {"complete", "conflict", "malformed", "dropped"}
-    assert {row.what for row in told} >= {"value", "prefix", "end"}
+    assert {row.what for row in told} >= {"value", "prefix", "count", "end"}
 
 
 def test_groups_are_joined_over_long_chains(spark: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Reassembler
 from datastreamer.spark.told import row_of
-from tests.reassembly.made_up import deliveries
+from tests.reassembly.made_up import deliveries, name, records
 
 Message = tuple[bytes, bytes, str, int | None]
 
@@ -80,6 +80,11 @@ def examples(count: int) -> list[Message]:
 
     gather.number = 0  # type: ignore[attr-defined]
     gather()
+    # What chance may leave out: a prefix that two announce, and one with two counts.
+    for own, announced in (("one", [1]), ("two", [1]), ("three", [2, 3])):
+        what = "counted" if own == "three" else "contested"
+        body = records(*((name(1, what), count) for count in announced))
+        found.append((name(0, own), body, "a", len(found)))
     return found
 
 
