@@ -25,10 +25,11 @@ from datastreamer._codec cimport (
 )
 from datastreamer._entry cimport (
     HEAD_SIZE, HEADER_PAGE_SIZE, MAX_BOOKMARK_SIZE, MAX_DATA_SIZE, PACKET_ENTRY, PACKET_PADDING,
-    PAGE_SIZE, TYPE_BOOKMARK, page_room, put_head,
+    PAGE_SIZE, TYPE_BOOKMARK, get_u32, get_u64, page_room, put_head,
 )
+from datastreamer._run cimport AHEAD, prefetch
 
-from datastreamer.errors import BadBookmark, NoOperation, UsageError
+from datastreamer.errors import BadBookmark, CorruptEntries, NoOperation, UsageError
 
 cdef extern from "Python.h":
     # Borrowed: for loops in which no Python code runs.
@@ -95,6 +96,23 @@ cdef class Packed:
 
     def __dealloc__(self):
         free(self._segments)
+
+
+@cython.final
+cdef class Layout:
+    """Where a batch's entries stand in the file if they come next, as they are; changes nothing.
+
+    `segments` are (file offset, offset in the batch's `base`, length), padding marks among
+    them; `spans` the parts of `base` that hold the entries, (start, end), in order. The
+    stream then ends at `total_length` and `next_number`; `bookmarks` are (key, number).
+    """
+
+    cdef readonly list segments
+    cdef readonly list spans
+    cdef readonly list bookmarks
+    cdef readonly int64_t total_length
+    cdef readonly uint64_t next_number
+    cdef uint64_t first_number
 
 
 @cython.no_gc_clear
@@ -307,6 +325,76 @@ cdef class EntryPacker(Packed):
                 # Head and all they stand there as they will stand here.
                 i = self._put_run(&columns, i)
         return range(first, first + <uint64_t>columns.count)
+
+    def lay_out(self, batch):
+        """A `Layout` of the batch behind what was added so far.
+
+        Raises `NoOperation`, and `UsageError` where the batch's numbers are not those due;
+        `CorruptEntries` where its memory is not what was scanned any more.
+        """
+        cdef BatchColumns columns
+        cdef Layout layout = Layout.__new__(Layout)
+        cdef Py_ssize_t i, room = self._room, length
+        cdef int64_t at, begin = 0, end = -1, span = 0, offset = self._offset
+        cdef const uint8_t* p
+        columns_of(batch, &columns)
+        self._check(<uint64_t>columns.count)
+        if columns.numbers != NULL or columns.first_number != self._number:
+            raise UsageError(f"entries from {columns.first_number} on, with no gap, are not what "
+                             f"is due: entry {self._number} is next")
+        layout.segments, layout.spans, layout.bookmarks = [], [], []
+        layout.first_number = self._number
+        for i in range(columns.count):
+            at = columns.offsets[i]
+            length = HEAD_SIZE + <Py_ssize_t>columns.lengths[i]
+            p = columns.base + at
+            if i + AHEAD < columns.count:
+                prefetch(columns.base + columns.offsets[i + AHEAD])
+            if (p[0] != PACKET_ENTRY or get_u32(p + 1) != <uint32_t>length
+                    or get_u32(p + 5) != columns.types[i]
+                    or get_u64(p + 9) != self._number + <uint64_t>i):
+                raise CorruptEntries(at, "the entry was changed since it was scanned")
+            if at != end:
+                if i:
+                    layout.spans.append((span, end))
+                span = at
+            if at != end or length > room:
+                if end > begin:
+                    layout.segments.append((offset, begin, end - begin))
+                    offset += end - begin
+                begin = at
+            if length > room:
+                if room:
+                    # A length begins with a 0 byte, and a padding mark is one.
+                    layout.segments.append((offset, at + 1, 1))
+                    offset += room
+                room = PAGE_SIZE
+            room -= length
+            end = at + length
+            if columns.types[i] == TYPE_BOOKMARK and HEAD_SIZE < length <= (
+                    HEAD_SIZE + MAX_BOOKMARK_SIZE):
+                layout.bookmarks.append((
+                    PyBytes_FromStringAndSize(<const char*>p + HEAD_SIZE, length - HEAD_SIZE),
+                    self._number + <uint64_t>i))
+        if columns.count:
+            layout.spans.append((span, end))
+            layout.segments.append((offset, begin, end - begin))
+            offset += end - begin
+        layout.total_length = offset
+        layout.next_number = self._number + <uint64_t>columns.count
+        return layout
+
+    def follow(self, Layout layout not None):
+        """Go on behind a layout that is written to its place: its entries are part of this.
+
+        It was made of what stands here, and all that was packed before it is drained.
+        """
+        if not self._open or self._count or layout.first_number != self._number:
+            raise RuntimeError("the layout does not follow what is here")
+        self._bookmarks.extend(layout.bookmarks)
+        self._offset = layout.total_length
+        self._room = page_room(self._offset)
+        self._number = layout.next_number
 
     @cython.final
     cdef int _check(self, uint64_t count) except -1:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 # So long a server that takes nothing is waited for to be told of the end.
 _FAREWELL_SECONDS = 1.0
 
-# What a thread waits for, so long at most: in smaller pieces a stream takes more work.
-_PIECE_BYTES: Final = 512 << 10
+PIECE_BYTES: Final = 512 << 10
+"""What a thread waits for, a moment long: in smaller pieces a stream takes more work."""
+
 _PIECE_MILLISECONDS: Final = 2
 
 
@@ -97,7 +98,7 @@ class SocketChannel:
             except OSError as error:
                 raise connection_lost(self._peer, error) from None
 
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PIECE_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, PIECE_BYTES)
         try:
             yield receive_into
         finally:

@@ -16,7 +16,7 @@ import trio
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import UsageError
 from datastreamer.net.link import LOST, Link
-from datastreamer.net.pouring import Take
+from datastreamer.net.pouring import Settle, Take
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol.exchanges import Work
 from datastreamer.protocol.resume import Recovery, Resumable, Rollback
@@ -157,11 +157,12 @@ class Batches(Iteration[EntryBatch]):
     async def __anext__(self) -> EntryBatch:
         return await self._next()
 
-    async def pour(self, take: Take, seconds: float) -> None:
+    async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
         """Have `take` called, in a thread, with the batches that come next, for `seconds` or
-        until none does for a moment: without the loop's turns in between. Where that cannot
-        be it does nothing. Raises what `take` does; for clients that do not resume."""
-        await self._link.pour(self, take, seconds)
+        until none does for a moment: without the loop's turns in between. `settle` is called
+        when all that has arrived was taken. Where that cannot be it does nothing. Raises what
+        these do; for clients that do not resume."""
+        await self._link.pour(self, take, settle, seconds)
 
 
 class Entries(Iteration[Iterable[Entry]]):

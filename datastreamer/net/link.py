@@ -29,7 +29,7 @@ from datastreamer.errors import (
 )
 from datastreamer.net.channel import Channel, SocketChannel, channel_over
 from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_server
-from datastreamer.net.pouring import Take, pour
+from datastreamer.net.pouring import Settle, Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
@@ -195,7 +195,9 @@ class Link:
         finally:
             self._release()
 
-    async def pour(self, iteration: Iteration[Any], take: Take, seconds: float) -> None:
+    async def pour(
+        self, iteration: Iteration[Any], take: Take, settle: Settle, seconds: float
+    ) -> None:
         """What comes next, in a thread; nothing where the connection is no mere socket.
 
         For clients that do not resume. Cancelled, it returns at the end of its turn.
@@ -204,7 +206,7 @@ class Link:
         channel, work = self._channel, iteration.work
         try:
             if isinstance(channel, SocketChannel) and isinstance(work, Resumable):
-                turn = partial(pour, channel, self._connection, work, take, seconds)
+                turn = partial(pour, channel, self._connection, work, take, settle, seconds)
                 await trio.to_thread.run_sync(turn)
         except BaseException as error:
             await self._judge(error, in_step=isinstance(error, Exception | trio.Cancelled))

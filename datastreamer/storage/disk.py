@@ -19,6 +19,8 @@ from datastreamer.errors import StreamClosed
 from datastreamer.storage._commit import Descriptor
 
 Buffer = bytes | bytearray | memoryview
+# (offset in the file, start in an arena, length) of each part of an operation.
+Segments = Sequence[tuple[int, int, int]]
 
 _LINUX = sys.platform.startswith("linux")
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid.
@@ -58,7 +60,7 @@ class File(Readable, Protocol):
     def commit(
         self,
         arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
+        segments: Segments,
         page: Buffer,
         before: tuple[int, int],
         after: tuple[int, int],
@@ -67,7 +69,7 @@ class File(Readable, Protocol):
     ) -> None:
         """Data, header, sync, mark and wake-up in one go; see `_commit.write_commit`."""
 
-    def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placing:
+    def place(self, arena: Buffer, segments: Segments) -> Placing:
         """Begin to write each segment (offset in the file, start in `arena`, length) behind
         the caller's back."""
 

@@ -17,6 +17,8 @@ from datastreamer.storage.record import Head
 from datastreamer.storage.writer import PendingCommit
 
 if TYPE_CHECKING:
+    from datastreamer._codec import EntryBatch
+    from datastreamer.storage.disk import Buffer, Segments
     from datastreamer.storage.stream import DataStream
 
 
@@ -74,24 +76,70 @@ class AtomicOp(EntryPacker):
         """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
         return self._stream.commit_atomic_op(wait=wait)
 
+    def place_batch(self, batch: EntryBatch) -> range:
+        """Add the entries of a batch that have the numbers due; gives the range of these.
+
+        As `add_batch`, and nothing is copied: the bytes go from the batch's memory to their
+        place in the file, unseen, by a thread while the caller goes on. Nobody may change that
+        memory before the commit.
+
+        Raises `UsageError` for other numbers, `CorruptEntries` where the memory is not what
+        was scanned, and `WriteFailed`; the operation goes on without the batch.
+        """
+        if self.segments:
+            self.spill()
+        layout = self.lay_out(batch)
+        first = self.next_number
+        if not layout.segments:
+            return range(first, first)
+        memory = memoryview(batch.base).cast("B")
+        entries = [memory[start:end] for start, end in layout.spans]
+        hasher, since = self._place(
+            memory, layout.segments, layout.total_length, entries, behind=True
+        )
+        placed = Head(layout.total_length, layout.next_number)
+        # No call between these: a signal finds all of it done, or none.
+        self._hasher, self._hashed_from, self._placed = hasher, since, placed
+        self.follow(layout)
+        return range(first, layout.next_number)
+
     def spill(self) -> None:
         """A huge operation: write what has piled up to its place, still unseen.
 
         From the second time on a thread writes, while this hashes and the caller packs on.
         """
+        hasher, since = self._place(
+            self.arena,
+            self.segments,
+            self.total_length,
+            self.entry_spans(),
+            behind=self._hasher is not None,
+        )
+        placed = Head(self.total_length, self.next_number)
+        self._hasher, self._hashed_from, self._placed = hasher, since, placed
+        self.drain()
+
+    def _place(
+        self,
+        arena: Buffer,
+        segments: Segments,
+        length: int,
+        entries: list[memoryview],
+        *,
+        behind: bool,
+    ) -> tuple[xxh3_64, Head]:
+        """Write parts of `arena`; gives the hash over all that is placed then, `entries`
+        included, and from which head."""
         file = self._stream._writer()
-        with file.alone():
-            if self._hasher is None:
-                hasher, self._hashed_from = file.hasher(), file.hashed_from
-                file.place(self)
-            else:
-                hasher = self._hasher.copy()
-                file.place(self, behind=True)
-            _hash_into(hasher, self)
-            placed = Head(self.total_length, self.next_number)
-            # No call between these: a signal finds all of it done, or none.
-            self._hasher, self._placed = hasher, placed
-            self.drain()
+        if self._hasher is None:
+            file.forget_placed()
+            hasher, since = file.hasher()
+        else:
+            hasher, since = self._hasher.copy(), self._hashed_from
+        file.place(arena, segments, length, behind=behind)
+        for part in entries:
+            hasher.update(part)
+        return hasher, since
 
     def _hash_of_placed(self) -> xxh3_64:
         """The hash up to what `spill` has written; with the writer's lock held.
@@ -115,8 +163,3 @@ class AtomicOp(EntryPacker):
             "a sync failed, and the operation is too large to be still in memory; roll it "
             "back and begin it again",
         )
-
-
-def _hash_into(hasher: xxh3_64, packer: EntryPacker) -> None:
-    for part in packer.entry_spans():
-        hasher.update(part)

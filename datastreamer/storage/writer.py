@@ -29,7 +29,7 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import STEP_DATA, CommitStepFailed
 from datastreamer.storage.changes import ChangeableFile, undo_update
-from datastreamer.storage.disk import Disk, File, OsDisk, Placing, boot_id
+from datastreamer.storage.disk import Buffer, Disk, File, OsDisk, Placing, Segments, boot_id
 from datastreamer.storage.durable import SyncPolicy, write_again
 from datastreamer.storage.file import open_file, os_error, read_page
 from datastreamer.storage.newfile import new_file, remove_left_overs
@@ -216,27 +216,38 @@ class StreamWriter(ChangeableFile):
 
     # Commits.
 
-    def place(self, packer: EntryPacker, *, behind: bool = False) -> None:
-        """Write the packed entries to their place behind the end, unseen until a commit.
+    def place(
+        self, arena: Buffer, segments: Segments, length: int, *, behind: bool = False
+    ) -> None:
+        """Write parts of `arena` to their place behind the end, unseen until a commit; the
+        operation ends at `length` with them.
 
-        `behind`: a thread writes them, for an operation that has placed something before; the
-        next `place` or commit of this operation waits for it, and raises what it raised.
+        `behind`: a thread writes them; the next `place` or commit of this operation waits for
+        it, and raises what it raised.
 
         Raises `WriteFailed`; nothing visible has changed then, and the same call may be made
         again.
         """
-        with self._syncing, self._lock:
-            self._finish_placing(wanted=behind)
+        if length >= self._room.size:
+            with self._syncing:
+                self._write_placed(arena, segments, length, behind)
+        else:
+            self._write_placed(arena, segments, length, behind)
+
+    def _write_placed(self, arena: Buffer, segments: Segments, length: int, behind: bool) -> None:
+        with self._lock:
+            self._finish_placing(wanted=True)
             self.ensure_writable()
-            self._make_room(packer.total_length)
+            self._make_room(length)
             try:
                 if behind:
                     # `commit` has to look.
                     self.end.limit = -1
-                    self._placing = self.file.place(packer.arena, packer.segments)
+                    self._placing = self.file.place(arena, segments)
                     return
-                for offset, start, length in packer.segments:
-                    self.file.write(packer.arena[start : start + length], offset)
+                view = memoryview(arena)
+                for offset, start, size in segments:
+                    self.file.write(view[start : start + size], offset)
             except OSError as error:
                 raise WriteFailed(self.path, refused(error)) from error
 
@@ -349,11 +360,10 @@ class StreamWriter(ChangeableFile):
             self._fail(error)
         raise WriteFailed(self.path, refused(error)) from error
 
-    def hasher(self) -> xxh3_64:
-        """A copy of the running hash, for an operation that spills."""
+    def hasher(self) -> tuple[xxh3_64, Head]:
+        """A copy of the running hash, for an operation that places, and where it began."""
         with self._lock:
-            copy: xxh3_64 = self.end.running.copy()
-            return copy
+            return self.end.running.copy(), self.end.mid
 
     def hasher_after_sync(self, placed: Head) -> xxh3_64:
         """The same, where the running hash began anew after a part of the operation, which

@@ -476,7 +476,8 @@ async def test_changes_elsewhere_at_random(
                 writer.start_atomic_op()
                 for n in range(40):
                     writer.add_entry(1, b"\xee" * sizes[(total + n) % 5])
-                writer._file.place(writer._op)
+                op = writer.atomic_op()
+                writer._file.place(op.arena, op.segments, op.total_length)
                 writer.rollback_atomic_op()
             else:
                 count = choose.randrange(1, 10)

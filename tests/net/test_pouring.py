@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from datastreamer._codec import EntryBatch
+from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import ConnectionLost, ProtocolViolation
+from datastreamer.net import keeping
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from tests.net.proxy import NONE, End, Fault, FaultyServer
@@ -22,9 +23,17 @@ def alone(port: int) -> Client:
     return connect("127.0.0.1", port, resume=False)
 
 
-async def pour_on(batches: Batches, take: Callable[[EntryBatch], object]) -> None:
+def nothing() -> None:
+    pass
+
+
+async def pour_on(
+    batches: Batches,
+    take: Callable[[EntryBatch], object],
+    settle: Callable[[], object] = nothing,
+) -> None:
     while True:
-        await batches.pour(take, 5.0)
+        await batches.pour(take, settle, 5.0)
 
 
 async def test_all_comes_in_order_and_a_turn_ends_with_it(tmp_path: Path) -> None:
@@ -36,9 +45,9 @@ async def test_all_comes_in_order_and_a_turn_ends_with_it(tmp_path: Path) -> Non
             async with alone(server.port) as client, client.batches() as batches:
                 taken.append(await batches.__anext__())
                 while taken[-1].next_number < 20_000:
-                    await batches.pour(taken.append, 5.0)
+                    await batches.pour(taken.append, nothing, 5.0)
                 # Nothing is left: a turn is over at once, and the loop's way goes on.
-                await batches.pour(taken.append, 5.0)
+                await batches.pour(taken.append, nothing, 5.0)
                 fill(stream, 10)
                 taken.append(await batches.__anext__())
                 got = [(e.number, e.type, e.data) for batch in taken for e in batch]
@@ -53,7 +62,7 @@ async def test_a_turn_ends_when_its_time_is_over(tmp_path: Path) -> None:
         async with nursery_for() as nursery:
             server = await serving(nursery, stream)
             async with alone(server.port) as client, client.batches() as batches:
-                await batches.pour(taken.append, 0.0)
+                await batches.pour(taken.append, nothing, 0.0)
                 assert taken == []
 
 
@@ -80,6 +89,49 @@ async def test_a_connection_that_is_lost(end: End) -> None:
                 await pour_on(batches, taken.append)
     got = [entry for batch in taken for entry in batch]
     assert got == entries[: len(got)]
+
+
+async def test_it_is_settled_when_all_that_came_was_taken(tmp_path: Path) -> None:
+    """Where nothing more has come behind a batch, and at the end of the turn, whatever it is."""
+    told: list[str] = []
+
+    def take(batch: EntryBatch) -> None:
+        told.append("taken")
+        if batch.first_number:
+            raise LookupError("made up")
+
+    with new(tmp_path / "stream.bin") as stream:
+        fill(stream, 100)
+        async with nursery_for() as nursery:
+            server = await serving(nursery, stream)
+            async with alone(server.port) as client, client.batches() as batches:
+                while not told:
+                    await batches.pour(take, lambda: told.append("settled"), 5.0)
+                # A small one has nothing behind it; then the turn ends.
+                assert told[-3:] == ["taken", "settled", "settled"]
+                fill(stream, 100)
+                with pytest.raises(LookupError, match="made up"):
+                    await pour_on(batches, take, lambda: told.append("settled"))
+                assert told[-2:] == ["taken", "settled"]
+
+
+@pytest.mark.parametrize("size", [keeping.COMMIT_BYTES // 4 + 1, keeping.COMMIT_BYTES + 1])
+def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
+    """Or all that was taken, before whatever goes wrong."""
+    with new(tmp_path / "stream.bin") as stream:
+        pouring = keeping.Pouring(stream)
+        expected = []
+        for first in range(0, 40, 8):
+            entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]
+            pouring.take(scan(b"".join([entry.pack() for entry in entries]), first))
+            expected.append(stream.total_entries)
+        each = -(-keeping.COMMIT_BYTES // (size // 8 * 8))
+        assert expected == [(n + 1) // each * each * 8 for n in range(5)]
+        with pytest.raises(ProtocolViolation, match="entry 41 came, where entry 40 was due"):
+            pouring.take(scan(Entry(41, 1, b"").pack(), 41))
+        pouring.commit()
+        assert stream.total_entries == 40
+        pouring.commit()
 
 
 async def test_wrong_numbers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from datastreamer import DataStream
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
-from tests.storage.lab.model import KEYS, check_bookmarks, put
+from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, put
 from tests.storage.lab.recovering import (
     OS_SECONDS,
     SPILL,
@@ -102,6 +102,20 @@ class Laboratory(Recovering):
         if self.attempt(lambda: put(stream, item)):
             assert self.op is not None
             self.op.append(item)
+
+    @precondition(lambda self: self.op is not None)
+    @rule(what=st.lists(adds, min_size=1, max_size=3), trouble=troubles)
+    def place(self, what: list[tuple[str, Any]], trouble: Trouble) -> None:
+        with self.under(trouble):
+            self.placed(what)
+
+    def placed(self, what: list[tuple[str, Any]]) -> None:
+        """Entries of a batch that came from elsewhere, written from its memory."""
+        items, op = [self.made(one) for one in what], self.live.atomic_op()
+        batch = batch_of(items, op.next_number)
+        if self.attempt(lambda: op.place_batch(batch)):
+            assert self.op is not None
+            self.op += items
 
     @precondition(lambda self: self.op is not None)
     @rule(wait=st.booleans(), trouble=troubles)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from datastreamer import DataStream
+from datastreamer._codec import EntryBatch, pack_entry, scan
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage import file as file_module
 from datastreamer.storage import owned as owned_module
@@ -60,6 +61,12 @@ def put(stream: DataStream, item: Item) -> None:
         stream.add_bookmark(data)
     else:
         stream.add_entry(kind, data)
+
+
+def batch_of(entries: list[Item], first: int) -> EntryBatch:
+    """These entries as they come over the wire."""
+    numbered = enumerate(entries, first)
+    return scan(b"".join([pack_entry(number, *item) for number, item in numbered]), first)
 
 
 def abandon(stream: DataStream) -> None:

@@ -92,6 +92,13 @@ def spilled_bytes_are_not_hashed(spill: Any) -> Any:
     return mutant
 
 
+def placed_bytes_are_not_hashed(place: Any) -> Any:
+    def mutant(self: AtomicOp, arena: Any, segments: Any, length: int, _: Any, **how: bool) -> Any:
+        return place(self, arena, segments, length, [], **how)
+
+    return mutant
+
+
 def not_waited_for(which: bool) -> Callable[[Any], Any]:
     """What is placed is not waited for where it is wanted, or where it is given up."""
 
@@ -201,6 +208,10 @@ MUTANTS: dict[str, Mutant] = {
     "a part that was refused is not placed again": replaced(
         SimPlacement, "finish", refused_parts_are_left
     ),
+    "what is placed is not hashed": replaced(AtomicOp, "_place", placed_bytes_are_not_hashed),
+    "a commit does not wait for a batch that is placed": replaced(
+        StreamWriter, "_finish_placing", not_waited_for(True)
+    ),
     "readers believe the header": replaced(file_module, "visible", header_is_believed),
     "the index keeps what was cut off": replaced(
         BookmarkKeeper, "truncation", index_keeps_what_was_cut
@@ -230,7 +241,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 class Huge(Laboratory):
     """Commits, truncations, reopening and crashes alone: what the mutants stumble on, sooner."""
 
-    add = update = sync = look_around = evict = None  # type: ignore[assignment]
+    add = update = sync = look_around = evict = place = None  # type: ignore[assignment]
     sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
     pass_time = change_policy = None  # type: ignore[assignment]
 
@@ -258,11 +269,18 @@ class Narrow(Huge):
     huge = commit = roll_back = None  # type: ignore[assignment]
 
 
+class Placed(Narrow):
+    """The same with batches, which a thread writes."""
+
+    def added(self, what: tuple[str, Any]) -> None:
+        self.placed([what])
+
+
 class Behind(Laboratory):
     """Commits, the syncs behind them and what changes when these come, with every trouble."""
 
     add = commit = roll_back = update = truncate = look_around = None  # type: ignore[assignment]
-    sync = huge = None  # type: ignore[assignment]
+    sync = huge = place = None  # type: ignore[assignment]
 
     def begin(self) -> None:
         super().begin()
@@ -313,6 +331,10 @@ class Refused(Behind):
 
 MACHINES: dict[str, type[Laboratory]] = {
     **dict.fromkeys(MUTANTS, Narrow),
+    **dict.fromkeys(
+        ("what is placed is not hashed", "a commit does not wait for a batch that is placed"),
+        Placed,
+    ),
     **dict.fromkeys(MUTANTS_BEHIND, Behind),
     **dict.fromkeys(
         (
@@ -352,7 +374,7 @@ def run(machine: type[Laboratory], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("machine", [Huge, Narrow, Behind, Timed, Refused])
+@pytest.mark.parametrize("machine", [Huge, Narrow, Placed, Behind, Timed, Refused])
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
     run(machine, 20)
