@@ -18,7 +18,7 @@ cdef extern from *:
 
 cdef enum:
     # So many entries ahead the next heads are fetched, if entries go on as long as this one.
-    AHEAD = 8
+    AHEAD = 16
 
 cdef struct Run:
     # A scan under way. Bytes, from base:

@@ -71,8 +71,10 @@ _MAX_TEXT: Final = 1024
 _MAX_CAPABILITIES: Final = 4096
 # What a server may answer to a batch that was asked for without a limit of bytes.
 _MAX_BATCH_BYTES: Final = 64 << 20
-# Buffers: of a connection that only asks, and of one that streams.
+# Buffers: of a connection that only asks, of one that streams - two of them are used in turn,
+# and should stay in a processor's own cache - and of one that is given large answers.
 _SMALL_BUFFER: Final = 32 << 10
+_STREAM_BUFFER: Final = 512 << 10
 _LARGE_BUFFER: Final = 1 << 20
 # How many buffers, still held by batches when they were full, are looked at again.
 _KEPT_BUFFERS: Final = 3
@@ -237,7 +239,8 @@ class ClientConnection:
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
         if isinstance(command, _OF_MANY_ENTRIES):
-            self._size = _LARGE_BUFFER
+            large = isinstance(command, BatchQuery)
+            self._size = max(self._size, _LARGE_BUFFER if large else _STREAM_BUFFER)
         return sent
 
     # Bytes

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from datastreamer.errors import ConnectionLost
+from datastreamer.net import channel as channel_module
 from datastreamer.net.channel import Channel, SocketChannel, StreamChannel, channel_over
 
 
@@ -22,6 +23,18 @@ async def pair() -> tuple[Channel, trio.SocketStream]:
     accepted.setblocking(False)
     theirs = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
     return channel_over(ours, "peer:1"), theirs
+
+
+PIECE = 4096
+
+
+def full_pair() -> tuple[SocketChannel, socket.socket]:
+    """A socket channel to which 12 pieces and 1000 bytes have been sent, and its other end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel = SocketChannel(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), "peer:1")
+    theirs.sendall(bytes(12 * PIECE + 1000))
+    return channel, theirs
 
 
 async def test_what_the_socket_does_not_take_at_once_is_sent_later() -> None:
@@ -45,6 +58,44 @@ async def test_receiving() -> None:
         assert await channel.receive_into(memoryview(buffer)[2:]) == 5
         assert buffer == b"\0\0hello\0\0\0"
     assert await channel.receive_into(memoryview(buffer)) == 0
+    await channel.aclose()
+
+
+async def test_what_lies_ready_is_taken_in_turns_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some large pieces in a row, where each filled its buffer; and a cancellation comes first."""
+    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
+    channel, theirs = full_pair()
+    buffer = memoryview(bytearray(PIECE))
+    wait, waits = trio.lowlevel.wait_readable, 0
+
+    async def counted(found: socket.socket) -> None:
+        nonlocal waits
+        waits += 1
+        await wait(found)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
+    for _ in range(9):
+        assert await channel.receive_into(buffer) == len(buffer)
+    assert waits == 3
+    assert await channel.receive_into(buffer) == len(buffer)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await channel.receive_into(buffer)
+    assert scope.cancelled_caught
+    # What is left is less than a buffer: then it waits for more, as ever.
+    assert await channel.receive_into(buffer) == len(buffer)
+    assert waits == 3
+    assert await channel.receive_into(buffer) == len(buffer)
+    assert await channel.receive_into(buffer) == 1000
+    with trio.move_on_after(0) as scope:
+        await channel.receive_into(buffer)
+    assert scope.cancelled_caught
+    theirs.send(b"more")
+    assert await channel.receive_into(buffer) == 4
+    theirs.close()
+    assert await channel.receive_into(buffer) == 0
     await channel.aclose()
 
 
