@@ -63,6 +63,7 @@ _OF_MANY_ENTRIES: Final = (
     *(Start, StartBookmark, RangeQuery, BatchQuery),
     *(FilteredRead, FilteredStart, FilteredStartBookmark),
 )
+_READS: Final = (BatchQuery, FilteredRead)
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
 # The longest text known has 17 bytes.
@@ -239,7 +240,7 @@ class ClientConnection:
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
         if isinstance(command, _OF_MANY_ENTRIES):
-            large = isinstance(command, BatchQuery)
+            large = isinstance(command, _READS)
             self._size = max(self._size, _LARGE_BUFFER if large else _STREAM_BUFFER)
         return sent
 
