@@ -294,7 +294,8 @@ class DataStream(StreamView):
         if not wait:
             self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
         try:
-            head = file.commit(op, None if op._hasher is None else op._hash_of_placed, wait=wait)
+            hasher = None if op._hasher is None else op._hash_of_placed
+            head = file.commit(op, hasher, wait=wait, begins=op._start)
         except Exception:
             if not wait:
                 self._unseen.pop()

@@ -20,6 +20,7 @@ from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
     CommitInDoubt,
     DamagedEntry,
+    EntriesLost,
     FileExists,
     StreamLocked,
     WriteFailed,
@@ -277,12 +278,14 @@ class StreamWriter(ChangeableFile):
         hasher: Callable[[], xxh3_64] | None = None,
         *,
         wait: bool = True,
+        begins: Head | None = None,
     ) -> Head:
         """Make the packer's entries part of the stream; gives its new end.
 
         `hasher()` gives the running hash over what `place` wrote before (None: nothing
-        was). Returns as the sync policy says: under "commit" when all is on disk, unless
-        `wait` is false; then it is not seen before it is.
+        was). `begins` is where its entries begin; `EntriesLost` where the stream went back
+        from there meanwhile. Returns as the sync policy says: under "commit" when all is on
+        disk, unless `wait` is false; then it is not seen before it is.
 
         Raises `WriteFailed` where nothing happened and the same call may be made again,
         `CommitInDoubt` where the disk does not tell; the stream is read-only until `mend`
@@ -296,8 +299,8 @@ class StreamWriter(ChangeableFile):
         sync = wait and policy == "commit"
         if sync or packer.total_length >= self._room.size:
             with self._syncing:
-                return self._commit(packer, hasher, policy, sync)
-        return self._commit(packer, hasher, policy, sync)
+                return self._commit(packer, hasher, policy, sync, begins)
+        return self._commit(packer, hasher, policy, sync, begins)
 
     def _commit(
         self,
@@ -305,11 +308,14 @@ class StreamWriter(ChangeableFile):
         hasher: Callable[[], xxh3_64] | None,
         policy: SyncPolicy,
         sync: bool,
+        begins: Head | None,
     ) -> Head:
         with self._lock:
             end = self.end
             self._finish_placing(wanted=hasher is not None)
             self.ensure_writable()
+            if begins is not None and begins != end.written:
+                raise EntriesLost(self.path, end.written.entries, begins.entries)
             if packer.total_length >= self._room.size:
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()

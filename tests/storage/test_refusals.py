@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -246,6 +247,42 @@ def test_what_a_failed_sync_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert items(stream) == ONE
         assert stream.epoch == 1
         add(stream, TWO)
+    with DataStream.open(path) as stream:
+        assert items(stream) == ONE + TWO
+
+
+def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path) -> None:
+    """What was numbered behind them has no place any more."""
+    path, disk = tmp_path / "s.bin", FaultyDisk()
+    with DataStream.create(path, index="memory", sync="os", disk=disk) as stream:
+        add(stream, ONE)
+        stream.sync()
+        add(stream, TWO)
+        stream.start_atomic_op()
+        stream.add_entry(7, b"behind")
+        commit = stream._file.commit
+
+        def given_up_first(*args: Any, **options: Any) -> Any:
+            def drop() -> None:
+                del disk.before["sync"]
+                with open(path, "r+b") as file:
+                    file.seek(stream.header.total_length - 5)
+                    file.write(bytes(5))
+                raise OSError(errno.EIO, "Input/output error")
+
+            disk.before["sync"] = drop
+            for told in (CommitInDoubt, EntriesLost):  # the sync fails; then it is mended
+                with pytest.raises(told):
+                    stream.sync()
+            return commit(*args, **options)
+
+        with mock.patch.object(stream._file, "commit", given_up_first), pytest.raises(EntriesLost):
+            stream.commit_atomic_op()
+        assert items(stream) == ONE
+        with pytest.raises(EntriesLost, match="entries 2 to 3 are lost"):
+            stream.commit_atomic_op()
+        add(stream, TWO)
+        assert items(stream) == ONE + TWO
     with DataStream.open(path) as stream:
         assert items(stream) == ONE + TWO
 
