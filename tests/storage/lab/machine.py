@@ -127,9 +127,9 @@ class Laboratory(Recovering):
         assert self.op is not None
         longer, stream = self.committed + self.op, self.live
         handles: list[Any] = []
+        nothing = not self.op
         if not self.attempt(lambda: handles.append(stream.commit_atomic_op(wait=wait)), longer):
             return
-        nothing = not self.op
         self.committed, self.op = longer, None
         self.ends.add(len(longer))
         if not wait:

@@ -70,13 +70,15 @@ def no_sync_in_a_change(change: Any) -> Any:
 
 
 def base_stays(write: Any) -> Any:
-    def mutant(self: StreamWriter, packer: Any, hasher: Any = None, *, wait: bool = True) -> Head:
+    def mutant(
+        self: StreamWriter, packer: Any, hasher: Any = None, *, wait: bool = True, **rest: Any
+    ) -> Head:
         end = self.end
         base, mid, first = end.base, end.mid, end.first
         running = (end.running if hasher is None else hasher()).copy()
         for part in packer.entry_spans():
             running.update(part)
-        head: Head = write(self, packer, hasher, wait=wait)
+        head: Head = write(self, packer, hasher, wait=wait, **rest)
         if wait and self.policy == "commit":
             end.base, end.mid, end.first, end.running = base, mid, first, running
         return head
@@ -159,8 +161,10 @@ def no_sync_when_set(policy: Any) -> Any:
 
 
 def seen_at_once(commit: Any) -> Any:
-    def mutant(self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool) -> Head:
-        head: Head = commit(self, packer, hasher, policy if sync else "os", sync)
+    def mutant(
+        self: StreamWriter, packer: Any, hasher: Any, policy: Any, sync: bool, begins: Any
+    ) -> Head:
+        head: Head = commit(self, packer, hasher, policy if sync else "os", sync, begins)
         return head
 
     return mutant
