@@ -107,6 +107,8 @@ def test_relays_its_own_server(tmp_path: Path) -> None:
         server.append(20, bookmarks=True)
         with GoPeer.relay(server.address, tmp_path / "relay.bin") as relay:
             with GoPeer.client(relay.address) as client:
+                while client.header()["total_entries"] < 120:
+                    pass
                 client.start(0)
                 relayed = list(client.entries(120))
             assert [e["number"] for e in relayed] == list(range(120))
