@@ -23,7 +23,7 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
 
 mkdir "$scratch/main"
-(cd "$here" && find setup.py pyproject.toml datastreamer tests bench docs -type f \
+(cd "$here" && find setup.py pyproject.toml datastreamer tests bench docs examples -type f \
     ! -name '*.c' ! -name '*.so' ! -name '*.pyc' | tar -cf - -T -) | tar -xf - -C "$scratch/main"
 # The tests look for recorded data beside the checkout.
 [ ! -d "$here/../shared" ] || ln -s "$(cd "$here/../shared" && pwd)" "$scratch/shared"
