@@ -185,12 +185,13 @@ def test_what_is_in_memory_and_what_is_not(tmp_path: Path) -> None:
         file.read(8 * MIB)
         assert cold.resident(0, 8 * MIB)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if cold.resident(0, 8 * MIB):
+        # The system drops what it likes to: pages that another processor still holds stay.
+        gone = [mib * MIB for mib in range(8) if not cold.resident(mib * MIB, MIB)]
+        if not gone:
             pytest.skip("this file system keeps all in memory")
-        assert not cold.resident(3 * MIB, 10)
-        trio.run(cold.read, 3 * MIB, 512 * 1024)
-        assert cold.resident(3 * MIB, 512 * 1024)
         assert not cold.resident(0, 8 * MIB)
+        trio.run(cold.read, gone[0], MIB)
+        assert cold.resident(gone[0], MIB)
         assert cold.resident(9 * MIB, 10), "past the end nobody waits"
         assert cold.resident(0, 0)
 
