@@ -120,9 +120,7 @@ def test_check_with_another_version(invoke: Invoke, broken: Path) -> None:
 
 @needs_extra
 def test_check_of_the_real_stream(invoke: Invoke, real_stream: Path) -> None:
-    began = time.process_time()
     check = invoke("zkevm", "check", real_stream)
-    assert time.process_time() - began < 2
     assert "1 breach of the order, the first in entry 8" in check.failed()
     assert check.objects[0]["parents"] == 11_270
 

@@ -139,7 +139,7 @@ async def test_who_reads_nothing_is_cut_off_after_the_grace(stream: DataStream) 
         await lazy.ask(wire.start(0), OK)
         began = trio.current_time()
         assert not await rig.server.finish(0.3)
-        assert 0.3 <= trio.current_time() - began < 2
+        assert 0.3 <= trio.current_time() - began < rig.server.limits.grace
         await wait_all_tasks_blocked(0.002)
         assert not rig.server.sessions
 
@@ -227,7 +227,7 @@ async def test_followers_get_what_is_committed_when_it_ends(stream: DataStream) 
             append(stream, *[(1, bytes([n]) * 30_000) for n in range(100)])
             began = trio.current_time()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(rig.server.finish, 10)
+                nursery.start_soon(rig.server.finish, 60)
                 assert await peer.rest() == modelled(stream).packed()
                 await peer.close()
-            assert trio.current_time() - began < 5, "it waited for the hurry"
+            assert trio.current_time() - began < 50, "it waited for the hurry"

@@ -121,7 +121,7 @@ async def test_the_poll_alone_is_enough(
             append(writer, (1, b"%d" % turn))
             await peer.expect(modelled(path).packed(2 + turn))
         # 10 ms each at most, and a machine that has other things to do.
-        assert trio.current_time() - began < 20 * 0.010 + 1
+        assert trio.current_time() - began < 20 * 0.010 + 10
 
 
 async def test_nothing_of_an_open_operation(
