@@ -28,7 +28,7 @@ from datastreamer.errors import (
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.peers import answer_timeout, connection_lost, say_back, say_lost, watch_over
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
-from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, terms_of
+from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, Underway
 from datastreamer.protocol.publishing import Receipt
@@ -45,7 +45,7 @@ _MOST_UNDERWAY: Final = 512
 _RECEIVE_SIZE: Final = 64 << 10
 
 
-class BlockingPublisher:
+class BlockingPublisher(Standing):
     """The source of a stream: ``with BlockingPublisher("127.0.0.1", 6900, token=token) as
     publisher: with publisher.atomic_op() as op: op.add_entry(3, data)``
 
@@ -96,26 +96,6 @@ class BlockingPublisher:
             target=self._keep, name=f"lease at {self._place.peer}", daemon=True
         )
         self._keeper.start()
-
-    @property
-    def epoch(self) -> int:
-        """The lease's."""
-        return self._source.epoch
-
-    @property
-    def next_entry(self) -> int:
-        """Where the next operation begins."""
-        return self._source.next_entry
-
-    @property
-    def total_entries(self) -> int:
-        """How many entries are on disk, as the server last said."""
-        return self._source.total_entries
-
-    @property
-    def unacknowledged(self) -> int:
-        """Operations that were committed and have no receipt yet."""
-        return len(self._source.underway)
 
     def atomic_op(self) -> BlockingOp:
         """As `Publisher.atomic_op`."""

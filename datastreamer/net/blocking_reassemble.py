@@ -14,11 +14,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from datastreamer.errors import DatastreamerError, StreamClosed, UsageError
-from datastreamer.metrics.exposition import Samples
+from datastreamer.errors import StreamClosed, UsageError
+from datastreamer.net.observed import Observed
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.resume import BACKOFF, Backoff
-from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.merge import Item, Merge, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
@@ -26,11 +25,11 @@ from datastreamer.reassembly.progress import ReassemblyStore
 if TYPE_CHECKING:
     import trio
 
-    from datastreamer.net.reassembling import Addresses, Arrival, Notice, SourceState
+    from datastreamer.net.reassembling import Addresses, Arrival, Notice
     from datastreamer.net.sources import Start
 
 
-class BlockingReassembly:
+class BlockingReassembly(Observed):
     """An iterator over payloads, and a context manager; arguments and meaning are those of
     `reassemble`::
 
@@ -118,30 +117,8 @@ class BlockingReassembly:
         finally:
             self._ready.set()
 
-    @property
-    def stats(self) -> Stats:
-        """As `Reassembler.stats`, now."""
-        return self._consumption.stats
-
-    @property
-    def sources(self) -> dict[str, SourceState]:
-        """How each upstream is, by name."""
-        return dict(self._consumption.states)
-
-    @property
-    def oldest_seconds(self) -> float | None:
-        """How long ago the first message came of the oldest that is not whole, the caller's own
-        time left out; None: nothing is in flight."""
-        return self._consumption.oldest_seconds(time.monotonic())
-
-    @property
-    def errors(self) -> dict[str, DatastreamerError]:
-        """Why upstreams are not read any more, by name."""
-        return dict(self._consumption.errors)
-
-    def samples(self) -> Samples:
-        """The metrics' values."""
-        return self._consumption.samples(time.monotonic())
+    def _now(self) -> float:
+        return time.monotonic()
 
     def __enter__(self) -> BlockingReassembly:
         return self

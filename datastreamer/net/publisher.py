@@ -28,7 +28,7 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.channel import Channel, channel_over, dial
 from datastreamer.net.peers import answer_timeout, say_back, say_lost
 from datastreamer.net.place import Place, place_of
-from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, terms_of
+from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
 from datastreamer.protocol.publishing import Receipt
@@ -95,7 +95,7 @@ async def connect_publisher(
         raise failure
 
 
-class Publisher:
+class Publisher(Standing):
     """A stream's source. Made by `connect_publisher`. One task makes operations; any may wait
     for them.
 
@@ -124,26 +124,6 @@ class Publisher:
         # Set whenever an answer came, or all is over; and when there is something to send.
         self._moved = trio.Event()
         self._news = trio.Event()
-
-    @property
-    def epoch(self) -> int:
-        """The lease's."""
-        return self._source.epoch
-
-    @property
-    def next_entry(self) -> int:
-        """Where the next operation begins."""
-        return self._source.next_entry
-
-    @property
-    def total_entries(self) -> int:
-        """How many entries are on disk, as the server last said."""
-        return self._source.total_entries
-
-    @property
-    def unacknowledged(self) -> int:
-        """Operations that were committed and have no receipt yet."""
-        return len(self._source.underway)
 
     def atomic_op(self) -> PublishedOp:
         """``async with publisher.atomic_op() as op: op.add_entry(...)``: commits, or forgets.

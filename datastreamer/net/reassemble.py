@@ -12,15 +12,14 @@ from inspect import isawaitable
 
 import trio
 
-from datastreamer.errors import DatastreamerError, UsageError
-from datastreamer.metrics.exposition import Samples
+from datastreamer.errors import UsageError
+from datastreamer.net.observed import Observed
 from datastreamer.net.reassembling import (
     LOOK_SECONDS,
     Addresses,
     Arrival,
     Consumption,
     Notice,
-    SourceState,
     is_item,
     named,
     say,
@@ -28,7 +27,6 @@ from datastreamer.net.reassembling import (
 from datastreamer.net.sources import Reading, Sources, Start
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.resume import BACKOFF, Backoff
-from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.merge import Item, Merge, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore
@@ -116,7 +114,7 @@ async def reassemble(
         raise failure
 
 
-class Reassembly:
+class Reassembly(Observed):
     """An asynchronous iterator over payloads, made by `reassemble`. One task at a time."""
 
     def __init__(
@@ -132,30 +130,8 @@ class Reassembly:
         self._on_event = on_event or say
         self._busy = False
 
-    @property
-    def stats(self) -> Stats:
-        """As `Reassembler.stats`, now."""
-        return self._consumption.stats
-
-    @property
-    def sources(self) -> dict[str, SourceState]:
-        """How each upstream is, by name."""
-        return dict(self._consumption.states)
-
-    @property
-    def oldest_seconds(self) -> float | None:
-        """How long ago the first message came of the oldest that is not whole, the caller's own
-        time left out; None: nothing is in flight."""
-        return self._consumption.oldest_seconds(trio.current_time())
-
-    @property
-    def errors(self) -> dict[str, DatastreamerError]:
-        """Why upstreams are not read any more, by name."""
-        return dict(self._consumption.errors)
-
-    def samples(self) -> Samples:
-        """The metrics' values."""
-        return self._consumption.samples(trio.current_time())
+    def _now(self) -> float:
+        return trio.current_time()
 
     async def save(self) -> None:
         """Save that everything that was given has been dealt with."""

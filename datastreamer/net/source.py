@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from datastreamer.errors import ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow
-from datastreamer.protocol.publisher import SourceTerms
+from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
 
 RETRY_SECONDS: Final = 60.0
@@ -19,6 +19,32 @@ UNACKNOWLEDGED_BYTES: Final = 16 << 20
 
 PASSING: Final = (ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow)
 """What another connection may put right."""
+
+
+class Standing:
+    """Where a publisher stands."""
+
+    _source: SourceConnection
+
+    @property
+    def epoch(self) -> int:
+        """The lease's."""
+        return self._source.epoch
+
+    @property
+    def next_entry(self) -> int:
+        """Where the next operation begins."""
+        return self._source.next_entry
+
+    @property
+    def total_entries(self) -> int:
+        """How many entries are on disk, as the server last said."""
+        return self._source.total_entries
+
+    @property
+    def unacknowledged(self) -> int:
+        """Operations that were committed and have no receipt yet."""
+        return len(self._source.underway)
 
 
 def terms_of(
