@@ -20,13 +20,8 @@ from datastreamer.cli.creation import (
 from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.lines import BadLine, bytes_of, shown, standard_input, value_of
 from datastreamer.cli.options import (
-    LogFormatOption,
-    LogLevelOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
+    NO_TLS,
     TLSOptions,
-    TLSServerNameOption,
 )
 from datastreamer.cli.outcome import Failure, Terminated, write_out
 from datastreamer.cli.output import json_line
@@ -67,12 +62,7 @@ def append(
     take_over: TakeOverOption = False,
     next_entry: NextEntryOption = None,
     retry_for: RetryForOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Append atomic operations that come as JSON lines on standard input.
 
@@ -86,7 +76,7 @@ def append(
         take_over,
         next_entry,
         retry_for,
-        TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name),
+        tls,
     )
     if is_server(file):
         if create or system_id is not None or stream_version is not None:

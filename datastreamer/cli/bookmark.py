@@ -7,19 +7,14 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.options import (
+    NO_TLS,
     FormatOption,
     JsonOption,
     Key,
     KeyArgument,
-    LogFormatOption,
-    LogLevelOption,
     SourceArgument,
     StreamTypeOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import write_out
@@ -39,17 +34,11 @@ def bookmark(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print the first event at or after a bookmark."""
     wanted = Key(key)
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     with open_source(source, stream_type, tls=tls) as stream, asked_for(source, key):
         version = stream.header().version
         if entry_number:

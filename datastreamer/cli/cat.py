@@ -11,20 +11,15 @@ import typer
 
 from datastreamer.cli.decoded import Decoded, Decoding, decoded_form_of
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     FormatOption,
     JsonOption,
     Key,
-    LogFormatOption,
-    LogLevelOption,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
     number_option,
     read_number,
@@ -107,12 +102,7 @@ def cat(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print entries: all that are committed now, or a part, or what is to come.
 
@@ -128,7 +118,6 @@ def cat(
             raise typer.BadParameter(f"--to {to} stands before --from {number}")
     wanted = frozenset(map(read_type, types or ()))
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     if decode is not None and shape in (Format.raw, Format.hex):
         raise typer.BadParameter(f"--format {shape.value} is of bytes, not of what they mean")
     if stream_version is not None and decode is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datastreamer.cli.options import (
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     chosen_format,
 )
@@ -20,8 +18,6 @@ def clients(
     limit: LimitOption = 1000,
     format: ReportFormatOption = None,
     json: JsonOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Show who is connected to a server, once; those furthest behind first.
 

@@ -12,8 +12,6 @@ from datastreamer.cli import logs
 from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import (
     FileArgument,
-    LogFormatOption,
-    LogLevelOption,
     number_option,
 )
 from datastreamer.cli.outcome import Failure
@@ -68,8 +66,6 @@ def demo(
     rate: RateOption = 0.0,
     seed: SeedOption = 0,
     stream_version: VersionOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Write a made-up sequencer's blocks to a stream.
 

@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.options import (
+    NO_TLS,
     FormatOption,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     SourceArgument,
     StreamTypeOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
     number_parser,
 )
@@ -37,16 +32,10 @@ def entry(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print one entry by its number."""
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     with open_source(source, stream_type, tls=tls) as stream:
         found = stream.entry(number)
         version = stream.header().version

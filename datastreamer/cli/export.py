@@ -9,16 +9,11 @@ import typer
 
 from datastreamer.cli import logs
 from datastreamer.cli.options import (
-    LogFormatOption,
-    LogLevelOption,
+    NO_TLS,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     number_option,
 )
 from datastreamer.cli.outcome import Failure
@@ -85,12 +80,7 @@ def export(
     on_error: OnErrorOption = OnError.fail,
     stream_version: StreamVersionOption = None,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Write what is committed now to files that other tools read.
 
@@ -101,7 +91,6 @@ def export(
         raise typer.BadParameter(f"--to {to} stands before --from {start}")
     from datastreamer import arrow
 
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     with (
         open_source(source, stream_type, tls=tls) as stream,
         Progress(f"exporting {source}", 1) as progress,

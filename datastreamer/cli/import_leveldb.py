@@ -16,8 +16,6 @@ from datastreamer.cli.options import (
     Format,
     FormatOption,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import Failure, write_out
@@ -55,8 +53,6 @@ def import_leveldb(
     db: FolderOption = None,
     format: FormatOption = None,
     json: JsonOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Take over the bookmarks of the Go program's database, checked against the stream.
 

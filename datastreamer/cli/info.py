@@ -12,18 +12,13 @@ from typing import Any
 
 from datastreamer._codec import EntryBatch
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     FormatOption,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     SourceArgument,
     StreamTypeOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import write_out
@@ -43,12 +38,7 @@ def info(
     format: FormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Show what a stream is and what it holds.
 
@@ -57,7 +47,6 @@ def info(
     shown as can be read; then comes what is wrong, and it failed.
     """
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     rows: list[tuple[str, str]] = []
     try:
         with open_source(source, stream_type, tls=tls) as stream:

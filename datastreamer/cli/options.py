@@ -208,6 +208,9 @@ class TLSOptions(NamedTuple):
                 raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
 
 
+NO_TLS = TLSOptions()
+
+
 # How it is written.
 
 FormatOption = Annotated[

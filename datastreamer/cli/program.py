@@ -24,6 +24,7 @@ from datastreamer.cli.spark import spark
 from datastreamer.cli.split import split
 from datastreamer.cli.top import top
 from datastreamer.cli.truncate import truncate
+from datastreamer.cli.verb import verb
 from datastreamer.cli.verify import verify
 from datastreamer.cli.zkevm import zkevm
 
@@ -45,11 +46,11 @@ def datastreamer(
         typer.echo(context.get_help())
 
 
-for verb in (
+for command in (
     *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
     *(reassemble, split, export, top, clients, demo),
 ):
-    program.command()(verb)
+    program.command()(verb(command))
 program.add_typer(zkevm, name="zkevm")
 program.add_typer(spark, name="spark")

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from datastreamer.cli.options import TLSOptions, number_option
+from datastreamer.cli.options import NO_TLS, TLSOptions, number_option
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.source import read_address
 from datastreamer.errors import UsageError
@@ -71,7 +71,7 @@ class PublisherOptions(NamedTuple):
     take_over: bool = False
     next_entry: int | None = None
     retry_for: int | None = None
-    tls: TLSOptions = TLSOptions()
+    tls: TLSOptions = NO_TLS
 
     def check_unused(self, file: str) -> None:
         """Wrong usage where something is said and `file` is one."""

@@ -20,18 +20,13 @@ from datastreamer.cli import logs
 from datastreamer.cli.cat import FollowOption, FromOption
 from datastreamer.cli.lines import BadLine, bytes_of
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     JsonOption,
     Key,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     StreamTypeOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
     number_option,
     read_number,
@@ -144,12 +139,7 @@ def reassemble(
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print payloads that several producers publish in messages: each once, when it is whole.
 
@@ -165,7 +155,6 @@ def reassemble(
     prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
     metrics = metrics_at(metrics_host, metrics_port)
     begin = _start(start, from_bookmark)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     upstreams = _upstreams(sources, tls)
     if follow:
         end_well_on_signal()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from datastreamer.cli import logs
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
+from datastreamer.cli.options import FileArgument
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.progress import Progress
 from datastreamer.storage import bookmarks as bookmarks_package
@@ -17,8 +17,6 @@ _LOOK_SECONDS = 0.1
 
 def reindex(
     file: FileArgument,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Throw the bookmark index away and build it again from the stream.
 

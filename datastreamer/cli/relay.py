@@ -10,8 +10,6 @@ import typer
 
 from datastreamer.cli.config import ConfigOption
 from datastreamer.cli.options import (
-    LogFormatOption,
-    LogLevelOption,
     StreamTypeOption,
     TLSOptions,
     number_option,
@@ -141,8 +139,6 @@ def relay(
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
     ready_lag: ReadyLagOption = READY_LAG,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
 

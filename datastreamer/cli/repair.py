@@ -10,8 +10,6 @@ from datastreamer.cli.options import (
     FileArgument,
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     chosen_format,
 )
@@ -33,8 +31,6 @@ def repair(
     dry_run: DryRunOption = False,
     format: ReportFormatOption = None,
     json: JsonOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Mend what can be mended: cut back to the last whole operation or entry, set totals right.
 

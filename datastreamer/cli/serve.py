@@ -18,8 +18,6 @@ from datastreamer.cli.creation import (
 )
 from datastreamer.cli.options import (
     FileArgument,
-    LogFormatOption,
-    LogLevelOption,
     number_option,
 )
 from datastreamer.format import DEFAULT_PORT, U32_MAX
@@ -230,8 +228,6 @@ def serve(
     metrics_host: MetricsHostOption = None,
     sync: SyncOption = Sync.commit,
     index: IndexOption = Index.lmdb,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli import logs
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption
+from datastreamer.cli.options import FileArgument
 from datastreamer.cli.progress import Progress
 from datastreamer.storage.snapshot import snapshot as take
 
@@ -19,8 +19,6 @@ OutArgument = Annotated[
 def snapshot(
     file: FileArgument,
     out: OutArgument,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Copy a stream, consistently, while others may write and serve it.
 

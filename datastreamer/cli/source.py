@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.cli.options import TLSOptions
+from datastreamer.cli.options import NO_TLS, TLSOptions
 from datastreamer.cli.outcome import Failure
 from datastreamer.errors import BadFromBookmark, FileMissing, UnknownBookmark, UnknownEntry
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
@@ -29,7 +29,6 @@ _POLL_SECONDS = 0.01
 # What is committed already comes at once; a server that sends nothing for so long is asked
 # whether it is there.
 _SILENT_SECONDS = 10.0
-_NO_TLS = TLSOptions()
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
@@ -68,7 +67,7 @@ def open_source(
     stream_type: int | None = None,
     *,
     follow: bool = False,
-    tls: TLSOptions = _NO_TLS,
+    tls: TLSOptions = NO_TLS,
     heartbeat: float | None = None,
     batch_reads: bool = False,
 ) -> Source:
@@ -207,7 +206,7 @@ class ServerSource:
         self,
         address: Address,
         stream_type: int | None,
-        tls: TLSOptions = _NO_TLS,
+        tls: TLSOptions = NO_TLS,
         *,
         follow: bool = False,
         heartbeat: float | None = None,

@@ -20,7 +20,7 @@ from datastreamer.cli.creation import (
 )
 from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.lines import BadLine, bytes_of, shown, standard_input, value_of
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_option
+from datastreamer.cli.options import FileArgument, number_option
 from datastreamer.cli.outcome import Failure, Terminated, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
@@ -62,8 +62,6 @@ def split(
     stream_type: NewStreamTypeOption = None,
     type: MessageTypeOption = MESSAGE_TYPE,
     limit: LimitOption = MAX_DATA_SIZE - 2,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Cut payloads, JSON lines on standard input, into messages in a stream.
 

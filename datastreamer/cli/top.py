@@ -13,8 +13,6 @@ from datastreamer.cli.ending import Ending, asked_to_end
 from datastreamer.cli.options import (
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     chosen_format,
     number_option,
@@ -60,8 +58,6 @@ def top(
     limit: LimitOption = 20,
     format: ReportFormatOption = None,
     json: JsonOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Show a server's head and its clients, again and again: position, lag, throughput.
 

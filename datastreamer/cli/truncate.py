@@ -8,7 +8,7 @@ import typer
 
 from datastreamer.cli import logs
 from datastreamer.cli.ending import asked_to_end
-from datastreamer.cli.options import FileArgument, LogFormatOption, LogLevelOption, number_parser
+from datastreamer.cli.options import FileArgument, number_parser
 from datastreamer.cli.outcome import Failure
 from datastreamer.format import U64_MAX
 from datastreamer.storage import bookmarks
@@ -25,8 +25,6 @@ CountArgument = Annotated[
 def truncate(
     file: FileArgument,
     number: CountArgument,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Cut a stream back to its first N entries, for good.
 

@@ -10,8 +10,6 @@ from datastreamer.cli.options import (
     FileArgument,
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     chosen_format,
 )
@@ -26,8 +24,6 @@ def verify(
     file: FileArgument,
     format: ReportFormatOption = None,
     json: JsonOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Check a stream file: header, every entry, padding, totals, records and bookmark index.
 

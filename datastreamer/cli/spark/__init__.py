@@ -7,6 +7,7 @@ import typer
 from datastreamer.cli.options import new_program
 from datastreamer.cli.spark.ingest import ingest
 from datastreamer.cli.spark.report import report
+from datastreamer.cli.verb import verb
 
 spark = new_program()
 
@@ -18,5 +19,5 @@ def about(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for verb in (ingest, report):
-    spark.command()(verb)
+for command in (ingest, report):
+    spark.command()(verb(command))

@@ -12,8 +12,6 @@ import typer
 from datastreamer.cli import logs
 from datastreamer.cli.ending import asked_to_end
 from datastreamer.cli.options import (
-    LogFormatOption,
-    LogLevelOption,
     SourceArgument,
     StreamTypeOption,
     number_option,
@@ -60,8 +58,6 @@ def ingest(
     chunk: ChunkOption = 5_000_000,
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Write blocks, transactions (opened, with senders), batches and their ends to Parquet.
 

@@ -10,8 +10,6 @@ from datastreamer.cli import logs
 from datastreamer.cli.options import (
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     chosen_format,
 )
@@ -39,8 +37,6 @@ def report(
     format: ReportFormatOption = None,
     json: JsonOption = False,
     master: MasterOption = "local[*]",
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
 ) -> None:
     """Tell transactions per block, gas by sender, block times and batches without an end.
 

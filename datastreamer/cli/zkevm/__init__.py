@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from datastreamer.cli.options import new_program
+from datastreamer.cli.verb import verb
 from datastreamer.cli.zkevm.check import check
 from datastreamer.cli.zkevm.diff import diff
 from datastreamer.cli.zkevm.show import batch, block
@@ -19,5 +20,5 @@ def about(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for verb in (check, batch, block, diff):
-    zkevm.command()(verb)
+for command in (check, batch, block, diff):
+    zkevm.command()(verb(command))

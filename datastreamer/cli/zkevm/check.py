@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import Failure, write_out
@@ -32,19 +27,13 @@ def check(
     format: ReportFormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
 
     Tells of every breach with its entry's number. Exit 1 where there is any.
     """
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     with open_source(source, stream_type, tls=tls) as stream:
         header = stream.header()
         checked = SequenceCheck(stream_version or header.version)

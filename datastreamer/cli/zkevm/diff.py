@@ -15,18 +15,13 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.decoded import described
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     StreamTypeOption,
     StreamVersionOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
 )
 from datastreamer.cli.outcome import Failure, write_out
@@ -59,12 +54,7 @@ def diff(
     format: ReportFormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Compare two streams, entry by entry; show the first difference and where it is.
 
@@ -72,10 +62,9 @@ def diff(
     differs.
     """
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     # Two sources, and what is said about TLS is for those that speak it.
     for_a, for_b = (
-        tls if one.startswith(_TLS) or not other.startswith(_TLS) else TLSOptions()
+        tls if one.startswith(_TLS) or not other.startswith(_TLS) else NO_TLS
         for one, other in ((a, b), (b, a))
     )
     with (

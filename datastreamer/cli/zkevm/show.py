@@ -12,19 +12,14 @@ import typer
 
 from datastreamer._codec import Entry
 from datastreamer.cli.options import (
+    NO_TLS,
     Format,
     JsonOption,
-    LogFormatOption,
-    LogLevelOption,
     ReportFormatOption,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
     TLSOptions,
-    TLSServerNameOption,
     chosen_format,
     number_parser,
 )
@@ -55,16 +50,10 @@ def batch(
     format: ReportFormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Show a batch with its blocks and their transactions."""
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     found = _batch(_Reading(source, "batch", number, stream_version, stream_type, tls), not no_open)
     _write(shape, "batch", found)
 
@@ -77,16 +66,10 @@ def block(
     format: ReportFormatOption = None,
     json: JsonOption = False,
     stream_type: StreamTypeOption = None,
-    tls_ca: TLSCaOption = None,
-    tls_cert: TLSCertOption = None,
-    tls_key: TLSKeyOption = None,
-    tls_server_name: TLSServerNameOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Show a block with its transactions."""
     shape = chosen_format(format, json)
-    tls = TLSOptions(tls_ca, tls_cert, tls_key, tls_server_name)
     reading = _Reading(source, "block", number, stream_version, stream_type, tls)
     entries = list(reading)
     found = _blocks(entries, not no_open)
