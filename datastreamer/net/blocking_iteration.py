@@ -1,7 +1,7 @@
 """The blocking client's iterators: batches and entries as they arrive.
 
 Owns the life of an iteration as its user sees it: when it begins and ends, what is told
-of a rollback, and when a cursor is saved. The connections are `blocking`'s. Must not
+of a rollback, and when a cursor is saved. The connections are `blocking_link`'s. Must not
 import trio.
 """
 
@@ -19,7 +19,7 @@ from datastreamer.protocol.exchanges import Work
 from datastreamer.protocol.resume import Recovery, Resumable, Rollback
 
 if TYPE_CHECKING:
-    from datastreamer.net.blocking import BlockingClient
+    from datastreamer.net.blocking_link import BlockingLink
 
 Item = TypeVar("Item")
 
@@ -38,7 +38,7 @@ class Iteration(Generic[Item]):
 
     def __init__(
         self,
-        client: BlockingClient,
+        client: BlockingLink,
         work: Work[Item],
         timeout: float | None,
         cursor: CursorStore | None = None,
