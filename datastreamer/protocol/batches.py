@@ -32,11 +32,11 @@ from datastreamer.format import (
     U64_MAX,
 )
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.client import (
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import (
     BatchReceived,
     CapabilitiesReceived,
     ChosenReceived,
-    ClientConnection,
     EntriesReceived,
     EntryReceived,
     HeaderReceived,

@@ -13,7 +13,8 @@ from datastreamer.errors import BadRange, ConnectionLost
 from datastreamer.format import RESULT_BAD_FROM_ENTRY, U64_MAX
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.batches import WAIT_MS, Limits, bytes_to_ask_for, past_the_end
-from datastreamer.protocol.client import ChosenReceived, ClientConnection, ResultReceived
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import ChosenReceived, ResultReceived
 from datastreamer.protocol.exchanges import Flow, next_event, unexpected
 from datastreamer.protocol.filtering import FilteredRead
 from datastreamer.protocol.messages import NO_EXTENSIONS

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from datastreamer._codec import Entry, EntryBatch, scan, scan_chosen
 from datastreamer.errors import CorruptEntries, ProtocolViolation
@@ -37,6 +36,18 @@ from datastreamer.format import (
     TYPE_NOT_FOUND,
     U64_MAX,
     Header,
+)
+from datastreamer.protocol.events import (
+    BatchReceived,
+    CapabilitiesReceived,
+    ChosenReceived,
+    EntriesReceived,
+    EntryReceived,
+    Event,
+    HeaderReceived,
+    PeerEnded,
+    RangeReceived,
+    ResultReceived,
 )
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
@@ -79,95 +90,6 @@ _STREAM_BUFFER: Final = 512 << 10
 _LARGE_BUFFER: Final = 1 << 20
 # How many buffers, still held by batches when they were full, are looked at again.
 _KEPT_BUFFERS: Final = 3
-
-
-@dataclass(slots=True)
-class ResultReceived:
-    """OK to a Start, StartBookmark or Stop; or a refusal of any command.
-
-    The OK that precedes an answer is part of the answer's own event.
-    """
-
-    command: Command
-    number: int
-    text: str
-
-
-@dataclass(slots=True)
-class HeaderReceived:
-    """The answer to a `HeaderQuery`."""
-
-    header: Header
-
-
-@dataclass(slots=True)
-class EntryReceived:
-    """The answer to an `EntryQuery` or `BookmarkQuery`; `entry` is None: not found."""
-
-    command: EntryQuery | BookmarkQuery
-    entry: Entry | None
-
-
-@dataclass(slots=True)
-class EntriesReceived:
-    """A run of streamed entries, or of a range, one or more; they follow those before. In a
-    filtered streaming a part of the stream, which follows that before: maybe without any."""
-
-    batch: EntryBatch
-
-
-@dataclass(slots=True)
-class CapabilitiesReceived:
-    """The answer to a `CapabilitiesQuery`."""
-
-    capabilities: Capabilities
-
-
-@dataclass(slots=True)
-class BatchReceived:
-    """The answer to a `BatchQuery`: no entries only where `from_entry` is the total."""
-
-    command: BatchQuery
-    batch: EntryBatch
-    total_entries: int
-
-
-@dataclass(slots=True)
-class ChosenReceived:
-    """The answer to a `FilteredRead`: what there is of the types up to `batch.next_number`."""
-
-    command: FilteredRead
-    batch: EntryBatch
-    total_entries: int
-    epoch: int
-
-
-@dataclass(slots=True)
-class RangeReceived:
-    """The entries of a range follow, up to number `last`."""
-
-    command: RangeQuery
-    last: int
-
-
-@dataclass(slots=True)
-class PeerEnded:
-    """The server sends no more. `unread` bytes of a packet were there without its rest."""
-
-    unread: int
-
-
-Event: TypeAlias = (
-    ResultReceived
-    | HeaderReceived
-    | EntryReceived
-    | EntriesReceived
-    | CapabilitiesReceived
-    | BatchReceived
-    | ChosenReceived
-    | RangeReceived
-    | PeerEnded
-)
 
 
 class ClientConnection:

@@ -24,8 +24,8 @@ from datastreamer.errors import (
     refusal,
 )
 from datastreamer.format import RESULT_OK, U64_MAX, Header
-from datastreamer.protocol.client import (
-    ClientConnection,
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     Event,

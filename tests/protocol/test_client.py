@@ -10,8 +10,8 @@ import pytest
 from datastreamer._codec import Entry, pack_entry
 from datastreamer.errors import BadBookmark, ProtocolViolation, UsageError
 from datastreamer.format import HEADER_SIZE, PAGE_SIZE, Header
-from datastreamer.protocol.client import (
-    ClientConnection,
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     HeaderReceived,

@@ -20,7 +20,8 @@ from datastreamer.errors import (
 )
 from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
-from datastreamer.protocol.client import ChosenReceived, ClientConnection, EntriesReceived
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import ChosenReceived, EntriesReceived
 from datastreamer.protocol.filtering import (
     FilteredCommand,
     FilteredRead,

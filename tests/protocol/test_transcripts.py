@@ -15,8 +15,8 @@ import pytest
 
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import ENTRY_HEAD_STRUCT, Header
-from datastreamer.protocol.client import (
-    ClientConnection,
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     HeaderReceived,
