@@ -65,7 +65,7 @@ bench: setup
 	@$(PY) bench/table.py $(FIGURES)
 
 soak: setup
-	$(PY) -m pytest -m soak $(ARGS)
+	$(PY) -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
 
 sanitize: setup
 	PYTHON=$(abspath $(PY)) tests/sanitize.sh
