@@ -13,6 +13,7 @@ modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
     "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
     "datastreamer._chosen": ["datastreamer/_chosen.pyx"],
+    "datastreamer._pages": ["datastreamer/_pages.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
     "datastreamer.reassembly._ledger": ["datastreamer/reassembly/_ledger.pyx"],

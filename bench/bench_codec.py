@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from bench.measure import Done
-from datastreamer._codec import Entry, EntryBatch, PageTable, entry_at, scan
+from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer._packer import EntryPacker
+from datastreamer._pages import PageTable, entry_at
 from tests.oracle import HEAD, PAGE
 from tests.oracle import scan as oracle_scan
 

@@ -16,7 +16,7 @@ from datastreamer._entry cimport (
     EMPTY_PAGE, HEAD_SIZE, PADDING, PAGE_SIZE, PART, Verdict, WHOLE, get_u32, judge, page_room,
 )
 
-from datastreamer._codec import walk
+from datastreamer._pages import walk
 
 cdef enum:
     MOST_TYPES = 64

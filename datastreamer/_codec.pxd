@@ -1,4 +1,5 @@
-"""What `_packer.pyx` needs of the codec in C: checks of arguments, and a batch's columns.
+"""What other modules need of the codec in C: checks of arguments, what is wrong with an entry,
+and a batch's columns.
 
 The checks that every entry goes through are inlined; what raises is a call away.
 """
@@ -7,7 +8,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
-from datastreamer._entry cimport TYPE_BOOKMARK
+from datastreamer._entry cimport TYPE_BOOKMARK, Verdict
 
 cdef struct BatchColumns:
     # They live as long as the batch, and do not change.
@@ -22,7 +23,11 @@ cdef struct BatchColumns:
 
 cdef int columns_of(object batch, BatchColumns* columns) except -1
 cdef uint64_t as_u64(object value, str what) except? 0xFFFFFFFFFFFFFFFF
+cdef uint8_t as_packet(object value) except? 0xFF
 cdef int64_t as_file_offset(object value) except -1
+cdef Py_ssize_t span_end(Py_ssize_t size, Py_ssize_t start, object end) except -1
+cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t room,
+                    uint64_t due, uint32_t longest)
 cdef int refuse_size(Py_ssize_t size, Py_ssize_t item=*) except -1
 cdef int refuse_type(object value) except -1
 

@@ -27,6 +27,7 @@ LAYERS = [
     {"_entry"},
     {"_run"},
     {"_codec"},
+    {"_pages"},
     {"_chosen", "_lines", "_packer"},
     {"storage", "protocol", "reassembly", "zkevm"},
     {"net", "arrow"},
@@ -57,7 +58,7 @@ ONLY_FOR = {
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.
 SANS_IO = {
     *("errors", "format", "position", "_entry", "_run", "_codec"),
-    *("_chosen", "_lines", "_packer"),
+    *("_chosen", "_lines", "_packer", "_pages"),
     "protocol",
     "reassembly",
     "zkevm",

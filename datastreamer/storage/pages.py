@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 
-from datastreamer._codec import PageTable, walk
+from datastreamer._pages import PageTable, walk
 from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from datastreamer._codec import walk
+from datastreamer._pages import walk
 from datastreamer.errors import CorruptEntries, DamagedEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, PACKET_PADDING, page_of, page_start
 from datastreamer.storage.record import Head

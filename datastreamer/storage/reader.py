@@ -16,7 +16,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple, TypeVar
 
-from datastreamer._codec import Entry, EntryBatch, entry_at, scan
+from datastreamer._codec import Entry, EntryBatch, scan
+from datastreamer._pages import entry_at
 from datastreamer.errors import CorruptEntries, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastreamer._codec import PageTable, entry_at, scan, walk
+from datastreamer._codec import scan
+from datastreamer._pages import PageTable, entry_at, walk
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import Header
 from tests.codec.made_up import damaged, exactly, pages, thorough, usual
