@@ -102,6 +102,12 @@ class Peer:
         head = await self.read(5)
         return head + await self.read(int.from_bytes(head[1:], "big") - 5)
 
+    async def waits(self, seconds: float = 0.001) -> None:
+        """Nothing comes, however long the server is given for what it can do now."""
+        with trio.move_on_after(seconds) as scope:
+            self.unread(await self.read(1))
+        assert scope.cancelled_caught
+
     async def nothing_more(self) -> None:
         """Whatever was sent so far has been read: an unknown command is answered next."""
         await self.ask(model.unknown(), model.result(9))
@@ -147,6 +153,18 @@ class Rig:
             yield peer
         finally:
             await peer.close()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Look again and again whether this holds: for what tells no event."""
+    with trio.fail_after(PATIENCE):
+        while not holds():
+            await trio.sleep(0.001)
+
+
+async def half_sent(server: Server) -> None:
+    """Wait until the server is half way through what it sends to one of its clients."""
+    await until(lambda: any(session.blocked for session in server.sessions))
 
 
 async def in_this_thread(call: Callable[[Any], Any], what: object) -> Any:

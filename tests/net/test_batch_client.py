@@ -32,7 +32,7 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.resume import Backoff
 from datastreamer.storage.stream import DataStream
-from tests.net.conftest import append, over_loopback
+from tests.net.conftest import append, over_loopback, until
 from tests.net.stub import Stub, StubServer, handler, key, sample
 
 HUNDRED = sample(100)
@@ -266,8 +266,7 @@ async def test_the_long_poll_ends_with_a_commit_or_with_time(kind: str, stream: 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
-            while not rig.server.live.watchers:
-                await trio.sleep(0.001)
+            await until(lambda: rig.server.live.watchers)
             append(stream, (2, b"two"))
         assert got == [Entry(1, 2, b"two")]
         assert client.client.total_entries == 2
@@ -305,11 +304,9 @@ async def test_an_iteration_that_waits_can_be_stopped(stream: DataStream) -> Non
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gather)
-            while not rig.server.live.watchers:
-                await trio.sleep(0.001)
+            await until(lambda: rig.server.live.watchers)
             append(stream, (2, b"two"))
-            while len(got) < 2:
-                await trio.sleep(0.001)
+            await until(lambda: len(got) >= 2)
             await client.stop()
         assert [entry.data for entry in got] == [b"one", b"two"]
         assert (await client.header()).total_entries == 2

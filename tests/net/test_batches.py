@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from datastreamer.net.counts import Counts
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Open, Peer, Rig, append, in_memory, over_loopback
+from tests.net.conftest import Open, Peer, Rig, append, half_sent, in_memory, over_loopback, until
 from tests.net.model import BOOKMARK, OK, Conversation, Model
 
 PAGE = 1 << 20
@@ -50,13 +50,6 @@ async def ask(peer: Peer, talk: Conversation, request: bytes) -> bytes:
 def count_of(answer: bytes) -> int:
     assert answer.startswith(OK)
     return int(struct.unpack_from(">BII", answer, len(OK))[2])
-
-
-async def waits(peer: Peer) -> None:
-    """Nothing comes, however long the server is given for what it can do now."""
-    with trio.move_on_after(0.001) as scope:
-        peer.unread(await peer.read(1))
-    assert scope.cancelled_caught
 
 
 async def test_capabilities(
@@ -155,7 +148,7 @@ async def test_entries_as_soon_as_a_commit_brings_them(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.batch(5, 2, wait=2**32 - 1))
-        await waits(peer)
+        await peer.waits()
         began = trio.current_time()
         commit(stream, talk, (1, b"x"), (1, b"y"), (1, b"z"))
         answer = talk.woken()
@@ -174,9 +167,9 @@ async def test_only_committed_entries(
         assert count_of(await ask(peer, talk, wire.batch(0))) == 5
         assert count_of(await ask(peer, talk, wire.batch(5))) == 0
         await ask(peer, talk, wire.batch(5, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         stream.rollback_atomic_op()
-        await waits(peer)
+        await peer.waits()
         await peer.expect(talk.woken())
 
 
@@ -185,7 +178,7 @@ async def test_a_truncation_ends_the_wait_with_error_3(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.batch(5, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         stream.truncate(4)
         talk.model.truncate(4)
         due = talk.woken()
@@ -199,7 +192,7 @@ async def test_a_truncation_and_what_follows_end_the_wait(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.batch(5, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         # Both before the server has a turn.
         stream.truncate(4)
         talk.model.truncate(4)
@@ -227,10 +220,10 @@ async def test_what_is_asked_behind_a_wait_is_answered_behind_it(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.header() + wire.batch(5, wait=1000) + wire.batch(0, 2))
-        await waits(peer)
+        await peer.waits()
         await ask(peer, talk, wire.entry(1))
         await ask(peer, talk, wire.header()[:7])
-        await waits(peer)
+        await peer.waits()
         await peer.expect(talk.woken())
         await ask(peer, talk, wire.header()[7:])
 
@@ -241,7 +234,7 @@ async def test_a_client_that_leaves_is_not_waited_for(
     async with in_memory(stream) as rig, rig.client() as peer:
         began = trio.current_time()
         await ask(peer, talk, wire.batch(5, wait=60_000))
-        await waits(peer)
+        await peer.waits()
         await peer.stream.send_eof()
         await peer.expect(talk.woken())
         await peer.ended()
@@ -249,9 +242,8 @@ async def test_a_client_that_leaves_is_not_waited_for(
         # And one that is gone leaves nothing behind.
         async with rig.client() as other:
             await other.send(wire.batch(5, wait=60_000))
-            await waits(other)
-        while len(rig.server.sessions) > 0:
-            await trio.sleep(0.01)
+            await other.waits()
+        await until(lambda: not rig.server.sessions)
         assert not rig.server.live.watchers
 
 
@@ -260,7 +252,7 @@ async def test_the_server_s_end_ends_the_wait(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await ask(peer, talk, wire.batch(5, wait=60_000))
-        await waits(peer)
+        await peer.waits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.server.finish, 5.0)
             await peer.expect(talk.woken())
@@ -422,9 +414,7 @@ async def promised(stream: DataStream, rig: Rig, peer: Peer, talk: Conversation)
     """Have the server half way through a batch of some MiB; gives its number of entries."""
     await peer.send(wire.batch(0))
     await peer.read(11 + 25 + 1000)
-    with trio.fail_after(10):
-        while not any(s.blocked for s in rig.server.sessions):
-            await trio.sleep(0.001)
+    await half_sent(rig.server)
     return count_of(OK + talk.model.batch(0, 0, 0))
 
 

@@ -27,7 +27,7 @@ from datastreamer.protocol.filtering import FilteredRead, FilteredStart, Filtere
 from datastreamer.protocol.messages import CapabilitiesQuery, Start
 from datastreamer.protocol.resume import Rollback
 from datastreamer.storage.stream import DataStream
-from tests.net.conftest import append, over_loopback
+from tests.net.conftest import append, over_loopback, until
 from tests.net.proxy import NONE, Fault, FaultyServer
 from tests.net.stub import Filtering, Stub, StubServer, handler, key, sample
 from tests.net.test_batch_client import SOON, Trio, asked, kinds, opened
@@ -154,8 +154,7 @@ async def test_a_wait_for_some_types(kind: str, stream: DataStream) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             for kind_of_entry in (2, 2, 3):
-                while not rig.server.live.watchers:
-                    await trio.sleep(0.001)
+                await until(lambda: rig.server.live.watchers)
                 append(stream, (kind_of_entry, b"more"))
         assert got == [Entry(3, 3, b"more")]
 
@@ -528,7 +527,6 @@ async def test_following_a_live_stream_over_restarts_of_its_server(stream: DataS
                         number += each
                         await trio.sleep(0.002)
                     if number == total:
-                        while len(seen) < total // 5:
-                            await trio.sleep(0.001)
+                        await until(lambda: len(seen) >= total // 5)
                     ready = trio.Event()
     assert [entry.number for entry in seen] == [n for n in range(total) if n % 5 == 3]

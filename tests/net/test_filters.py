@@ -1,11 +1,8 @@
-"""Entries of some types alone, as the server answers and streams them: rule by rule."""
+"""Entries of some types alone, as the server answers requests for them: rule by rule."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import trio
@@ -16,107 +13,29 @@ from trio.testing import MockClock
 from datastreamer.net import filtering
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Open, Peer, append, in_memory, over_loopback
+from tests.net.conftest import in_memory
+from tests.net.filters import (
+    EVER,
+    PAGE,
+    Entries,
+    Frame,
+    answer,
+    ask,
+    begun,
+    check,
+    commit,
+    frame,
+    read,
+    start,
+    start_bookmark,
+)
 from tests.net.model import BOOKMARK, OK, pack
-
-PAGE = 1 << 20
-EVER = 2**64 - 1
-Entries = list[tuple[int, bytes]]
-FIRST: Entries = [(BOOKMARK, b"first"), (1, b"one"), (2, b"t" * 100), (1, b""), (BOOKMARK, b"last")]
-
-
-class Frame(NamedTuple):
-    count: int
-    first: int
-    next: int
-    total: int
-    epoch: int
-    payload: bytes
-
-
-def types_of(*types: int) -> bytes:
-    return struct.pack(f">I{len(types)}I", len(types), *types)
-
-
-def read(
-    number: int, *types: int, stop: int = EVER, count: int = 0, size: int = 0, wait: int = 0
-) -> bytes:
-    parameters = struct.pack(">QQQQIII", 0x1002, 1, number, stop, count, size, wait)
-    return parameters + types_of(*types)
-
-
-def start(number: int, *types: int) -> bytes:
-    return struct.pack(">QQQ", 0x1003, 1, number) + types_of(*types)
-
-
-def start_bookmark(key: bytes, *types: int) -> bytes:
-    return struct.pack(">QQI", 0x1004, 1, len(key)) + key + types_of(*types)
-
-
-def chosen(entries: Entries, first: int, stop: int, types: tuple[int, ...]) -> bytes:
-    part = enumerate(entries[first:stop], first)
-    return b"".join(pack(number, kind, data) for number, (kind, data) in part if kind in types)
-
-
-async def frame(peer: Peer) -> Frame:
-    packet = await peer.packet()
-    kind, length, *fields = struct.unpack_from(">BIIQQQQ", packet)
-    assert (kind, length) == (0xFA, len(packet))
-    return Frame(*fields, packet[41:])
-
-
-async def answer(peer: Peer) -> Frame:
-    await peer.expect(OK)
-    return await frame(peer)
-
-
-async def ask(peer: Peer, entries: Entries, number: int, *types: int, **limits: int) -> Frame:
-    """What `read` is answered with, which keeps all rules that it can be held to."""
-    await peer.send(read(number, *types, **limits))
-    found = await answer(peer)
-    check(found, entries, number, types, **limits)
-    return found
-
-
-def check(
-    found: Frame,
-    entries: Entries,
-    number: int,
-    types: tuple[int, ...],
-    *,
-    stop: int = EVER,
-    count: int = 0,
-    size: int = 0,
-    wait: int = 0,
-) -> None:
-    assert (found.first, found.total) == (number, len(entries))
-    until = max(number, min(stop, len(entries)))
-    assert number < found.next <= until or number == found.next == until
-    assert found.payload == chosen(entries, number, found.next, types)
-    assert found.count == sum(kind in types for kind, _ in entries[number : found.next])
-    assert found.count <= (count or found.count)
-    assert len(found.payload) <= (size or 2**32) or found.count == 1
 
 
 @pytest.fixture
 def entries(stream: DataStream) -> Entries:
     """What stands in the stream."""
-    append(stream, *FIRST)
-    return list(FIRST)
-
-
-def commit(stream: DataStream, entries: Entries, *more: tuple[int, bytes]) -> None:
-    entries += more
-    append(stream, *more)
-
-
-async def waits(peer: Peer, seconds: float = 0.001) -> None:
-    with trio.move_on_after(seconds) as scope:
-        peer.unread(await peer.read(1))
-    assert scope.cancelled_caught
-
-
-# Requests.
+    return begun(stream)
 
 
 async def test_the_frame_holds_the_wanted_entries_and_says_what_was_looked_at(
@@ -232,10 +151,10 @@ async def test_a_wait_ends_with_a_wanted_entry_alone(
         # Nothing wanted from there on, though the end is not there.
         for number in (3, 5):
             await peer.send(read(number, 7, wait=60_000))
-            await waits(peer)
+            await peer.waits()
             for _ in range(3):
                 commit(stream, entries, (1, b"not this"))
-                await waits(peer)
+                await peer.waits()
             commit(stream, entries, (1, b""), (7, b"this"), (1, b""))
             found = await answer(peer)
             check(found, entries, number, (7,))
@@ -252,7 +171,7 @@ async def test_a_wait_that_brings_nothing_says_how_far_was_looked(
     async with in_memory(stream) as rig, rig.client() as peer:
         began = trio.current_time()
         await peer.send(read(5, 7, wait=1500))
-        await waits(peer, 0.5)
+        await peer.waits(0.5)
         commit(stream, entries, (1, b"not this"))
         found = await answer(peer)
         assert 1.5 <= trio.current_time() - began < 1.6
@@ -269,9 +188,9 @@ async def test_a_wait_up_to_the_stop_entry_ends_there(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await peer.send(read(5, 7, stop=7, wait=60_000))
-        await waits(peer)
+        await peer.waits()
         commit(stream, entries, (1, b""))
-        await waits(peer)
+        await peer.waits()
         commit(stream, entries, (1, b""), (1, b""), (7, b""))
         found = await answer(peer)
         check(found, entries, 5, (7,), stop=7)
@@ -286,7 +205,7 @@ async def test_only_committed_entries(
         stream.add_entry(1, b"not yet")
         assert (await ask(peer, entries, 0, 1)).count == 2
         await peer.send(read(5, 1, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         stream.rollback_atomic_op()
         assert (await answer(peer)).next == 5
 
@@ -296,19 +215,19 @@ async def test_a_truncation_ends_a_wait(
 ) -> None:
     async with in_memory(stream) as rig, rig.client() as peer:
         await peer.send(read(5, 7, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         stream.truncate(4)
         await peer.expect(wire.result(3))
         del entries[4:]
         await peer.send(read(2, 7, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         # Both before the server has a turn.
         stream.truncate(3)
         del entries[3:]
         commit(stream, entries, (7, b"another"))
         check(await answer(peer), entries, 2, (7,))
         await peer.send(read(2, 8, wait=10_000))
-        await waits(peer)
+        await peer.waits()
         stream.truncate(3)
         del entries[3:]
         found = await answer(peer)
@@ -328,7 +247,7 @@ async def test_requests_are_pipelined_and_answered_in_order(
             await peer.send(bytes([byte]))
         check(await answer(peer), entries, 2, (1,))
         await peer.send(read(5, 7, wait=1000) + wire.entry(9) + read(0, 1)[:20])
-        await waits(peer)
+        await peer.waits()
         assert (await answer(peer)).next == 5
         await peer.expect(wire.NOT_FOUND)
         await peer.send(read(0, 1)[20:])
@@ -341,12 +260,12 @@ async def test_a_client_that_leaves_and_the_server_s_end_end_a_wait(
     async with in_memory(stream) as rig, rig.client() as peer, rig.client() as other:
         began = trio.current_time()
         await peer.send(read(0, 7, wait=60_000))
-        await waits(peer)
+        await peer.waits()
         await peer.stream.send_eof()
         assert (await answer(peer)).next == 5
         await peer.ended()
         await other.send(read(0, 7, wait=60_000))
-        await waits(other)
+        await other.waits()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.server.finish, 5.0)
             assert (await answer(other)).next == 5
@@ -445,282 +364,3 @@ async def run_script(stream: DataStream, script: list[tuple], most: int, size: i
             else:
                 commit(stream, entries, *[(n % 5, bytes([n % 256]) * n) for n in values[0]])
         await peer.nothing_more()
-
-
-# Streaming.
-
-
-async def streamed(
-    peer: Peer, entries: Entries, number: int, types: tuple[int, ...], stop: int
-) -> list[Frame]:
-    """The frames from `number` up to `stop`: each goes on where the last one ended."""
-    found = []
-    while number < stop:
-        part = await frame(peer)
-        assert part.first == number < part.next <= part.total
-        assert part.payload == chosen(entries, number, part.next, types)
-        assert part.count == sum(kind in types for kind, _ in entries[number : part.next])
-        number = part.next
-        found.append(part)
-    assert number == stop
-    return found
-
-
-async def test_a_streaming_of_some_types(
-    stream: DataStream, entries: Entries, autojump_clock: MockClock
-) -> None:
-    async with in_memory(stream) as rig, rig.client() as peer:
-        await peer.ask(start(1, 1), OK)
-        await streamed(peer, entries, 1, (1,), 5)
-        commit(stream, entries, (1, b"live"), (2, b""), (1, b""))
-        await streamed(peer, entries, 5, (1,), 8)
-        await peer.ask(wire.stop(), OK)
-        await peer.ask(start_bookmark(b"last", 1, BOOKMARK), OK)
-        await streamed(peer, entries, 4, (1, BOOKMARK), 8)
-        await peer.ask(wire.stop(), OK)
-        await peer.ask(start(8, 1), OK)
-        await waits(peer)
-        await peer.ask(wire.stop(), OK)
-        await peer.ask(start(9, 1), wire.result(3))
-        await peer.ask(start_bookmark(b"none", 1), wire.result(4))
-        # And all of them again, as any client has them.
-        await peer.ask(wire.start(0), OK)
-        await peer.expect(b"".join(pack(n, *entry) for n, entry in enumerate(entries)))
-
-
-async def test_that_nothing_was_found_is_told_at_once_and_then_ten_times_a_second(
-    stream: DataStream, entries: Entries, autojump_clock: MockClock
-) -> None:
-    async with in_memory(stream) as rig, rig.client() as peer:
-        await peer.ask(start(5, 7), OK)
-        began = trio.current_time()
-        commit(stream, entries, (1, b""))
-        assert (await frame(peer)).next == 6
-        assert trio.current_time() == began
-        for _ in range(5):
-            commit(stream, entries, (1, b""))
-            await waits(peer)
-        assert (await frame(peer))[:3] == (0, 6, 11)
-        assert 0.099 < trio.current_time() - began < 0.101
-        # What is wanted waits for nothing, and covers what was not told.
-        commit(stream, entries, (1, b""))
-        await waits(peer)
-        commit(stream, entries, (7, b"this"))
-        assert (await frame(peer))[:3] == (1, 11, 13)
-        assert trio.current_time() - began < 0.11
-        # Nothing was looked through twice.
-        assert rig.server.counts.filter_scanned == 7 * 17 + 21
-
-
-async def test_clients_that_want_the_same_have_it_looked_for_once(
-    stream: DataStream, entries: Entries
-) -> None:
-    async with over_loopback(stream) as rig:
-        async with rig.client() as one, rig.client() as two, rig.client() as three:
-            peers = [(one, (7,)), (two, (7,)), (three, (8,))]
-            for peer, types in peers:
-                await peer.ask(start(5, *types), OK)
-            for _ in range(3):
-                before, number = rig.server.counts.filter_scanned, len(entries)
-                commit(stream, entries, (7, b"this"), (8, b"that"))
-                for peer, types in peers:
-                    await streamed(peer, entries, number, types, number + 2)
-                assert rig.server.counts.filter_scanned - before == 2 * 2 * 21
-            async with rig.client() as peer:
-                await peer.ask(start(0, 7), OK)
-                await streamed(peer, entries, 0, (7,), 11)
-            # Another history has nothing of it.
-            stream.truncate(5)
-            for peer, _ in peers:
-                await peer.was_reset()
-            del entries[5:]
-            async with rig.client() as peer:
-                await peer.ask(start(0, 7), OK)
-                await streamed(peer, entries, 0, (7,), 5)
-        async with rig.client() as peer:
-            commit(stream, entries, (8, b"this"), (7, b"that"))
-            await peer.ask(start(5, 7), OK)
-            await streamed(peer, entries, 5, (7,), 7)
-
-
-async def test_a_truncation_of_what_was_looked_through_and_not_told(
-    stream: DataStream, entries: Entries, autojump_clock: MockClock
-) -> None:
-    async with in_memory(stream) as rig, rig.client() as peer:
-        await peer.ask(start(5, 7), OK)
-        commit(stream, entries, (1, b""))
-        assert (await frame(peer)).next == 6
-        commit(stream, entries, (1, b""), (1, b""), (1, b""))
-        await waits(peer)
-        stream.truncate(6)
-        del entries[6:]
-        commit(stream, entries, (7, b"this"), (1, b""))
-        assert (await frame(peer))[:3] == (1, 6, 8)
-
-
-async def test_a_truncation_of_what_was_told_ends_the_connection(
-    stream: DataStream, entries: Entries
-) -> None:
-    async with over_loopback(stream) as rig, rig.client() as peer:
-        await peer.ask(start(0, 7), OK)
-        await streamed(peer, entries, 0, (7,), 5)
-        stream.truncate(4)
-        await peer.was_reset()
-
-
-async def test_the_server_s_end_comes_after_all_that_is_committed(
-    stream: DataStream, entries: Entries, autojump_clock: MockClock
-) -> None:
-    async with in_memory(stream) as rig, rig.client() as peer:
-        await peer.ask(start(5, 7), OK)
-        commit(stream, entries, (1, b""))
-        await streamed(peer, entries, 5, (7,), 6)
-        commit(stream, entries, (1, b""))
-        await waits(peer)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(rig.server.finish, 5.0)
-            await streamed(peer, entries, 6, (7,), 7)
-            await peer.ended()
-
-
-# Over sockets: large ones, straight from the file.
-
-OPENS: list[Callable[[pytest.FixtureRequest], Open]] = [
-    lambda request: over_loopback,
-    lambda request: request.getfixturevalue("secured"),
-]
-SIZES = [90, 200, 5_000, 40_000, 300_000, 17, 90_000, 0]
-
-
-def fill(stream: DataStream, megabytes: int) -> Entries:
-    entries: Entries = []
-    at = number = 0
-    while at < megabytes << 20:
-        size = SIZES[number % len(SIZES)] + number % 7
-        # Runs of the same type, of all lengths.
-        kind = (number // (1 + number % 5)) % 4
-        commit(stream, entries, (kind, bytes([number % 256]) * size))
-        number += 1
-        at += size
-    commit(stream, entries, *[(n % 10, bytes([n % 256]) * (n % 90)) for n in range(20_000)])
-    return entries
-
-
-@pytest.mark.parametrize("kind", [0, 1], ids=["plain", "tls"])
-async def test_large_ones_from_anywhere(
-    stream: DataStream, request: pytest.FixtureRequest, kind: int
-) -> None:
-    entries = fill(stream, 12)
-    total = len(entries)
-    async with OPENS[kind](request)(stream) as rig, rig.client() as peer:
-        for types in [(1,), (2, 3), (0, 1, 2, 3), (9,), (77,)]:
-            for limits in ({}, {"count": 50}, {"size": 300_000}):
-                number = 0
-                while number < total:
-                    number = (await ask(peer, entries, number, *types, **limits)).next
-            await peer.ask(start(3, *types), OK)
-            await streamed(peer, entries, 3, types, total)
-            await peer.ask(wire.stop(), OK)
-        await peer.nothing_more()
-
-
-async def blocked(peer: Peer, server: object) -> None:
-    """The server is half way through a frame."""
-    sessions = server.sessions  # type: ignore[attr-defined]
-    with trio.fail_after(10):
-        while not any(s.blocked for s in sessions):
-            await trio.sleep(0.001)
-
-
-async def test_a_client_that_does_not_read_keeps_nothing_in_memory_and_loses_nothing(
-    stream: DataStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("datastreamer.net.sender.PATIENCE_SECONDS", 0.01)
-    entries = fill(stream, 12)
-    async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as slow:
-        await slow.ask(start(0, 1, 2, 3, 4, 5), OK)
-        await blocked(slow, rig.server)
-        [session] = rig.server.sessions
-        filtered = session.sender._filtered
-        assert filtered is not None
-        with trio.fail_after(10):
-            while filtered.frame is None or filtered.frame.data or filtered._data:
-                await trio.sleep(0.01)
-        async with rig.client() as peer:
-            await ask(peer, entries, 5, 1)
-            commit(stream, entries, (1, b"news"))
-        await streamed(slow, entries, 0, (1, 2, 3, 4, 5), len(entries))
-        await slow.ask(wire.stop(), OK)
-
-
-@pytest.mark.parametrize("change", ["truncate", "update"])
-async def test_a_change_of_what_a_frame_promised_ends_the_connection(
-    stream: DataStream, change: str
-) -> None:
-    entries = fill(stream, 1)
-    async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
-        # A frame that stands half in the client's buffers.
-        commit(stream, entries, *[(9, bytes(100))] * 40_000)
-        await peer.ask(start(0, 9), OK)
-        await blocked(peer, rig.server)
-        [session] = rig.server.sessions
-        end = session.sender._frame_end
-        assert end is not None
-        if change == "truncate":
-            stream.truncate(end.number - 1)
-        else:
-            stream.update_entry(end.number - 1, 9, bytes(len(entries[end.number - 1][1])))
-        await peer.was_reset()
-
-
-async def test_a_truncation_behind_what_a_frame_promised_does_not(stream: DataStream) -> None:
-    entries: Entries = []
-    commit(stream, entries, *[(n % 2, bytes([n % 256]) * 100) for n in range(80_000)])
-    async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
-        await peer.ask(start(0, 1), OK)
-        await blocked(peer, rig.server)
-        [session] = rig.server.sessions
-        end = session.sender._frame_end
-        assert end is not None
-        stream.truncate(end.number)
-        del entries[end.number :]
-        commit(stream, entries, (1, b"another"), (0, b""), (1, b"history"))
-        await streamed(peer, entries, 0, (1,), len(entries))
-
-
-async def test_a_truncation_by_another_process_ends_what_was_promised(path: Path) -> None:
-    with DataStream.create(path, sync="os", index="memory") as writer:
-        entries: Entries = []
-        commit(writer, entries, *[(n % 2, bytes(100)) for n in range(80_000)])
-        with DataStream.open(path, follow=True, index="memory") as stream:
-            async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
-                await peer.ask(start(0, 1), OK)
-                await blocked(peer, rig.server)
-                writer.truncate(3)
-                await peer.was_reset()
-
-
-async def test_many_clients_are_served_beside_one_that_has_much_looked_through(
-    stream: DataStream,
-) -> None:
-    """Between two pieces of 1 MiB others have their turn."""
-    entries: Entries = []
-    for _ in range(16):
-        commit(stream, entries, *[(1, bytes(40))] * 16_000)
-    async with over_loopback(stream) as rig, rig.client() as peer, rig.client() as other:
-        answers = 0
-        done = False
-
-        async def look() -> None:
-            nonlocal done
-            for _ in range(20):
-                await ask(peer, entries, 0, 7)
-            done = True
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            while not done:
-                await other.ask(wire.entry(5), OK + pack(5, 1, bytes(40), 0xFE))
-                answers += 1
-        # 20 requests are some 280 pieces.
-        assert answers > 100

@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from datastreamer.net.server import serve
 from datastreamer.net.tls import ServerTLS, client_tls
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Open, Peer, append, over_tls
+from tests.net.conftest import Open, Peer, append, over_tls, until
 from tests.net.model import OK, Model
 from tests.net.secure import HOST, Authority, TLSStream, dial
 
@@ -461,12 +461,6 @@ async def test_a_hangup_reads_the_files_again(
         await peer.ask(wire.header(), OK + modelled(stream).header())
         await peer.close()
         nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
-        while not condition():
-            await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("in_process", [False, True], ids=["child", "thread"])

@@ -1,0 +1,150 @@
+"""The Trio client over loopback: how it connects, and connects again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from datastreamer.errors import (
+    BadFromEntry,
+    ConnectFailed,
+    ConnectionLost,
+    StreamClosed,
+    UsageError,
+)
+from datastreamer.net.client import connect
+from datastreamer.protocol.messages import EntryQuery
+from tests.net.stub import Stub, StubServer, handler, key, sample
+from tests.net.wired import listed
+
+TEN = sample(10)
+
+
+async def test_connect() -> None:
+    with StubServer(handler(Stub(sample(500)))) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            assert client.peer == f"127.0.0.1:{server.port}"
+            assert client.stream_type == 1
+            assert (await client.header()).total_entries == 500
+            assert await client.entry(499) == sample(500)[499]
+            assert await client.bookmark(key(10)) == sample(500)[11]
+            assert await listed(client.entries(stop=500)) == sample(500)
+            found = await listed(client.entries_by_number(range(500), window=64))
+            assert found == sample(500)
+            async with client.batches(from_bookmark=key(490)) as batches:
+                batch = await batches.__anext__()
+                assert batch.first_number == 490
+            assert await client.entry(7) == sample(500)[7]
+        with pytest.raises(StreamClosed):
+            await client.header()
+        assert server.accepted == 1
+
+
+async def test_connect_by_another_stream_type() -> None:
+    with StubServer(handler(Stub(TEN, stream_type=77))) as server:
+        async with connect("127.0.0.1", server.port, stream_type=77) as client:
+            assert await client.entry(7) == TEN[7]
+
+
+async def test_connect_over_ipv6() -> None:
+    try:
+        server = StubServer(handler(Stub(TEN)), host="::1")
+    except OSError:
+        pytest.skip("no IPv6 on loopback here")
+    with server:
+        async with connect("::1", server.port) as client:
+            assert client.peer == f"[::1]:{server.port}"
+            assert await client.entry(7) == TEN[7]
+
+
+async def test_a_refused_connection_is_made_again_without_a_word() -> None:
+    stubs = [Stub(TEN, after_refusal=kind) for kind in ("closed", "refusing", "usable")]
+    with StubServer(*map(handler, stubs)) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            for accepted in (1, 2, 3, 3):
+                with pytest.raises(BadFromEntry):
+                    await listed(client.entries(from_entry=11))
+                assert server.accepted == accepted
+            assert await client.entry(4) == TEN[4]
+
+
+async def test_a_connection_cancelled_in_mid_query_is_made_again() -> None:
+    stubs = Stub(TEN, deaf=(EntryQuery,)), Stub(TEN)
+    with StubServer(*map(handler, stubs)) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            with trio.move_on_after(0.01) as scope:
+                await client.entry(3)
+            assert scope.cancelled_caught
+            assert await client.entry(3) == TEN[3]
+
+
+async def test_a_lost_socket() -> None:
+    def hang_up(connection: Any) -> None:
+        connection.recv(16)
+
+    with StubServer(hang_up, handler(Stub(TEN))) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            with pytest.raises(ConnectionLost, match=re.escape(client.peer)):
+                await client.entry(3)
+            assert await client.entry(3) == TEN[3]
+
+
+async def test_closing_a_socket_under_a_task() -> None:
+    with StubServer(handler(Stub(TEN))) as server:
+        async with connect("127.0.0.1", server.port) as client, trio.open_nursery() as nursery:
+
+            async def follow() -> None:
+                with pytest.raises(StreamClosed, match="while it was in use"):
+                    await listed(client.entries())
+
+            nursery.start_soon(follow)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await client.aclose()
+
+
+async def test_a_request_larger_than_the_socket_takes() -> None:
+    # Never so in practice: the requests of a whole window fit.
+    with StubServer(handler(Stub(TEN))) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            assert await listed(client.entries_by_number([5] * 50_000, window=1024)) == (
+                [TEN[5]] * 50_000
+            )
+
+
+async def test_nobody_listens() -> None:
+    with StubServer() as server:
+        port = server.port
+    told = rf"cannot connect to 127.0.0.1:{port}: Connection refused; is a server running there\?"
+    with pytest.raises(ConnectFailed, match=told):
+        async with connect("127.0.0.1", port):
+            raise AssertionError
+
+
+async def test_no_such_host() -> None:
+    with pytest.raises(ConnectFailed, match=r"cannot connect to host.invalid:6900: "):
+        async with connect("host.invalid"):
+            raise AssertionError
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+async def test_no_such_port(port: int) -> None:
+    with pytest.raises(UsageError, match=str(port)):
+        async with connect("127.0.0.1", port):
+            raise AssertionError
+
+
+async def test_nobody_answers_in_time(monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
+    async def never(host: str, port: int) -> Awaitable[trio.abc.Stream]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(trio, "open_tcp_stream", never)
+    with pytest.raises(ConnectFailed, match=r"127.0.0.1:6900: no answer within 3 s"):
+        async with connect("127.0.0.1", timeout=3):
+            raise AssertionError
+    assert trio.current_time() == pytest.approx(3, abs=0.1)
