@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
-from bench.bench_serving import (
-    ANSWER,
-    BARE_ECHO,
-    SIZE,
-    helper,
-    stored,
-)
+from bench.bench_serving import ANSWER, BARE_ECHO, SIZE, helper, stored
 from bench.measure import Done, Latencies
 from bench.readers import catch_up, some_numbers
 from datastreamer import BlockingClient, connect
@@ -26,6 +21,24 @@ from datastreamer._lines import json_lines
 from datastreamer.format import TYPE_BOOKMARK
 
 __all__ = ["stored"]  # the fixture
+
+
+def _timed(stored: Any, read: Callable[[BlockingClient, int], None]) -> Callable[[], Done]:
+    """`read` by a blocking client, which is told how many entries there are."""
+    _, entries, address = stored
+
+    def ours() -> Done:
+        with BlockingClient(*address) as client:
+            begin = time.perf_counter()
+            read(client, entries)
+            return Done(entries, time.perf_counter() - begin)
+
+    return ours
+
+
+def _recv_loop(stored: Any) -> dict[str, Any]:
+    _, entries, address = stored
+    return {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)}
 
 
 def test_batches(versus: Any, reference: Any, stored: Any) -> None:
@@ -48,7 +61,7 @@ def test_batches(versus: Any, reference: Any, stored: Any) -> None:
         "catch-up, Trio client, batches, 200 B",
         ours,
         {
-            "bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE),
+            **_recv_loop(stored),
             "5 M a second": 5e6,
             "reference's client (Go), our server": reference
             and (lambda: reference.client_catch_up(address, entries)),
@@ -59,81 +72,60 @@ def test_batches(versus: Any, reference: Any, stored: Any) -> None:
 
 
 def test_blocking_batches(versus: Any, stored: Any) -> None:
-    _, entries, address = stored
-
-    def ours() -> Done:
-        with BlockingClient(*address) as client:
-            begin = time.perf_counter()
-            got = sum(len(batch) for batch in client.batches(from_entry=0, stop=entries))
-            assert got == entries
-            return Done(entries, time.perf_counter() - begin)
+    def read(client: BlockingClient, entries: int) -> None:
+        assert sum(len(batch) for batch in client.batches(from_entry=0, stop=entries)) == entries
 
     versus(
         "catch-up, blocking client, batches, 200 B",
-        ours,
-        {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)},
+        _timed(stored, read),
+        _recv_loop(stored),
         unit="entries/s",
         at_least=0.7,
     )
 
 
 def test_json_lines(versus: Any, stored: Any) -> None:
-    _, entries, address = stored
+    def read(client: BlockingClient, entries: int) -> None:
+        nowhere.writelines(
+            json_lines(batch) for batch in client.batches(from_entry=0, stop=entries)
+        )
 
-    def ours() -> Done:
-        with BlockingClient(*address) as client, open(os.devnull, "wb", buffering=0) as nowhere:
-            begin = time.perf_counter()
-            nowhere.writelines(
-                json_lines(batch) for batch in client.batches(from_entry=0, stop=entries)
-            )
-            return Done(entries, time.perf_counter() - begin)
-
-    versus(
-        "catch-up as JSON lines, as cat writes them, 200 B",
-        ours,
-        {"1 M a second": 1e6},
-        unit="entries/s",
-        at_least=1.0,
-    )
+    with open(os.devnull, "wb", buffering=0) as nowhere:
+        versus(
+            "catch-up as JSON lines, as cat writes them, 200 B",
+            _timed(stored, read),
+            {"1 M a second": 1e6},
+            unit="entries/s",
+            at_least=1.0,
+        )
 
 
 def test_types(versus: Any, stored: Any) -> None:
-    _, entries, address = stored
-
-    def ours() -> Done:
-        with BlockingClient(*address) as client:
-            begin = time.perf_counter()
-            batches = client.batches(from_entry=0, stop=entries, types={TYPE_BOOKMARK})
-            got = sum(len(batch) for batch in batches)
-            assert got < entries
-            return Done(entries, time.perf_counter() - begin)
+    def read(client: BlockingClient, entries: int) -> None:
+        batches = client.batches(from_entry=0, stop=entries, types={TYPE_BOOKMARK})
+        assert sum(len(batch) for batch in batches) < entries
 
     versus(
         "catch-up, blocking client, bookmarks alone, entries passed over",
-        ours,
-        {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)},
+        _timed(stored, read),
+        _recv_loop(stored),
         unit="entries/s",
         at_least=0.7,
     )
 
 
 def test_objects(versus: Any, stored: Any) -> None:
-    _, entries, address = stored
-
-    def ours() -> Done:
-        with BlockingClient(*address) as client:
-            begin = time.perf_counter()
-            last = None
-            for entry in client.entries(from_entry=0, stop=entries):
-                last = entry
-            assert last is not None
-            assert last.number == entries - 1
-            return Done(entries, time.perf_counter() - begin)
+    def read(client: BlockingClient, entries: int) -> None:
+        last = None
+        for entry in client.entries(from_entry=0, stop=entries):
+            last = entry
+        assert last is not None
+        assert last.number == entries - 1
 
     versus(
         "catch-up, blocking client, an object an entry, 200 B",
-        ours,
-        {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)},
+        _timed(stored, read),
+        _recv_loop(stored),
         unit="entries/s",
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,41 +15,20 @@ from typing import Any
 import pytest
 
 from bench.measure import Done
-from datastreamer import DataStream
-from datastreamer.errors import UsageError
+from bench.spark_session import local_session
+from datastreamer import DataStream, arrow
 from datastreamer.zkevm import L2Block, encode
-
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[dev]'")
-
-from datastreamer import arrow
-from datastreamer.spark import find_java, session
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
 _OPERATION = 10_000
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    try:
-        find_java()
-    except UsageError as error:
-        pytest.skip(str(error))
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": str(tmp_path_factory.mktemp("scratch")),
-    }
-    made = session("local[2]", "bench", settings)
-    made.sparkContext.setLogLevel("ERROR")
-    yield made
-    made.stop()
+    with local_session(
+        tmp_path_factory.mktemp("scratch"), {"spark.sql.shuffle.partitions": "2"}
+    ) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

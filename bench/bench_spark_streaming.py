@@ -18,14 +18,9 @@ from typing import Any
 import pytest
 
 from bench.measure import Done
+from bench.spark_session import local_session
 from datastreamer import DataStream, StreamServer
-from datastreamer.errors import UsageError
 
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[dev]'")
-
-from datastreamer.spark import find_java, session
-
-_ROOT = Path(__file__).resolve().parent.parent
 _SIZE = 155  # of an entry, as in the streams of production nodes
 _LOCAL_CHECKPOINT = (
     "spark.sql.streaming.checkpointFileManagerClass",
@@ -35,23 +30,8 @@ _LOCAL_CHECKPOINT = (
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    try:
-        find_java()
-    except UsageError as error:
-        pytest.skip(str(error))
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ["PYTHONPATH"] = str(_ROOT)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.local.dir": str(tmp_path_factory.mktemp("scratch")),
-    }
-    made = session("local[2]", "bench", settings)
-    made.sparkContext.setLogLevel("ERROR")
-    yield made
-    made.stop()
+    with local_session(tmp_path_factory.mktemp("scratch")) as made:
+        yield made
 
 
 def _delays(

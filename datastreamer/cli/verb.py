@@ -50,7 +50,7 @@ def verb(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     signature = inspect.Signature(list(parameters()))
-    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` goes by
     run.__annotations__ = {name: it.annotation for name, it in signature.parameters.items()}
     return run
 

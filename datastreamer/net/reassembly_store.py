@@ -38,11 +38,12 @@ class SqliteStore:
 
     def __init__(self, database: str | os.PathLike[str] | sqlite3.Connection) -> None:
         self._own = not isinstance(database, sqlite3.Connection)
-        self._name = "the database" if not self._own else os.fspath(database)  # type: ignore[arg-type]
+        self._name = "the database"
         try:
             if isinstance(database, sqlite3.Connection):
                 self._database = database
             else:
+                self._name = os.fspath(database)
                 self._database = sqlite3.connect(database, check_same_thread=False)
                 self._database.execute("PRAGMA journal_mode=WAL")
             self._database.executescript(_TABLES)

@@ -348,7 +348,7 @@ def _read(schema: Any, value: bytes) -> Any:
     body: Any = _Body(value)
     try:
         found = schemaless_reader(body, schema, None)
-    except Exception as error:
+    except Exception as error:  # fastavro raises what its decoding stumbles over
         raise ValueError(f"no Avro of the protocol: {error!r}") from error
     if body.at != len(value):
         raise ValueError(f"{len(value) - body.at} bytes behind the Avro of the protocol")

@@ -297,6 +297,7 @@ class DataStream(StreamView):
             hasher = None if op._hasher is None else op._hash_of_placed
             head = file.commit(op, hasher, wait=wait, begins=op._start)
         except Exception:
+            # A signal's exception leaves it as one that is being committed: nobody can say.
             if not wait:
                 self._unseen.pop()
             if file.interrupted:

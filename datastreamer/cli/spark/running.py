@@ -44,7 +44,7 @@ _QUIETLY = {
 def spark_session(master: str) -> Iterator[Any]:
     """A session; what fails in it is told in a line. Raises `ExtraMissing` and `UsageError`
     where there is no Spark or no Java."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     from datastreamer.spark import session
     from datastreamer.spark.failures import PySparkException, reason
