@@ -50,6 +50,7 @@
         |   +-- NoAnswer             gave no answer in time
         +-- ProtocolViolation        it does not speak the protocol
         +-- HistoryChanged           it tells other entries than before, or has lost some
+        |   +-- AnotherStream        it serves another stream altogether
         +-- NotSupported             it does not have the extension that was asked for
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
             +-- AlreadyStarted       1
@@ -80,6 +81,7 @@ import os
 __all__ = [
     "AlreadyStarted",
     "AlreadyStopped",
+    "AnotherStream",
     "BadBookmark",
     "BadCertificate",
     "BadEntryType",
@@ -402,6 +404,10 @@ class HistoryChanged(PeerError):
         self.next_entry = next_entry
         self.total_entries = total_entries
         self.first_differing = first_differing
+
+
+class AnotherStream(HistoryChanged):
+    """The server serves another stream than the one that was read, by what its header says."""
 
 
 class NotSupported(PeerError):

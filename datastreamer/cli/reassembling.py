@@ -13,6 +13,7 @@ from datastreamer.cli.output import json_line
 from datastreamer.cli.watching import size
 from datastreamer.net.reassembling import (
     Notice,
+    SourceBack,
     SourceFailed,
     SourceLost,
     SourceRolledBack,
@@ -64,7 +65,18 @@ def event_line(event: Notice) -> str:
         case SourceLost():
             told = {"event": "source_lost", "source": event.source, "error": str(event.error)}
         case SourceFailed():
-            told = {"event": "source_failed", "source": event.source, "error": str(event.error)}
+            told = {
+                "event": "source_failed",
+                "source": event.source,
+                "error": str(event.error),
+                "again": event.again,
+            }
+        case SourceBack():
+            told = {
+                "event": "source_back",
+                "source": event.source,
+                "next_entry": event.next_entry,
+            }
         case SourceRolledBack():
             told = {
                 "event": "source_rolled_back",

@@ -195,6 +195,9 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_reassembly_source_state": Metric(
         "gauge", "1 for the state that a source is in, else 0.", ("source", "state"), "max"
     ),
+    "datastreamer_reassembly_source_losses_total": Metric(
+        "counter", "Times that a source was lost, or failed, since it was read.", ("source",)
+    ),
     # The serving process, under the names that every exporter has.
     "process_cpu_seconds_total": Metric("counter", "Processor time, user and system."),
     "process_resident_memory_bytes": Metric("gauge", "Memory in use."),

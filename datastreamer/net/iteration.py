@@ -6,7 +6,7 @@ of a rollback, and when a cursor is saved. The connections are `link`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from inspect import isawaitable
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import trio
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.errors import UsageError
+from datastreamer.errors import PeerError, UsageError
 from datastreamer.net.link import LOST, Link
 from datastreamer.net.pouring import Settle, Take
 from datastreamer.position import CursorStore, Position
@@ -36,6 +36,9 @@ class Iteration(Generic[Item]):
     ) -> None:
         self.work = work
         self.recovery: Recovery | None = None
+        # Told the error where the server is lost, and None where it is back; the log is not.
+        self.on_outage: Callable[[PeerError | None], Awaitable[None]] | None = None
+        self._outage = False
         self._streaming = work if isinstance(work, Resumable) else None
         self._link = link
         self._cursor = cursor
@@ -110,8 +113,10 @@ class Iteration(Generic[Item]):
             await self._begin()
         while not self._over:
             await self._keep()
+            await self._tell_outage()
             if not await self._link.join(self):
                 break
+            await self._tell_outage()
             await self._tell()
             item = await self._link.advance(self)
             if item is None:
@@ -128,6 +133,15 @@ class Iteration(Generic[Item]):
             if position is not None and position != self._kept:
                 await trio.to_thread.run_sync(self._cursor.save, position)
                 self._kept = position
+
+    async def _tell_outage(self) -> None:
+        """Tell that the server is lost, or back, where that is news."""
+        if self.on_outage is not None:
+            recovery = self.recovery
+            error = recovery.error if recovery is not None and recovery.down else None
+            if self._outage != (error is not None):
+                await self.on_outage(error)
+                self._outage = error is not None
 
     async def _tell(self) -> None:
         """Tell of a rollback, and only then forget it."""

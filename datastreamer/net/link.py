@@ -288,7 +288,8 @@ class Link:
         now, luck = trio.current_time(), random.random()  # noqa: S311
         if iteration.recovery is None:
             iteration.recovery = Recovery(self._endurance, now)
-        if iteration.recovery.lost(error, answered=answered, now=now, luck=luck):
+        news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
+        if news and iteration.on_outage is None:
             say_lost(_log, self.peer, error)
         return True
 
@@ -313,7 +314,8 @@ class Link:
         if joined:
             if iteration.recovery is not None:
                 iteration.recovery.down = False
-            say_back(_log, self.peer, work.next_number)
+            if iteration.on_outage is None:
+                say_back(_log, self.peer, work.next_number)
         return joined
 
     async def _look_after(self, work: Resumable, seconds: float) -> None:

@@ -61,8 +61,8 @@ async def reassemble(
 
     An upstream is (host, port), an `Upstream`, or the path of a stream file; a mapping gives them
     names under which their places are kept. All are read at once, and none waits for another: one
-    that is lost is waited for, up to `retry_for` seconds, one that cannot be read any more is
-    told of, and what the others have is given. With `follow` it goes on with what is committed
+    that is lost is waited for, up to `retry_for` seconds, one that fails is told of and tried again
+    now and then, and what the others have is given. With `follow` it goes on with what is committed
     later; else it ends where the last upstream ends. Upstreams without a place begin at `start`:
     an entry's number, a bookmark's key, or "latest". The next request being late makes the
     servers wait: in memory are the `budget` and at most three batches for each upstream.
@@ -74,13 +74,13 @@ async def reassemble(
 
     With `order`, which says the `Block` of a payload, the iterator gives `Applied` and `Reorg`
     instead; `after` is the parent of the first block. All other events go to `on_event`, which is
-    waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`, `SourceLost`,
-    `SourceRolledBack` and `SourceFailed`; without it the last three are logged. `subscribe`,
+    waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`, `SourceLost`, `SourceBack`,
+    `SourceRolledBack` and `SourceFailed`; without it the last four are logged. `subscribe`,
     `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; without `follow` nothing
     ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
 
-    Raises, from the iterator, what all upstreams have failed with (the last of them), and what
-    the store raises.
+    Raises, from the iterator, what all upstreams have failed with (the last of them) where none is
+    left that was read and may be again, and what the store raises.
     """
     sources = named(upstreams)
     before = None if store is None else await trio.to_thread.run_sync(store.load)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeGuard
@@ -77,6 +78,15 @@ class SourceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceBack:
+    """A source that was lost, or had failed, is read again: from entry `next_entry` on, which is
+    None where it begins at a bookmark that nothing has come behind yet."""
+
+    source: str
+    next_entry: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceRolledBack:
     """A source took back its entries `rollback.to_entry` to `rollback.from_entry` - 1. What came
     of them stays: messages mean the same, whoever sends them when."""
@@ -87,10 +97,14 @@ class SourceRolledBack:
 
 @dataclass(frozen=True, slots=True)
 class SourceFailed:
-    """A source is not read any more, for this reason; the others are."""
+    """A source cannot be read, for a reason that does not pass by itself; the others are.
+
+    `again` says whether it is tried again now and then, in case somebody mends it there.
+    """
 
     source: str
     error: DatastreamerError
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,8 @@ class Ended:
     source: str
 
 
-Arrival = Begun | Arrived | SourceLost | SourceRolledBack | SourceFailed | Ended
-Notice = Told | SourceLost | SourceRolledBack | SourceFailed
+Arrival = Begun | Arrived | SourceLost | SourceBack | SourceRolledBack | SourceFailed | Ended
+Notice = Told | SourceLost | SourceBack | SourceRolledBack | SourceFailed
 """What is told beside the payloads."""
 
 
@@ -139,6 +153,8 @@ class Memory:
 
     def __init__(self, source: str, place: Place | None, *, always: bool = False) -> None:
         self._source = source
+        self._place = place
+        self._always = always
         self._trail: Trail | None = None
         self.start: Position | None = None
         if place is not None:
@@ -148,6 +164,17 @@ class Memory:
                 begin = min(place.position, trail.first_number)
                 self.start = Position(begin, b"", place.read.stream)
                 self._trail = trail
+
+    def behind(self, read: Position | None) -> Memory:
+        """What is remembered where the source was lost behind `read`; None: before it began."""
+        place = self._place
+        if read is not None:
+            trail = self._trail
+            known = read
+            if trail is not None and read.next_entry < trail.next_number:
+                known = trail.position(read.stream)
+            place = Place(read.next_entry, known.next_entry, known)
+        return Memory(self._source, place, always=self._always)
 
     def meet(self, total: int) -> Rollback | None:
         """The source holds so many entries. A `Rollback` where some of those that are remembered
@@ -205,6 +232,10 @@ class Consumption:
         self.merge = merge
         self.states = dict.fromkeys(sources, SourceState.connecting)
         self.errors: dict[str, DatastreamerError] = {}
+        # Those that were read and failed, and are tried again.
+        self._begun: set[str] = set()
+        self._losses: Counter[str] = Counter()
+        self._tried_again: set[str] = set()
         self._told: Iterator[Notice] = iter(())
         self._dirty = self._in_batch = self._broken = False
         self._saved_at: float | None = None
@@ -232,20 +263,32 @@ class Consumption:
         match arrival:
             case Begun():
                 self.merge.begin(source, arrival.read)
-                self.states[source] = SourceState.reading
+                self._begun.add(source)
+                if self.states[source] is SourceState.connecting:
+                    self.states[source] = SourceState.reading
             case Arrived():
-                self.states[source] = SourceState.reading
                 self._in_batch = True
                 self._told = self.merge.take(source, arrival.batch, arrival.read, now)
             case SourceRolledBack():
                 self.merge.take_back(source, arrival.rollback.position)
                 self._told = iter((arrival,))
             case SourceLost():
+                self._losses[source] += source in self._begun
                 self.states[source] = SourceState.connecting
                 self._told = iter((arrival,))
+            case SourceBack():
+                self.states[source] = SourceState.reading
+                self.errors.pop(source, None)
+                self._told = iter((arrival,))
             case SourceFailed():
+                if self.states[source] is SourceState.reading:
+                    self._losses[source] += 1
                 self.states[source] = SourceState.failed
                 self.errors[source] = arrival.error
+                if arrival.again and source in self._begun:
+                    self._tried_again.add(source)
+                else:
+                    self._tried_again.discard(source)
                 self._told = iter((arrival,))
             case Ended():
                 self.states[source] = SourceState.ended
@@ -270,9 +313,12 @@ class Consumption:
 
     @property
     def over(self) -> bool:
-        """Whether no source is read any more. Raises the error where all of them failed."""
+        """Whether no source is read any more. Raises the error where all of them failed, but for
+        some that had been read, and may be again."""
         states = self.states.values()
         if any(state in (SourceState.connecting, SourceState.reading) for state in states):
+            return False
+        if self._tried_again:
             return False
         if all(state is SourceState.failed for state in states):
             raise next(reversed(self.errors.values()))
@@ -324,15 +370,21 @@ class Consumption:
             for name, found in self.states.items()
             for state in SourceState
         ]
+        told["datastreamer_reassembly_source_losses_total"] = [
+            ([name], self._losses[name]) for name in self.states
+        ]
         return told
 
 
 def say(event: Notice) -> None:
     """Log what must not go unnoticed where nobody asked to be told."""
     if isinstance(event, SourceFailed):
-        _log.error("%s is not read any more: %s", event.source, event.error)
+        what = "cannot be read, and is tried again later" if event.again else "is not read any more"
+        _log.error("%s %s: %s", event.source, what, event.error)
     elif isinstance(event, SourceLost):
         _log.warning("%s cannot be had, and is tried again: %s", event.source, event.error)
+    elif isinstance(event, SourceBack):
+        _log.warning("%s is back", event.source)
     elif isinstance(event, SourceRolledBack):
         back = event.rollback
         _log.warning(

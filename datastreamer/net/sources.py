@@ -1,8 +1,8 @@
 """The sources of a reassembly, each read by a task of its own: servers, and files.
 
-Owns which of a source's failures is waited out and which is its end, and that none of them is
-another's. What arrives is sent on in order; a source that is not taken from waits with what it
-has. How a server is followed is the client's.
+Owns which of a source's failures is waited out, which is tried again more rarely and which is
+its end, and that none of them is another's. What arrives is sent on in order; a source that is
+not taken from waits with what it has. How a server is followed is the client's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import trio
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
+    AnotherStream,
     ConnectFailed,
     ConnectionLost,
     DatastreamerError,
     HistoryChanged,
     PeerError,
     UnknownEntry,
+    UsageError,
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.client import connect
@@ -32,6 +34,7 @@ from datastreamer.net.reassembling import (
     Begun,
     Ended,
     Memory,
+    SourceBack,
     SourceFailed,
     SourceLost,
     SourceRolledBack,
@@ -39,7 +42,14 @@ from datastreamer.net.reassembling import (
 from datastreamer.net.upstream import Upstream
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Recovery, Rollback
+from datastreamer.protocol.resume import (
+    BACKOFF,
+    Backoff,
+    Endurance,
+    Recovery,
+    Rollback,
+    another_stream,
+)
 from datastreamer.protocol.trail import Trail
 from datastreamer.reassembly.progress import Place
 from datastreamer.storage.stream import DataStream
@@ -48,6 +58,10 @@ from datastreamer.storage.stream import DataStream
 _POLL_SECONDS: Final = 0.05
 # Who reads up to the end asks a server so soon whether it is still there.
 _SILENT_SECONDS: Final = 10.0
+
+_RARER: Final = 60
+"""A source that failed is tried again after the longest wait for one that is lost, then after
+twice as long each time, up to so many times that: with `BACKOFF` after 5 s to 5 minutes."""
 
 Start = int | bytes | Literal["latest"]
 """Where a source begins that has no place: an entry, a bookmark, or behind what is there."""
@@ -110,19 +124,90 @@ class _Source:
         self._memory = memory
         self._reading = reading
         self._put = put
+        first = reading.backoff.most
+        self._waits = Backoff(first, _RARER * first)
+        # The place behind what was sent, and what need not be sent another time.
+        self._at: Position | None = None
+        self._due = 0
+        self._begun = False
+        # What is told of it now: whether it is lost, and what it failed with.
+        self._down = False
+        self._failure: DatastreamerError | None = None
+        self._failed_at = 0.0
+        self._attempts = 0
 
     async def run(self) -> None:
-        """Until its end or its failure, which is told."""
+        """Until its end, or a failure that is final. Both are told, as all failures are."""
         with self._put:
-            try:
-                await self._read()
-                await self._put.send(Ended(self._name))
-            except (DatastreamerError, OSError) as error:
-                failure = error if isinstance(error, DatastreamerError) else PeerError(str(error))
-                await self._put.send(SourceFailed(self._name, failure))
+            while True:
+                failure: DatastreamerError
+                try:
+                    await self._read()
+                    await self._put.send(Ended(self._name))
+                    return
+                except (DatastreamerError, OSError) as error:
+                    failure = (
+                        error if isinstance(error, DatastreamerError) else PeerError(str(error))
+                    )
+                if not await self._outlives(failure):
+                    return
+                self._read_again()
 
     async def _read(self) -> None:
         raise NotImplementedError
+
+    # Failures
+
+    async def _outlives(self, failure: DatastreamerError) -> bool:
+        """Tell of a failure, unless it is the one before; whether to try again, now."""
+        now, luck = trio.current_time(), random.random()  # noqa: S311
+        if self._failure is None:
+            self._failed_at, self._attempts = now, 0
+        wait = self._waits.wait(self._attempts, luck)
+        self._attempts += 1
+        again = self._reading.follow and self._may_pass(failure, now + wait)
+        if not again or type(failure) is not type(self._failure):
+            await self._put.send(SourceFailed(self._name, failure, again))
+        self._failure, self._down = failure, True
+        if again:
+            await trio.sleep(wait)
+        return again
+
+    def _may_pass(self, failure: DatastreamerError, due: float) -> bool:
+        """Whether the source may be as it should be at the time `due`, without anybody's
+        decision here: where its history is another it will not."""
+        final = isinstance(failure, HistoryChanged | UsageError)
+        if final and not isinstance(failure, AnotherStream):
+            return False
+        seconds = self._reading.retry_for
+        if seconds is None:
+            return True
+        # A loss has been waited for so long when it comes here.
+        lost = isinstance(failure, ConnectFailed | ConnectionLost)
+        return not lost and due <= self._failed_at + seconds
+
+    def _read_again(self) -> None:
+        """Go on behind what was sent."""
+        self._memory = self._memory.behind(self._at)
+        if self._at is not None:
+            self._due = self._at.next_entry
+
+    async def _lost(self, error: PeerError) -> None:
+        if not self._down:
+            await self._put.send(SourceLost(self._name, error))
+            self._down = True
+
+    async def _joined(self, next_entry: int | None, total: int | None) -> None:
+        """It is read, from there on. One that had failed is so when it sends what is due."""
+        if self._failure is None or (next_entry is not None and next_entry == total):
+            await self._back(next_entry)
+
+    async def _back(self, next_entry: int | None) -> None:
+        if self._down:
+            await self._put.send(SourceBack(self._name, next_entry))
+            self._down, self._failure = False, None
+
+    # What it has
 
     async def _begin(self, header: Header) -> Position | bytes:
         """Where to begin; tells of entries that are gone. Raises `HistoryChanged`."""
@@ -130,9 +215,11 @@ class _Source:
         total = header.total_entries
         place = self._memory.start
         if place is not None:
+            if place.stream is not None and place.stream != stream:
+                raise another_stream(self._name, place.stream, header, place.next_entry)
             rollback = self._memory.meet(total)
             if rollback is not None:
-                await self._put.send(SourceRolledBack(self._name, rollback))
+                await self._roll_back(rollback)
             return place
         start = self._reading.start
         if isinstance(start, bytes):
@@ -148,11 +235,26 @@ class _Source:
             first_differing=None,
         )
 
+    async def _send_begun(self, read: Position) -> None:
+        if not self._begun:
+            await self._put.send(Begun(self._name, read))
+            self._begun, self._at = True, read
+
     async def _send_batch(self, batch: EntryBatch, read: Position) -> None:
         rollback = self._memory.compare(batch)
         if rollback is not None:
-            await self._put.send(SourceRolledBack(self._name, rollback))
-        await self._put.send(Arrived(self._name, batch, read))
+            await self._roll_back(rollback)
+        await self._back(batch.first_number)
+        if batch.first_number < self._due:
+            batch = batch[min(len(batch), self._due - batch.first_number) :]
+        if batch:
+            await self._put.send(Arrived(self._name, batch, read))
+            self._at = read
+
+    async def _roll_back(self, rollback: Rollback) -> None:
+        await self._put.send(SourceRolledBack(self._name, rollback))
+        self._at = rollback.position
+        self._due = min(self._due, rollback.to_entry)
 
 
 class _Server(_Source):
@@ -207,8 +309,8 @@ class _Server(_Source):
                 now, luck = trio.current_time(), random.random()  # noqa: S311
                 recovery = recovery or Recovery(endurance, now)
                 answered = isinstance(error, ConnectFailed)
-                if recovery.lost(error, answered=answered, now=now, luck=luck):
-                    await self._put.send(SourceLost(self._name, error))
+                recovery.lost(error, answered=answered, now=now, luck=luck)
+                await self._lost(error)
                 await trio.sleep_until(recovery.due)
 
     async def _read_once(self, begun: object) -> None:
@@ -232,22 +334,30 @@ class _Server(_Source):
                 stop=stop,
                 on_rollback=self._roll_back,
             )
+
+            async def on_outage(error: PeerError | None) -> None:
+                if error is None:
+                    place = batches.position
+                    due = None if place is None else place.next_entry
+                    await self._joined(due, client.total_entries)
+                else:
+                    await self._lost(error)
+
+            batches.on_outage = on_outage
             async with batches:
                 if callable(begun):
                     begun()
+                next_entry = None
                 if isinstance(start, Position):
-                    await self._put.send(Begun(self._name, start))
+                    await self._send_begun(start)
+                    next_entry = start.next_entry
+                await self._joined(next_entry, header.total_entries)
                 async for batch in batches:
                     position = batches.position
                     assert position is not None
                     if isinstance(start, bytes):
-                        first = Position(batch.first_number, b"", position.stream)
-                        await self._put.send(Begun(self._name, first))
-                        start = first
+                        await self._send_begun(Position(batch.first_number, b"", position.stream))
                     await self._send_batch(batch, position)
-
-    async def _roll_back(self, rollback: Rollback) -> None:
-        await self._put.send(SourceRolledBack(self._name, rollback))
 
 
 class _File(_Source):
@@ -265,7 +375,8 @@ class _File(_Source):
     async def _read(self) -> None:
         stream = await trio.to_thread.run_sync(self._open)
         try:
-            await self._read_from(stream)
+            while await self._read_from(stream):
+                self._read_again()
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(stream.close)
@@ -278,14 +389,16 @@ class _File(_Source):
             follow=self._reading.follow,
         )
 
-    async def _read_from(self, stream: DataStream) -> None:
+    async def _read_from(self, stream: DataStream) -> bool:
+        """Whether what was read has changed since: then it is to be compared."""
         header = stream.header
         identity = Identity.of(header)
         start = await self._begin(header)
         number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)
-        await self._put.send(Begun(self._name, Position(number, b"", identity)))
+        await self._send_begun(Position(number, b"", identity))
+        await self._joined(number, header.total_entries)
         trail = Trail(number)
         epoch = stream.epoch
         while True:
@@ -295,14 +408,8 @@ class _File(_Source):
                 trail.extend(batch)
                 await self._send_batch(batch, Position(number, trail.hashes, identity))
             if not self._reading.follow:
-                return
+                return False
             while not stream.refresh():  # noqa: ASYNC110 - another process tells no event
                 await trio.sleep(_POLL_SECONDS)
             if stream.epoch != epoch or stream.total_entries < number:
-                raise HistoryChanged(
-                    f"{self._path}: entries were taken back or changed while it was read (up to "
-                    f"entry {number - 1}); the stream holds {stream.total_entries} now",
-                    next_entry=number,
-                    total_entries=stream.total_entries,
-                    first_differing=None,
-                )
+                return True

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
+    AnotherStream,
     BadFromBookmark,
     BadFromEntry,
     BadRange,
@@ -112,7 +113,10 @@ class Rollback:
 
 
 class Recovery:
-    """The attempts to get a server back, from its loss to the next entry received."""
+    """The attempts to get a server back, from its loss to the next entry received.
+
+    `error` is what the last one failed with.
+    """
 
     def __init__(self, endurance: Endurance, now: float) -> None:
         self._backoff = endurance.backoff
@@ -122,6 +126,7 @@ class Recovery:
         self._unanswered = 0
         self._violated = False
         self.down = False
+        self.error: PeerError | None = None
         self.due = now
 
     def lost(self, error: PeerError, *, answered: bool, now: float, luck: float) -> bool:
@@ -148,6 +153,7 @@ class Recovery:
                 f"given up after {max(0.0, now - self._since):.1f} s: {error}"
             ) from error
         self._attempts += 1
+        self.error = error
         self.due = now + wait
         news, self.down = not self.down, True
         return news
@@ -333,12 +339,7 @@ class Resumable:
         if self._stream is None:
             self._stream = found
         elif found != self._stream:
-            raise HistoryChanged(
-                f"{peer} serves another stream: {found}, where {self._stream} was read",
-                next_entry=self.next_number or 0,
-                total_entries=header.total_entries,
-                first_differing=None,
-            )
+            raise another_stream(peer, self._stream, header, self.next_number or 0)
 
     def _rejoin(
         self, connection: ClientConnection, trail: Remembered, header: Header
@@ -464,6 +465,16 @@ class Resumable:
             )
         else:
             self._missed = due
+
+
+def another_stream(peer: str, read: Identity, header: Header, due: int) -> AnotherStream:
+    """The exception for a header of another stream than the one that was `read`."""
+    return AnotherStream(
+        f"{peer} serves another stream: {Identity.of(header)}, where {read} was read",
+        next_entry=due,
+        total_entries=header.total_entries,
+        first_differing=None,
+    )
 
 
 def streaming(

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from datastreamer.net import sources
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.server import Server
@@ -21,6 +22,7 @@ from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import StreamTransport
 from datastreamer.storage.stream import DataStream
 from tests.net import model
+from tests.net.network import Network
 from tests.net.secure import Authority, dial
 
 PATIENCE = 60.0
@@ -49,6 +51,14 @@ def stream(path: Path) -> Iterator[DataStream]:
     """An empty stream, open for writing."""
     with DataStream.create(path, sync="os", index="memory") as made:
         yield made
+
+
+@pytest.fixture
+async def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
+    """Servers over memory streams, for what reads sources."""
+    made = Network(nursery)
+    monkeypatch.setattr(sources, "connect", made.connect)
+    return made
 
 
 class Peer:

@@ -17,6 +17,7 @@ from datastreamer.net.blocking_reassemble import BlockingReassembly
 from datastreamer.net.reassemble import reassemble
 from datastreamer.net.reassembling import (
     Arrived,
+    SourceBack,
     SourceFailed,
     SourceLost,
     SourceRolledBack,
@@ -192,7 +193,8 @@ async def test_a_dead_one_delays_nothing_and_is_waited_for(streams: list[DataStr
                 stub = [handler(Stub(entries)) for _ in range(3)]
                 with StubServer(*stub, port=port):
                     assert int((await payloads.__anext__()).id) == 2
-    [lost] = told
+    lost, back = told
+    assert back == SourceBack("dead", 0)
     assert isinstance(lost, SourceLost)
     assert lost.source == "dead"
     assert isinstance(lost.error, ConnectFailed)
@@ -324,7 +326,7 @@ async def test_a_source_that_took_entries_back(streams: list[DataStream], tmp_pa
                 assert int((await payloads.__anext__()).id) == 2
         progress = store.load()
         store.close()
-    assert [type(event) for event in told] == [SourceRolledBack]
+    assert [type(event) for event in told] == [SourceLost, SourceBack, SourceRolledBack]
     assert progress is not None
     assert progress.places["a"].position == progress.places["a"].seen == 9
 
