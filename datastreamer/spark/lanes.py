@@ -8,7 +8,7 @@ its messages had come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from datastreamer.reassembly import (
     scan_records,
 )
 from datastreamer.reassembly.splitter import PREFIX_SIZE
+from datastreamer.spark.late import Late, kept_of
 from datastreamer.spark.told import SHOWN, TOLD, row_of, without_key
 
 STATE_SETTINGS: Final = {
@@ -54,27 +55,43 @@ class Held(NamedTuple):
     since: float
 
 
+class Known(NamedTuple):
+    """A payload that was given out; `kept` bytes are there of its messages, to tell what comes
+    late."""
+
+    id: bytes
+    prefixes: tuple[bytes, ...]
+    kept: int
+
+
 @dataclass
 class Lane:
     """What is kept from one batch to the next.
 
     `held` has the messages in flight by the first 33 bytes of their keys, then by key; `known`
-    the payloads that were given out, by the number of each. `touched`, `added` and `forgotten`
-    say what of these changed since they were read, `stored` what was there then.
+    the payloads that were given out, by the number of each, and `given` what is kept of their
+    messages, of those that this batch gave out. `touched`, `added`, `thinned` (whose messages are
+    not kept any more) and `forgotten` say what of these changed since they were read, `stored`
+    what was there then.
     """
 
     serial: int = 0
     fresh: int = 0
     held: dict[bytes, dict[bytes, Held]] = field(default_factory=dict)
-    known: dict[int, tuple[bytes, tuple[bytes, ...]]] = field(default_factory=dict)
+    known: dict[int, Known] = field(default_factory=dict)
+    given: dict[int, bytes] = field(default_factory=dict)
     touched: set[bytes] = field(default_factory=set)
     forgotten: list[int] = field(default_factory=list)
+    thinned: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
     stored: set[bytes | int] = field(default_factory=set)
 
 
 class Run:
-    """One batch of a lane: the core, with all that the lane holds."""
+    """One batch of a lane: the core, with all that the lane holds.
+
+    `read` gives what batches before this one have kept of a payload's messages.
+    """
 
     def __init__(
         self,
@@ -82,19 +99,26 @@ class Run:
         subscribe: Sequence[bytes] | None,
         max_age: float | None,
         budget: int,
+        read: Callable[[int], bytes],
     ) -> None:
         self._lane = lane
+        self._read = read
+        self._late: dict[int, Late] = {}
         self._subscribe = subscribe
         self._core = Reassembler(
             subscribe,
             reorg_threshold=U32_MAX,
             budget=budget,
             max_age=max_age,
-            resume=Checkpoint({}, {}, list(lane.known.values())),
+            resume=Checkpoint({}, {}, [(one.id, one.prefixes) for one in lane.known.values()]),
         )
-        self._done = {
-            own for own_id, prefixes in lane.known.values() for own in (b"\x00" + own_id, *prefixes)
+        # By what batches before have given out; the core knows more of what this one does.
+        self._before = {
+            own: number
+            for number, one in lane.known.items()
+            for own in (b"\x00" + one.id, *one.prefixes)
         }
+        self._done = set(self._before)
         self.dropped: list[Event] = []
         """What no longer fits the budget, which may be smaller than in the run before."""
         held = [held for of_node in lane.held.values() for held in of_node.values()]
@@ -130,9 +154,20 @@ class Run:
                 of_node[key] = Held(self._lane.serial, key, value, source, position, now)
                 self._lane.serial += 1
                 self._lane.touched.add(own)
+        if not events and own in self._before:
+            late = self._late_of(self._before[own])
+            told = None if late is None else late.event(key, value, source, position)
+            if told is not None:
+                yield told
         for event in events:
             self._follow(event)
             yield event
+
+    def _late_of(self, number: int) -> Late | None:
+        known = self._lane.known[number]
+        if known.kept and number not in self._late:
+            self._late[number] = Late(known.id, known.prefixes, self._read(number))
+        return self._late.get(number)
 
     def expire(self, now: float) -> Iterator[Event]:
         """Tell the time."""
@@ -154,10 +189,12 @@ class Run:
     def _follow(self, event: Event) -> None:
         """Hold no more than the core does."""
         if isinstance(event, PayloadComplete):
+            kept = self._kept_of(event)
             self._let_go([b"\x00" + event.id, *event.prefixes])
             self._done.update((b"\x00" + event.id, *event.prefixes))
             number = next(reversed(self._lane.known), -1) + 1
-            self._lane.known[number] = (event.id, event.prefixes)
+            self._lane.known[number] = Known(event.id, event.prefixes, len(kept))
+            self._lane.given[number] = kept
             self._lane.added.append(number)
             self._lane.fresh += 1
         elif isinstance(event, Dropped) and event.payload is not None:
@@ -174,6 +211,15 @@ class Run:
             for key in [key for key in of_node if key[:SHOWN] == event.key]:
                 del of_node[key]
                 self._lane.touched.add(own)
+
+    def _kept_of(self, event: PayloadComplete) -> bytes:
+        held = self._lane.held
+        [header] = held[b"\x00" + event.id].values()
+        messages = {
+            prefix: [(one.key, one.value) for one in held.get(prefix, {}).values()]
+            for prefix in event.prefixes
+        }
+        return kept_of(header.value, event.prefixes, messages)
 
     def _let_go(self, nodes: Iterable[bytes]) -> None:
         for own in nodes:
@@ -194,13 +240,24 @@ class Run:
         return found
 
 
-def forget(lane: Lane, threshold: int) -> None:
-    """Forget the older generation where the younger one has grown past the threshold."""
+def forget(lane: Lane, threshold: int, budget: int) -> None:
+    """Forget the older generation where the younger one has grown past the threshold; and of the
+    oldest the messages, where more than `budget` bytes are kept of them."""
     if lane.fresh > threshold:
         for number in list(lane.known)[: len(lane.known) - lane.fresh]:
             del lane.known[number]
+            lane.given.pop(number, None)
             lane.forgotten.append(number)
         lane.fresh = 0
+    kept = sum(one.kept for one in lane.known.values())
+    for number, one in lane.known.items():
+        if kept <= budget:
+            break
+        if one.kept:
+            kept -= one.kept
+            lane.known[number] = one._replace(kept=0)
+            lane.given.pop(number, None)
+            lane.thinned.append(number)
 
 
 class Lanes(StatefulProcessor):
@@ -230,8 +287,10 @@ class Lanes(StatefulProcessor):
             "position: BIGINT, since: DOUBLE>>",
         )
         self._known = handle.getMapState(
-            "known", "number BIGINT", "id BINARY, prefixes ARRAY<BINARY>"
+            "known", "number BIGINT", "id BINARY, prefixes ARRAY<BINARY>, kept BIGINT"
         )
+        # Apart from the names, as it is longer, and read where something comes late.
+        self._given = handle.getMapState("given", "number BIGINT", "messages BINARY")
 
     def handleInputRows(  # noqa: N802
         self,
@@ -255,7 +314,12 @@ class Lanes(StatefulProcessor):
         """Called by Spark at a task's end."""
 
     def _run(self, lane: Lane) -> Run:
-        return Run(lane, self._subscribe, self._max_age, self._budget)
+        return Run(lane, self._subscribe, self._max_age, self._budget, self._read)
+
+    def _read(self, number: int) -> bytes:
+        found = self._given.getValue((number,))
+        assert found is not None, "what is kept of a payload is in the state"
+        return bytes(found[0])
 
     def _place(self, row: Row) -> tuple[Any, ...]:
         """What rows are sorted by: nothing comes before anything, as in Spark."""
@@ -273,15 +337,15 @@ class Lanes(StatefulProcessor):
                 Held(serial, bytes(key), bytes(value), *rest) for serial, key, value, *rest in found
             ]
             lane.held[bytes(own)] = {held.key: held for held in messages}
-        known = {number: (own, prefixes) for (number,), (own, prefixes) in self._known.iterator()}
+        known = {number: found for (number,), found in self._known.iterator()}
         for number in sorted(known):
-            own, prefixes = known[number]
-            lane.known[number] = bytes(own), tuple(bytes(prefix) for prefix in prefixes)
+            own, prefixes, kept = known[number]
+            lane.known[number] = Known(bytes(own), tuple(map(bytes, prefixes)), kept)
         lane.stored = {*lane.held, *lane.known}
         return lane
 
     def _save(self, lane: Lane) -> None:
-        forget(lane, self._threshold)
+        forget(lane, self._threshold, self._budget)
         self._numbers.update((lane.serial, lane.fresh))
         for own in lane.touched:
             of_node = lane.held.get(own)
@@ -292,10 +356,16 @@ class Lanes(StatefulProcessor):
         for number in lane.forgotten:
             if number in lane.stored:
                 self._known.removeKey((number,))
-        for number in lane.added:
+                self._given.removeKey((number,))
+        for number in lane.thinned:
+            if number in lane.stored:
+                self._given.removeKey((number,))
+        for number in {*lane.added, *lane.thinned}:
             if number in lane.known:
-                own_id, prefixes = lane.known[number]
-                self._known.updateValue((number,), (own_id, list(prefixes)))
+                own_id, prefixes, kept = lane.known[number]
+                self._known.updateValue((number,), (own_id, list(prefixes), kept))
+        for number, messages in lane.given.items():
+            self._given.updateValue((number,), (messages,))
 
 
 def as_row(event: Event) -> Row:

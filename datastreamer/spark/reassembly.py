@@ -117,7 +117,8 @@ def reassemble_stream(
     State is kept by Spark in the query's checkpoint: what is in flight, and the payloads that
     were given out, at least the last `reorg_threshold` of a lane. `max_age` is in seconds of
     the batches' times, and told of when something comes to the lane; None: nothing ages, as is
-    right for recordings. `budget` bounds the bytes of a lane. Within a batch messages are taken
+    right for recordings. `budget` bounds the bytes of a lane in flight, and again those that it
+    keeps to tell whether what comes late says the same. Within a batch messages are taken
     in the order of `order`.
 
     `lanes` says which messages can have to do with each other: an expression that is the same
