@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
@@ -16,15 +18,15 @@ from datastreamer.reassembly.orderer import Block
 from datastreamer.reassembly.progress import Place, Progress
 
 _PREFIX: Final = 33
-_TABLES: Final = """
-CREATE TABLE IF NOT EXISTS reassembly_place (
-    source TEXT PRIMARY KEY, position INTEGER, seen INTEGER, read TEXT);
-CREATE TABLE IF NOT EXISTS reassembly_known (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB, prefixes BLOB);
-CREATE TABLE IF NOT EXISTS reassembly_chain (
-    number INTEGER PRIMARY KEY, hash BLOB, parent BLOB, weight TEXT, id BLOB,
-    prefixes BLOB);
-"""
+_TABLES: Final = (
+    "reassembly_place (source TEXT PRIMARY KEY, position INTEGER, seen INTEGER, read TEXT)",
+    "reassembly_known (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB, prefixes BLOB)",
+    (
+        "reassembly_chain (number INTEGER PRIMARY KEY, hash BLOB, parent BLOB, weight TEXT, "
+        "id BLOB, prefixes BLOB)"
+    ),
+    "reassembly_saves (one INTEGER PRIMARY KEY, count INTEGER)",
+)
 
 
 class SqliteStore:
@@ -33,11 +35,15 @@ class SqliteStore:
     the payloads is written there before, and both are there or neither.
 
     A caller's connection is to be made with ``check_same_thread=False`` for `reassemble`, which
-    saves in a thread. `load` and `save` raise `CursorFailed`.
+    saves in a thread. `load` and `save` raise `CursorFailed`; so does a save where somebody else
+    has saved since, so that of two consumers with one store one ends, and nothing that it
+    did since its last save is committed. A save that fails rolls back.
     """
 
     def __init__(self, database: str | os.PathLike[str] | sqlite3.Connection) -> None:
         self._own = not isinstance(database, sqlite3.Connection)
+        # How often was saved by the time that it was loaded, or saved from here.
+        self._saves: int | None = None
         self._name = "the database"
         try:
             if isinstance(database, sqlite3.Connection):
@@ -46,7 +52,8 @@ class SqliteStore:
                 self._name = os.fspath(database)
                 self._database = sqlite3.connect(database, check_same_thread=False)
                 self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.executescript(_TABLES)
+            for table in _TABLES:
+                self._database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         except sqlite3.Error as error:
             raise self._failed("cannot be opened", error) from error
 
@@ -70,6 +77,8 @@ class SqliteStore:
         """What was saved; None where nothing was yet."""
         ask = self._database.execute
         try:
+            # First: what is saved meanwhile shows when this is to be saved.
+            self._saves = self._saves_there()
             places = {
                 source: Place(position, seen, Position.from_json(read))
                 for source, position, seen, read in ask("SELECT * FROM reassembly_place")
@@ -97,7 +106,8 @@ class SqliteStore:
         """Keep it, and commit the transaction that is open."""
         database = self._database
         try:
-            with database:
+            with self._transaction():
+                saves = self._count_save()
                 database.executemany(
                     "REPLACE INTO reassembly_place VALUES (?, ?, ?, ?)",
                     [
@@ -136,6 +146,55 @@ class SqliteStore:
                     )
         except sqlite3.Error as error:
             raise self._failed("cannot be written", error) from error
+        self._saves = saves
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """The caller's, or one of its own, however the connection begins them; committed at the
+        end, and rolled back after an error."""
+        database = self._database
+        try:
+            if not database.in_transaction:
+                database.execute("BEGIN")
+            yield
+            self._end("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                self._end("ROLLBACK")
+            raise
+
+    def _end(self, how: str) -> None:
+        database = self._database
+        # From Python 3.12 on there are connections whose `commit` does nothing.
+        if getattr(database, "autocommit", None) is True:
+            database.execute(how)
+        elif how == "COMMIT":
+            database.commit()
+        else:
+            database.rollback()
+
+    def _saves_there(self) -> int:
+        row = self._database.execute("SELECT count FROM reassembly_saves").fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _count_save(self) -> int:
+        """How often was saved then. Raises `CursorFailed` where that is not once more than from
+        here: somebody else goes on with it."""
+        count = self._saves_there() if self._saves is None else self._saves
+        changed = self._database.execute(
+            "UPDATE reassembly_saves SET count = ? WHERE count = ?", (count + 1, count)
+        ).rowcount
+        if not count and not changed:
+            changed = self._database.execute(
+                "INSERT OR IGNORE INTO reassembly_saves VALUES (0, 1)"
+            ).rowcount
+        if not changed:
+            raise CursorFailed(
+                self._name,
+                "another consumer has saved the progress of a reassembly here since this one did; "
+                "each needs a store of its own",
+            )
+        return count + 1
 
     def _failed(self, what: str, error: sqlite3.Error) -> CursorFailed:
         return CursorFailed(self._name, f"the progress of a reassembly {what}: {error}")
