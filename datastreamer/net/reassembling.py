@@ -279,6 +279,7 @@ class Consumption:
             case SourceBack():
                 self.states[source] = SourceState.reading
                 self.errors.pop(source, None)
+                self._tried_again.discard(source)
                 self._told = iter((arrival,))
             case SourceFailed():
                 if self.states[source] is SourceState.reading:

@@ -15,7 +15,12 @@ import pytest
 from datastreamer.cli.reassembling import event_line
 from datastreamer.errors import ConnectFailed
 from datastreamer.net.embed import StreamServer
-from datastreamer.net.reassembling import SourceLost, SourceRolledBack
+from datastreamer.net.reassembling import (
+    SourceBack,
+    SourceFailed,
+    SourceLost,
+    SourceRolledBack,
+)
 from datastreamer.position import Position
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly import Dropped, Splitter, pack_message
@@ -174,6 +179,17 @@ def test_lines_of_other_events() -> None:
         "event": "source_lost",
         "source": "a",
         "error": "no",
+    }
+    assert json.loads(event_line(SourceBack("a", 7))) == {
+        "event": "source_back",
+        "source": "a",
+        "next_entry": 7,
+    }
+    assert json.loads(event_line(SourceFailed("a", ConnectFailed("no"), again=True))) == {
+        "event": "source_failed",
+        "source": "a",
+        "error": "no",
+        "again": True,
     }
 
 
