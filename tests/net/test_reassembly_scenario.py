@@ -34,7 +34,7 @@ def free_port() -> int:
     [
         # While one producer is away, all that it alone has is waited for.
         pytest.param(10_000, 0, 64 << 20, id="small"),
-        pytest.param(10_000, 500, 1 << 30, id="full", marks=pytest.mark.soak),
+        pytest.param(10_000, 500, 256 << 20, id="full", marks=pytest.mark.soak),
     ],
 )
 def test_each_payload_once_and_right(payloads: int, most: int, budget: int, tmp_path: Path) -> None:
