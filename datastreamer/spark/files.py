@@ -136,12 +136,32 @@ def _sweep(
             held = chain.take(to_the_end=start + PAGE_SIZE <= head.length)
         else:
             held = None
+    if stop >= snapshot.pages:
+        _end(chain, head, held)
     yield from _settled(held, chain)
-    if stop >= snapshot.pages and chain.due not in (None, head.entries):
-        what = f"the data ends before entry {chain.due}, the header counts {head.entries}"
-        chain.missing.append(Damage(head.length, what, chain.due, head.entries))
     yield from _lost(path, chain.damages)
     yield from _lost(path, chain.missing)
+
+
+def _end(chain: Chain, head: Head, held: EntryBatch | None) -> None:
+    """Hold the end of the last page to the header, which tells how many entries there are."""
+    last = head.entries - 1
+    # Bytes behind the last entry are what is missing of it.
+    chain.missing = [
+        it._replace(first=it.first and min(it.first, last), after=head.entries)
+        for it in chain.missing
+    ]
+    if chain.due is None or not chain.intact:
+        return
+    if chain.due != head.entries:
+        what = f"the data ends before entry {chain.due}, the header counts {head.entries}"
+        chain.missing.append(Damage(head.length, what, min(chain.due, last), head.entries))
+    elif held and not chain.padded and chain.whole.length != head.length:
+        what = (
+            f"entry {chain.due - 1} ends at byte {chain.whole.length}, the header says at byte "
+            f"{head.length}"
+        )
+        chain.missing.append(Damage(chain.whole.length, what, chain.due - 1, head.entries))
 
 
 def _settled(held: EntryBatch | None, chain: Chain) -> Iterator[EntryBatch]:

@@ -165,7 +165,7 @@ class Chain:
 
 
 class Page(NamedTuple):
-    """A page, or as much of it as there is: its entries up to what is none, if anything is not.
+    """A page, or a piece of one: its entries up to what is none, if anything is not.
 
     `broken` is an offset in the page and what stands there.
     """
@@ -203,7 +203,8 @@ class Page(NamedTuple):
         follows = self.content.find(due, last + ENTRY_HEAD_SIZE) - _NUMBER_OFFSET
         found = follows > last and self.content[follows] == PACKET_ENTRY
         if not found:
-            follows, found = PAGE_SIZE, following[_NUMBER_OFFSET:] == due
+            follows = page_start(page_of(self.start) + 1) - self.start
+            found = following[_NUMBER_OFFSET:] == due
         if not found or follows == end:
             return self._replace(broken=(end, what))
         what = (

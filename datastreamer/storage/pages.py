@@ -126,25 +126,49 @@ class Pages:
         return table
 
     def _page_holding(self, head: Head, number: int) -> int:
-        low, high = 0, pages_for(head.length) - 1
+        """The page that holds an entry, if any does; pages that do not begin with one are
+        passed over."""
+        low, high = 0, pages_for(head.length)
         # Most questions are about the newest entries.
-        if number >= self.first_number(high):
-            low = high
+        newest = self._start_of(head, high - 1)
+        if newest is not None:
+            low, high = (high - 1, high) if number >= newest else (0, high - 1)
         while high - low > 1:
-            middle = (low + high) // 2
-            if self.first_number(middle) <= number:
+            found = self._near_middle(head, low, high)
+            if found is None:
+                break
+            middle, first_number = found
+            if first_number <= number:
                 low = middle
             else:
                 high = middle
         if low:
-            before, first = (self.first_number(page) for page in (low - 1, low))
-            if before >= first:
+            before, first = self._start_of(head, low - 1), self.first_number(low)
+            if before is not None and before >= first:
                 raise DamagedEntry(
                     self._path,
                     page_start(low),
                     f"a page starts with entry {first}, the one before it with {before}",
                 )
         return low
+
+    def _near_middle(self, head: Head, low: int, high: int) -> tuple[int, int] | None:
+        """A page between two, as near the middle as there is one, and its first number."""
+        middle = (low + high) // 2
+        for pages in (range(middle, low, -1), range(middle + 1, high)):
+            for page in pages:
+                first_number = self._start_of(head, page)
+                if first_number is not None:
+                    return page, first_number
+        return None
+
+    def _start_of(self, head: Head, page: int) -> int | None:
+        """As `first_number`; None where the page is damaged there."""
+        try:
+            number = self.first_number(page)
+        except DamagedEntry:
+            return None
+        return number if number <= head.entries else None
 
     def first_number(self, page: int) -> int:
         """The number of the entry that data page `page` starts with."""

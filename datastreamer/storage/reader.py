@@ -32,6 +32,7 @@ from datastreamer.format import (
     page_start,
     pages_for,
 )
+from datastreamer.storage.chain import Page
 from datastreamer.storage.disk import Readable
 from datastreamer.storage.matching import Matches, Wanted, look
 from datastreamer.storage.pages import Pages
@@ -290,8 +291,13 @@ class Reader:
                 batch = scan(near, number, file_offset=offset)
             except CorruptEntries as error:
                 batch = scan(near, number, file_offset=offset, end=error.offset)
-                if not batch:
-                    raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
+                behind = page_start(page_of(offset) + 1)
+                head_there = behind + ENTRY_HEAD_SIZE <= head.length
+                following = self._file.read(ENTRY_HEAD_SIZE, behind) if head_there else b""
+                batch = self._in_place(near, offset, batch, error.reason, following)
+            else:
+                if batch and not batch.more and batch.end < len(near):
+                    batch = self._before_padding(state, near, offset, batch)
             place = Cursor(offset + batch.end, batch.next_number)
             if batch or number == head.entries:
                 break
@@ -308,8 +314,41 @@ class Reader:
             else:
                 offset = self._past_padding(state, Cursor(offset, number))
         if place.offset >= head.length or place.number >= head.entries:
-            place = self._end(place, head)
+            try:
+                place = self._end(place, head)
+            except DamagedEntry:
+                if place.number != head.entries or len(batch) < 2:
+                    raise
+                # It is the last entry that does not end where it should.
+                place = Cursor(offset + batch.offsets[-1], head.entries - 1)
+                batch = batch[:-1]
         return batch, place
+
+    def _in_place(
+        self, near: bytes, offset: int, batch: EntryBatch, what: str, following: bytes = b""
+    ) -> EntryBatch:
+        """Entries that damage follows, read at `offset`: without the last, where the next one
+        stands elsewhere than it says. `following` is as in `Page.broken_at`. Raises
+        `DamagedEntry` where none is left."""
+        found = Page(offset, near, batch, None).broken_at(what, following)
+        if not found.batch:
+            assert found.broken is not None
+            raise DamagedEntry(self._path, offset + found.broken[0], found.broken[1])
+        return found.batch
+
+    def _before_padding(
+        self, state: _State, near: bytes, offset: int, batch: EntryBatch
+    ) -> EntryBatch:
+        """The same for entries that padding follows: it may be the first byte of a length, where
+        an entry is taken for one byte longer."""
+        behind = page_start(page_of(offset) + 1)
+        if behind < state.head.length:
+            if state.pages.head_at(behind) == batch.next_number:
+                return batch
+        elif batch.next_number == state.head.entries:
+            return batch
+        what = f"padding, but the next page does not begin with entry {batch.next_number}"
+        return self._in_place(near, offset, batch, what)
 
     def _end(self, place: Cursor, head: Head) -> Cursor:
         """The head's own place, if the entries that end at `place` are the stream's last.

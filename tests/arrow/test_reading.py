@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from datastreamer.zkevm import encode, events
 from datastreamer.zkevm.schema import MESSAGES
 from tests import oracle
 from tests.arrow.conftest import Make
+from tests.arrow.damage import CASES, damaged, write_pages
 from tests.arrow.test_batches import fits, plain
 from tests.zkevm.made_up import messages
 
@@ -266,6 +268,56 @@ def numbers(reader: Any) -> tuple[list[int], Exception | None]:
     except Exception as error:  # noqa: BLE001
         return found, error
     return found, None
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 100 pages, to be damaged."""
+    path = tmp_path_factory.mktemp("hundred") / "hundred.bin"
+    write_pages(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(hundred: Path) -> Any:
+    """What stands in it."""
+    return arrow.reader(hundred).read_all()
+
+
+@pytest.mark.parametrize("page, how", CASES)
+def test_of_a_hundred_pages_one_is_lost(hundred: Path, whole: Any, page: int, how: str) -> None:
+    with damaged(hundred, page, how) as lost:
+        given: list[Any] = []
+        with pytest.raises(DamagedEntry):
+            given.extend(arrow.reader(hundred))
+        before = pa.Table.from_batches(given, whole.schema)
+        assert before.equals(whole.slice(0, lost.start))
+        # Behind it all is well.
+        behind = arrow.reader(hundred, start=lost.stop).read_all()
+        assert behind.equals(whole.slice(lost.stop))
+
+
+@pytest.mark.parametrize("page, how", CASES[::3])
+def test_an_export_has_what_stands_before_damage(
+    hundred: Path, whole: Any, tmp_path: Path, page: int, how: str
+) -> None:
+    out = tmp_path / "out"
+    with damaged(hundred, page, how) as lost:
+        with pytest.raises(DamagedEntry):
+            arrow.export(hundred, out)
+        parts = [path.name for path in sorted(out.glob("*.parquet"))]
+        assert parts == ([f"entries-000000000000-{lost.start - 1:012d}.parquet"] * bool(lost.start))
+        if lost.start:
+            assert pq.read_table(out).equals(whole.slice(0, lost.start))
+        # A single file has all or is not there; behind the damage there is all.
+        with pytest.raises(DamagedEntry):
+            arrow.export(hundred, tmp_path / "whole.parquet")
+        assert not (tmp_path / "whole.parquet").exists()
+        arrow.export(hundred, tmp_path / "behind.parquet", start=lost.stop)
+        assert pq.read_table(tmp_path / "behind.parquet").equals(whole.slice(lost.stop))
+    # Mended, it is gone on with where it ended.
+    arrow.export(hundred, out)
+    assert pq.read_table(out).sort_by("number").equals(whole)
 
 
 def test_a_damaged_page_costs_no_other(paged: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from datastreamer import DataStream, StreamServer
 from datastreamer.net.limits import Limits
@@ -83,17 +84,26 @@ def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) 
 
 
 def check(spark: Any, stream: DataStream, out: Path, checkpoint: Path) -> None:
-    """Go on to the end, and hold what the sink has against the stream."""
-    query = (
-        spark.readStream.format("datastream")
-        .load(stream.path)
-        .writeStream.format("parquet")
-        .option("path", str(out))
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    """Go on to the end, and hold what the sink has against the stream.
+
+    Spark gives Python ten seconds to start, which may be too few beside other work: then again.
+    """
+    for left in reversed(range(5)):
+        query = (
+            spark.readStream.format("datastream")
+            .load(stream.path)
+            .writeStream.format("parquet")
+            .option("path", str(out))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+            break
+        except StreamingQueryException as error:
+            if not left or "Python worker failed to connect back" not in str(error):
+                raise
     table = spark.read.parquet(str(out)).orderBy("number").toArrow()
     assert table.column("number").to_pylist() == list(range(stream.total_entries))
     written = [bytes(entry.data) for batch in stream.batches(0) for entry in batch]

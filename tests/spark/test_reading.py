@@ -44,6 +44,7 @@ from datastreamer.errors import (
 from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk import OsFile
 from datastreamer.zkevm import encode, events
+from tests.arrow.damage import CASES, PAGES, damaged, write_pages
 from tests.spark.conftest import Make
 from tests.spark.reading import Query
 
@@ -432,78 +433,65 @@ def test_a_stream_that_is_cut_back_while_a_part_is_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, of 20 pages."""
-    path = tmp_path_factory.mktemp("short") / "short.bin"
-    write_chain(path, 20)
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 100 pages, to be damaged."""
+    path = tmp_path_factory.mktemp("hundred") / "hundred.bin"
+    write_pages(path)
     return path
 
 
-def damaged(chain: Path, folder: Path, page: int, how: str) -> tuple[Path, range]:
-    """A copy with one page damaged, and the entries that are lost by that."""
-    path = folder / "damaged.bin"
-    shutil.copyfile(chain, path)
-    with DataStream.open(chain, read_only=True) as stream:
-        first, after = stream.reader.first_number(page), stream.reader.first_number(page + 1)
-        middle = stream.reader.cursor((first + after) // 2)
-    content = {"zeros": bytes(PAGE_SIZE), "noise": b"\x77" * PAGE_SIZE}
-    with path.open("r+b") as file:
-        if how in content:
-            file.seek(page_start(page))
-            file.write(content[how])
-            return path, range(first, after)
-        if how == "number":
-            file.seek(page_start(page) + 16)
-            file.write(b"\xff")
-            return path, range(first, after)
-        file.seek(middle.offset)
-        file.write(b"\x77" if how == "middle" else b"\x00")
-        return path, range(middle.number, after)
+@pytest.fixture(scope="module")
+def whole(hundred: Path) -> Any:
+    """What stands in it."""
+    return arrow.reader(hundred).read_all()
 
 
-@pytest.mark.parametrize("how", ["zeros", "noise", "number", "middle", "padding"])
-@pytest.mark.parametrize("page, part_bytes", [(10, "200m"), (10, "5m"), (9, "5m"), (0, "5m")])
-def test_a_damaged_page_costs_that_page(
-    short: Path, tmp_path: Path, how: str, page: int, part_bytes: str
-) -> None:
-    path, lost = damaged(short, tmp_path, page, how)
-    options = {"path": path, "partitionBytes": part_bytes}
-    good = [row for row in as_arrow(short) if row["number"] not in lost]
+@pytest.mark.parametrize("page, how", CASES)
+def test_a_damaged_page_costs_that_page(hundred: Path, whole: Any, page: int, how: str) -> None:
+    # Parts begin with page 49 or 50, or there is one.
+    part_bytes = {49: "7m", 50: "5m", 99: "200m"}.get(page, "10m")
+    options = {"path": hundred, "partitionBytes": part_bytes}
+    with damaged(hundred, page, how) as lost:
+        numbers = [number for number in range(5 * PAGES) if number not in lost]
+        good = whole.take(numbers)
 
-    dropping = Query(mode="DROPMALFORMED", **options)
-    assert dropping.rows() == good
+        dropping = Query(mode="DROPMALFORMED", **options).table()
+        assert dropping.cast(good.schema).equals(good)
 
-    permissive = Query(mode="permissive", **options).rows()
-    assert [row for row in permissive if row["error"] is None] == [
-        row | {"error": None} for row in good
-    ]
-    (bad,) = [row for row in permissive if row["error"] is not None]
-    assert bad["number"] == lost.start
-    assert bad["type"] is bad["data"] is None
-    at = int(bad["error"].partition("damaged.bin: at byte ")[2].partition(":")[0])
-    assert page_start(page) <= at < page_start(page + 1)
-    assert f"entries {lost.start} to {lost.stop - 1} cannot be read" in bad["error"]
+        permissive = Query(mode="permissive", **options).table()
+        bad = permissive.filter(permissive["error"].is_valid())
+        kept = permissive.filter(permissive["error"].is_null()).drop_columns("error")
+        assert kept.cast(good.schema).equals(good)
+        (told,) = bad.to_pylist()
+        assert told["number"] == lost.start
+        assert told["type"] is told["data"] is None
+        at = int(told["error"].partition("hundred.bin: at byte ")[2].partition(":")[0])
+        assert page_start(page) <= at < page_start(page + 1)
+        which = f"entries {lost.start} to {lost.stop - 1}" if len(lost) > 1 else f"entry {lost[0]}"
+        assert f"{which} cannot be read" in told["error"]
 
-    failing = Query(**options)
-    failed = []
-    for at, part in enumerate(failing.parts):
-        try:
-            failing.part(at)
-        except DamagedEntry as error:
-            assert part.first_page <= page < part.stop_page  # type: ignore[attr-defined]
-            failed.append(error)
-    assert len(failed) == 1
-    assert page_start(page) <= failed[0].offset < page_start(page + 1)
+        failing = Query(**options)
+        given: list[int] = []
+        failed = []
+        for at, part in enumerate(failing.parts):
+            try:
+                for batch in failing.part(at):
+                    given += batch.column("number").to_pylist()
+            except DamagedEntry as error:
+                assert part.first_page <= page < part.stop_page  # type: ignore[attr-defined]
+                failed.append(error)
+        assert len(failed) == 1
+        assert page_start(page) <= failed[0].offset < page_start(page + 1)
+        assert set(given) <= set(numbers)
 
 
-def test_damage_elsewhere_is_no_matter(short: Path, tmp_path: Path) -> None:
-    path, lost = damaged(short, tmp_path, 10, "noise")
-    before = Query(path=path, endingOffset=lost.start)
-    assert len(before.rows()) == lost.start
-    behind = Query(path=path, startingOffset=lost.stop, table="blocks")
-    assert behind.rows() == [
-        row for row in as_arrow(short, "blocks") if row["entry_number"] >= lost.stop
-    ]
+def test_damage_elsewhere_is_no_matter(hundred: Path) -> None:
+    whole = as_arrow(hundred, "blocks", start=255)
+    with damaged(hundred, 50, "noise") as lost:
+        before = Query(path=hundred, endingOffset=lost.start)
+        assert before.table().num_rows == lost.start == 250
+        behind = Query(path=hundred, startingOffset=lost.stop, table="blocks")
+        assert behind.rows() == whole
 
 
 @pytest.fixture
