@@ -7,6 +7,7 @@ outside of blocks.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from datastreamer.errors import ExtraMissing
@@ -40,8 +41,10 @@ class MessageOrder(Order):
         self._fork = 0
         self._block: _Block | None = None
         self._ends = version >= FIRST_BLOCK_END_VERSION
-        # Entry and index of each transaction of the block.
-        self._indices: list[tuple[int, int]] = []
+        # How many transactions the block has so far; and while all have index 0 the entries of
+        # these, as ranges: they are out of order if another index comes.
+        self._transactions = 0
+        self._zeros: list[range] = []
         self._unnumbered = 0
         self._unended = 0
         self._parents: Parents | None = None
@@ -163,7 +166,14 @@ class MessageOrder(Order):
                 "transaction",
                 f"a transaction of block {event.l2block_number} inside block {self._block.number}",
             )
-        self._indices.append((entry, event.index))
+        due, self._transactions = self._transactions, self._transactions + 1
+        if event.index or (due and not self._zeros):
+            self._number_zeros()
+            self._number(entry, event.index, due)
+        elif self._zeros and self._zeros[-1].stop == entry:
+            self._zeros[-1] = range(self._zeros[-1].start, entry + 1)
+        else:
+            self._zeros.append(range(entry, entry + 1))
 
     def _l2_block_end(self, entry: int, event: events.L2BlockEnd) -> None:
         self._drop_marks()
@@ -191,8 +201,9 @@ class MessageOrder(Order):
     def _close_block(self) -> None:
         if self._block is None:
             return
-        self._number_transactions()
-        if self._parents is not None and self._block.parent and not self._indices:
+        if self._transactions > 1 and self._zeros:
+            self._unnumbered += 1
+        if self._parents is not None and self._block.parent and not self._transactions:
             for entry, other, parent in self._parents.add(*self._block, self._fork):
                 self._complain(
                     entry,
@@ -200,17 +211,19 @@ class MessageOrder(Order):
                     f"the hash of block {other.number}, {as_hex(other.hash)}, does not follow from "
                     f"its parent's, {as_hex(parent)}, and its fields",
                 )
-        self._indices.clear()
+        self._transactions = 0
+        self._zeros.clear()
         self._block = None
 
-    def _number_transactions(self) -> None:
-        indices = self._indices
-        if len(indices) > 1 and not any(index for _, index in indices):
-            self._unnumbered += 1
-            return
-        for due, (entry, index) in enumerate(indices):
-            if index != due:
-                self._complain(entry, "transaction", f"its index is {index}, where {due} is due")
+    def _number_zeros(self) -> None:
+        """The transactions so far, all of index 0, are numbered after all."""
+        for due, entry in enumerate(itertools.chain.from_iterable(self._zeros)):
+            self._number(entry, 0, due)
+        self._zeros.clear()
+
+    def _number(self, entry: int, index: int, due: int) -> None:
+        if index != due:
+            self._complain(entry, "transaction", f"its index is {index}, where {due} is due")
 
 
 def _blocks(number: int) -> str:

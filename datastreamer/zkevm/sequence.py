@@ -8,6 +8,7 @@ breach has its entry's number.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from datastreamer._codec import EntryBatch
@@ -30,7 +31,9 @@ class Breach(NamedTuple):
 class Report(NamedTuple):
     """What a check has found. `events` counts kinds of events; spans are first and last number.
 
-    `parents` counts the blocks whose parent's hash could be checked.
+    `parents` counts the blocks whose parent's hash could be checked, `broken` the breaches by
+    rule; `first` is the first entry with one. `breaches` are in the order of entries, and none
+    where they were told one by one.
     """
 
     version: int
@@ -39,12 +42,14 @@ class Report(NamedTuple):
     batches: tuple[int, int] | None
     blocks: tuple[int, int] | None
     parents: int
+    broken: dict[str, int]
+    first: int | None
     breaches: list[Breach]
     notes: list[str]
 
     @property
     def ok(self) -> bool:
-        return not self.breaches
+        return not self.broken
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -53,11 +58,18 @@ class Report(NamedTuple):
 
 
 class SequenceCheck:
-    """Feed it all runs of entries in order, then ask for the report. `version` is the stream's."""
+    """Feed it all runs of entries in order, then ask for the report. `version` is the stream's.
 
-    def __init__(self, version: int) -> None:
+    Breaches are kept for the report; or `tell` is called with each when it is found, which is
+    nearly in the order of entries, and none is kept: a stream may have as many as entries.
+    """
+
+    def __init__(self, version: int, tell: Callable[[Breach], None] | None = None) -> None:
         self._version = version
         self._breaches: list[Breach] = []
+        self._tell = self._breaches.append if tell is None else tell
+        self._broken: Counter[str] = Counter()
+        self._first: int | None = None
         self._counts: Counter[str] = Counter()
         self._due = 0
         self._entries = 0
@@ -96,9 +108,14 @@ class SequenceCheck:
             batches=order.batches,
             blocks=order.blocks,
             parents=order.parents,
+            broken=dict(sorted(self._broken.items())),
+            first=self._first,
             breaches=sorted(self._breaches, key=lambda breach: breach.entry),
             notes=order.notes(),
         )
 
     def _complain(self, entry: int, rule: str, what: str) -> None:
-        self._breaches.append(Breach(entry, rule, what))
+        self._broken[rule] += 1
+        if self._first is None or entry < self._first:
+            self._first = entry
+        self._tell(Breach(entry, rule, what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,28 @@ def test_check_tells_of_every_breach(invoke: Invoke, broken: Path) -> None:
     assert table.code == 1
     assert "entry 15, batch:" in table.lines
     assert "  batch 7 begins, where 2 is due" in table.lines
+
+
+@pytest.mark.parametrize("held", [0, 1, 7, 10_000])
+def test_check_holds_few_breaches(
+    held: int, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are told, in the order of entries, though most are written before the end."""
+    # Its package has a function of this name.
+    monkeypatch.setattr(import_module("datastreamer.cli.zkevm.check"), "_HELD", held)
+    path = tmp_path / "many.bin"
+    with DataStream.create(path, version=3, sync="os") as stream, stream.atomic_op() as op:
+        for _ in range(50):
+            op.add_entry(2, b"\xff")
+    check = invoke("zkevm", "check", path, "--json")
+    assert check.failed() == f"{path}: 50 breaches of the order, the first in entry 0"
+    (report,) = check.objects
+    assert [breach["entry"] for breach in report["breaches"]] == list(range(50))
+    assert (report["ok"], report["broken"], report["first"]) == (False, {"decode": 50}, 0)
+    table = invoke("zkevm", "check", path, "--format", "table")
+    told = [line for line in table.lines if line.startswith("entry ")]
+    assert told == [f"entry {number}, decode:" for number in range(50)]
+    assert "broken: decode  50" in table.lines
 
 
 def test_check_of_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:

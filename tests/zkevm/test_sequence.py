@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
-from datastreamer._codec import scan
+from datastreamer._codec import pack_entry, scan
 from datastreamer.errors import ExtraMissing
 from datastreamer.zkevm import SequenceCheck, encode, events, fixed, order_messages
 from datastreamer.zkevm.decoding import Event, decode_batch
 from datastreamer.zkevm.events import BookMark, BookmarkType
-from datastreamer.zkevm.sequence import Report
+from datastreamer.zkevm.sequence import Breach, Report
 
 H = [bytes([n]) * 32 for n in range(20)]
 Raw = tuple[int, bytes]
@@ -22,8 +22,6 @@ Raw = tuple[int, bytes]
 
 def report(version: int, story: list[Event | Raw], first: int = 0) -> Report:
     """What the check says to these events, or types and data, in this order."""
-    from datastreamer._codec import pack_entry
-
     packed = [
         event if type(event) is tuple else encode(event, version=version)  # type: ignore[arg-type]
         for event in story
@@ -196,6 +194,36 @@ def test_breaches(
 def test_entries_that_lack() -> None:
     (breach,) = report(3, story(), first=3).breaches
     assert breach == (3, "entry", "entry 3 follows, where 0 is due")
+
+
+def test_breaches_that_are_told_are_not_kept() -> None:
+    told: list[Breach] = []
+    check = SequenceCheck(3, told.append)
+    packed = b"".join(pack_entry(number, 2, b"\xff") for number in range(20))
+    check.feed(scan(packed, 0))
+    assert [(breach.entry, breach.rule) for breach in told] == [(at, "decode") for at in range(20)]
+    found = check.report()
+    assert (found.ok, found.breaches) == (False, [])
+    assert (found.broken, found.first) == ({"decode": 20}, 0)
+
+
+@pytest.mark.parametrize(
+    "indices, wrong",
+    [
+        ([0, 0, 0, 5], [(1, 0), (2, 0), (3, 5)]),
+        ([0, 1, 0, 3], [(2, 0)]),
+        ([3, 0, 0], [(0, 3), (1, 0), (2, 0)]),
+        ([0, 0, 0], []),
+        ([0, 1, 2], []),
+    ],
+)
+def test_indices_of_transactions(indices: list[int], wrong: list[tuple[int, int]]) -> None:
+    told: list[Event | Raw] = [batch_mark(1), events.BatchStart(1), block_mark(1)]
+    told += [events.L2Block(1, 1), *(events.Transaction(1, index) for index in indices)]
+    found = report(3, [*told, events.L2BlockEnd(1), events.BatchEnd(1)])
+    assert [(breach.entry - 4, breach.what) for breach in found.breaches] == [
+        (due, f"its index is {index}, where {due} is due") for due, index in wrong
+    ]
 
 
 def test_what_stands_open_is_no_breach() -> None:
