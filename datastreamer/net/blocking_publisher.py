@@ -89,7 +89,7 @@ class BlockingPublisher(Standing):
         with self._turn:
             try:
                 self._connect()
-            except DatastreamerError:
+            except BaseException:
                 self._disconnect()
                 raise
         self._keeper = threading.Thread(
@@ -173,16 +173,24 @@ class BlockingPublisher(Standing):
             self._attempt(self._exchange_and_wait)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do it; where the connection turns out to be lost make another, and be content."""
+        """Do it; where the connection turns out to be lost make another, and be content.
+
+        What a signal's handler raises meanwhile costs the connection: half a request may have
+        gone out, and what comes next would be taken for the rest of it.
+        """
         try:
-            work()
-        except PASSING as error:
-            self._disconnect()
-            say_lost(_log, self._place.peer, error)
-            self._reconnect()
+            try:
+                work()
+            except PASSING as error:
+                self._disconnect()
+                say_lost(_log, self._place.peer, error)
+                self._reconnect()
         except DatastreamerError as error:
             self._disconnect()
             self._source.end(error)
+            raise
+        except BaseException:
+            self._disconnect()
             raise
 
     def _reconnect(self) -> None:
@@ -195,12 +203,7 @@ class BlockingPublisher(Standing):
                 self._disconnect()
                 retry_for = self._retry_for
                 if retry_for is not None and time.monotonic() - began >= retry_for:
-                    self._source.end(error)
                     raise
-            except DatastreamerError as error:
-                self._disconnect()
-                self._source.end(error)
-                raise
             else:
                 say_back(_log, self._place.peer, self._source.total_entries)
                 return

@@ -252,11 +252,14 @@ class Publisher(Standing):
     async def _receive(self, channel: Channel, back: bool) -> None:
         source, buffer = self._source, memoryview(bytearray(_RECEIVE_SIZE))
         while True:
-            granted = source.granted
-            with trio.move_on_after(math.inf if granted else self._timeout) as patience:
+            granted, seconds = source.granted, self._timeout
+            if granted and source.lease is not None:
+                # Something is asked three times meanwhile.
+                seconds += source.lease.lease_ms / 1000
+            with trio.move_on_after(seconds) as patience:
                 size = await channel.receive_into(buffer)
             if patience.cancelled_caught:
-                raise answer_timeout(self._place.peer, self._timeout)
+                raise answer_timeout(self._place.peer, seconds)
             try:
                 source.receive(buffer[:size])
             finally:
@@ -266,18 +269,20 @@ class Publisher(Standing):
                 say_back(_log, self._place.peer, source.total_entries)
 
     async def _send(self, channel: Channel) -> None:
-        source = self._source
+        source, said_at = self._source, trio.current_time()
         while True:
             data = source.take()
             if data:
                 await channel.send(data)
+                said_at = trio.current_time()
                 continue
             self._news = trio.Event()
             seconds = math.inf if source.lease is None else source.lease.lease_ms / 3000
-            with trio.move_on_after(seconds):
+            with trio.move_on_at(said_at + seconds):
                 await self._news.wait()
                 continue
             source.ask_where()
+            said_at = trio.current_time()
 
 
 class PublishedOp(Outgoing):

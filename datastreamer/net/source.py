@@ -8,7 +8,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from datastreamer.errors import ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    LeaseLost,
+    NotWritten,
+    OperationTooSlow,
+    SourceBusy,
+)
 from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
 
@@ -17,8 +24,15 @@ RETRY_SECONDS: Final = 60.0
 UNACKNOWLEDGED_BYTES: Final = 16 << 20
 """With so much underway a commit waits, unless the caller says otherwise."""
 
-PASSING: Final = (ConnectFailed, ConnectionLost, LeaseLost, OperationTooSlow)
-"""What another connection may put right."""
+PASSING: Final = (
+    ConnectFailed,
+    ConnectionLost,
+    LeaseLost,
+    OperationTooSlow,
+    NotWritten,
+    SourceBusy,
+)
+"""What another connection may put right, of what ends one; for a source that had the lease."""
 
 
 class Standing:

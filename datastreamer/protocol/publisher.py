@@ -18,8 +18,10 @@ from datastreamer.errors import (
     HistoryChanged,
     LeaseLost,
     NotSupported,
+    NotWritten,
     OperationTooSlow,
     ProtocolViolation,
+    SourceBusy,
     UsageError,
     refusal,
 )
@@ -209,8 +211,9 @@ class SourceConnection:
         return len(self._asked) < lease.most_underway
 
     def ask_where(self) -> None:
-        """Have the lease renewed, where nothing else does."""
-        if self.granted and not self._asked:
+        """Have the lease renewed, where nothing else does: also while answers are due, for
+        waiting is silence."""
+        if self.granted and self.lease is not None and self._may_ask(self.lease):
             self._ready.append(encode_where(self._terms.stream_type))
             self._asked.append(_Asked(Receipt))
 
@@ -221,11 +224,15 @@ class SourceConnection:
 
     def receive(self, data: bytes | memoryview) -> None:
         """Take what the server said. Raises what ends the connection: `ConnectionLost` and
-        below it, `LeaseLost` or `OperationTooSlow` where another is to be made, and else what
-        ends it all."""
+        below it, `LeaseLost` or `OperationTooSlow` where another is to be made, also `NotWritten`
+        and `SourceBusy` where there was a lease before; and else what ends it all."""
         try:
             self._receive(data)
         except (ConnectionLost, LeaseLost, OperationTooSlow):
+            raise
+        except (NotWritten, SourceBusy) as error:
+            if self.lease is None:
+                self.end(error)
             raise
         except DatastreamerError as error:
             self.end(error)
@@ -299,15 +306,20 @@ class SourceConnection:
             )
         if operation is not self.underway[0]:
             raise ProtocolViolation(f"{self._peer} acknowledged an operation behind a refused one")
+        # In this order: a caller without Trio may be interrupted anywhere, and what was not
+        # taken out is sent again.
+        operation.receipt = receipt
         self.underway.popleft()
         self.size -= operation.size
-        operation.receipt, operation.requests = receipt, []
+        operation.requests = []
 
     def _refused(self, answer: Refusal, asked: _Asked | None) -> None:
         number, text = answer
         if asked is not None and asked.kind is Capabilities and number == RESULT_INVALID_COMMAND:
             raise self._not_supported()
-        if number not in _STANDING:
+        # The lease itself may not be kept on disk, or be the server's own process's just now.
+        refused_lease = asked is not None and asked.kind is Lease and number == RESULT_NOT_WRITTEN
+        if number not in _STANDING or refused_lease:
             error = refusal(number, text, "to publish")
             if number not in (RESULT_NO_LEASE, RESULT_TOO_SLOW):
                 raise error

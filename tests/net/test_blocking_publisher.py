@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -184,3 +185,37 @@ def test_it_loads_no_trio() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+class Interrupted:
+    """A socket that is interrupted, as by Ctrl-C, when `size` bytes of a send went out."""
+
+    def __init__(self, made: socket.socket, size: int) -> None:
+        self._made = made
+        self._size = size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def sendall(self, data: bytes) -> None:
+        size, self._size = self._size, -1
+        if size < 0:
+            return self._made.sendall(data)
+        self._made.sendall(data[:size])
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("size", [0, 1, 36, 53, 200, 1053])
+def test_an_interrupt_in_mid_request_leaves_no_half_of_it(
+    path: Path, token_file: Path, size: int
+) -> None:
+    """What comes next is not taken for the rest of it, and what was committed is there."""
+    with served(path, token_file) as server, publisher_of(server) as publisher:
+        publisher._socket = Interrupted(publisher._socket, size)  # type: ignore[arg-type]
+        op = publisher.atomic_op()
+        op.add_entry(3, b"a" * 1000)
+        with pytest.raises(KeyboardInterrupt):
+            op.commit()
+        op.roll_back()
+        put(publisher, b"b" * 5000)
+        assert contents(server) == [b"a" * 1000, b"b" * 5000]
