@@ -199,7 +199,7 @@ class BlockingPublisher(Standing):
             self._check()
             try:
                 self._connect()
-            except PASSING as error:
+            except PASSING:
                 self._disconnect()
                 retry_for = self._retry_for
                 if retry_for is not None and time.monotonic() - began >= retry_for:

@@ -116,12 +116,12 @@ class Desk:
         last, holder = self.file.last, self.holder
         if query.epoch == ANY_EPOCH:
             return Source(last.epoch + 1, query.source_id)
-        if query.epoch > _MOST_EPOCH:
-            raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
         same = query.source_id == last.source_id
         if same and query.epoch == last.epoch:
             return last
         if query.epoch > last.epoch:
+            if query.epoch > _MOST_EPOCH:
+                raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
             return Source(query.epoch, query.source_id)
         if query.epoch:
             raise Refused(

@@ -31,6 +31,7 @@ from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.protocol.resume import Backoff
+from datastreamer.storage.source import Source
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import PATIENCE
 from tests.net.secure import Authority
@@ -122,11 +123,12 @@ class Cutting:
     """Passes bytes on between clients and a server; the first connection only so many of them.
 
     `up` and `down` are what may pass to the server and to the client; the connection is torn
-    down on both sides with the byte behind.
+    down on both sides with the byte behind, or `silently` nothing passes that way any more.
     """
 
-    def __init__(self, port: int, up: int, down: int) -> None:
+    def __init__(self, port: int, up: int, down: int, *, silently: bool = False) -> None:
         self.connections = 0
+        self._silently = silently
         self.passed = [0, 0]
         self._target = port
         self._limits = [up, down]
@@ -158,6 +160,8 @@ class Cutting:
                     self.passed[way] += len(data[:left])
                 await target.send_all(data[:left])
                 left -= len(data[:left])
+        if self._silently and not left:
+            await trio.sleep_forever()
         nursery.cancel_scope.cancel()
 
 
@@ -210,7 +214,58 @@ async def test_exactly_once_over_cuts_at_every_byte(
     assert all_of_it > 150
 
 
+@pytest.mark.parametrize("way", ["to the server", "to the publisher"])
+async def test_a_path_that_is_cut_and_nobody_says_so(
+    stream: DataStream, token_file: Path, way: str
+) -> None:
+    """Nothing comes for as long as a lease and an answer take: another connection is made."""
+    async with serving(stream, token_file) as (_, port), trio.open_nursery() as nursery:
+        # Up to in the middle of the first operation, or of its receipt.
+        up, down = (100, 1 << 40) if way == "to the server" else (1 << 40, 170)
+        cutting = Cutting(port, up, down, silently=True)
+        between = await nursery.start(cutting.run)
+        await publish_three(between, b"m", lease=0.5, timeout=2)
+        assert cutting.connections >= 2
+        assert cutting.passed[way == "to the publisher"] == (up if way == "to the server" else down)
+        nursery.cancel_scope.cancel()
+    assert contents(stream) == three(b"m")
+
+
 # What a publisher is told.
+
+
+async def test_a_lease_that_cannot_be_kept_on_disk(
+    stream: DataStream, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Source) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with serving(stream, token_file) as (server, port):
+        assert server.desk is not None
+        monkeypatch.setattr(server.desk.file, "put", full)
+        with pytest.raises(NotWritten, match="the lease cannot be kept on disk: No space left"):
+            await put_one(port, b"x")
+        monkeypatch.undo()
+        await put_one(port, b"x")
+    assert contents(stream) == [(3, b"x")]
+
+
+async def test_a_source_comes_back_behind_an_operation_of_the_server_s_own(
+    stream: DataStream, token_file: Path
+) -> None:
+    async with serving(stream, token_file) as (server, port), publisher_at(port) as publisher:
+        await put(publisher, b"x")
+        assert server.desk is not None
+        holder = server.desk.holder
+        assert holder is not None
+        holder.finish()
+        await holder.left.wait()
+        stream.start_atomic_op()
+        while not server.counts.errors["another_source_holds_the_lease"]:
+            await publisher._moves()
+        stream.rollback_atomic_op()
+        await put(publisher, b"y")
+    assert contents(stream) == [(3, b"x"), (3, b"y")]
 
 
 async def test_a_server_that_takes_none(stream: DataStream, token_file: Path) -> None:

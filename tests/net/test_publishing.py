@@ -18,6 +18,7 @@ from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.transport import StreamTransport
 from datastreamer.protocol.publishing import (
+    ANY_EPOCH,
     PublishQuery,
     encode_publish,
     encode_rollback,
@@ -285,6 +286,28 @@ async def test_epochs_outlive_the_server(path: Path, token_file: Path) -> None:
         async with publishable(stream, token_file) as rig, rig.client() as peer:
             await peer.send(publish(ONE, 20))
             assert (await refusal(peer))[0] == 18
+
+
+async def test_behind_the_last_epoch_to_ask_for_there_are_others(
+    stream: DataStream, token_file: Path
+) -> None:
+    """Who got one of these comes back with it, as with any."""
+    most = (1 << 63) - 1
+    async with publishable(stream, token_file) as rig:
+        for source, asked, got in (
+            (ONE, most, most),
+            (TWO, ANY_EPOCH, most + 1),
+            (TWO, most + 1, most + 1),
+            (ONE, ANY_EPOCH, most + 2),
+            (ONE, most + 2, most + 2),
+        ):
+            async with rig.client() as peer:
+                await peer.send(publish(source, asked))
+                assert (await lease_of(peer))[0] == got
+        for epoch, number in ((most, 18), (most + 1, 18), (most + 3, 22)):
+            async with rig.client() as peer:
+                await peer.send(publish(TWO, epoch))
+                assert (await refusal(peer))[0] == number
 
 
 async def test_this_process_does_not_write_meanwhile(stream: DataStream, token_file: Path) -> None:

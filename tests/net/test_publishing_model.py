@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datastreamer.errors import DatastreamerError, ProtocolViolation
-from datastreamer.format import FEATURE_PUBLISH
+from datastreamer.errors import DatastreamerError, NotWritten, ProtocolViolation, SourceBusy
+from datastreamer.format import FEATURE_PUBLISH, RESULT_NOT_WRITTEN, RESULT_SOURCE_BUSY
 from datastreamer.net.published import Operation, Refused, commit_together
 from datastreamer.protocol.messages import OK, Capabilities
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms
@@ -33,6 +34,8 @@ from datastreamer.protocol.publishing import (
     encode_lease,
     encode_publish,
     encode_receipt,
+    encode_refusal,
+    encode_where,
 )
 from datastreamer.storage.stream import DataStream
 
@@ -40,6 +43,7 @@ Item = tuple[int, bytes]
 BOOKMARK = 0xB0
 ID = b"i" * 16
 CAPABILITIES = OK + Capabilities(features=FEATURE_PUBLISH).pack()
+LEASE = Lease(1, 0, b"s" * 16, 30_000, 1 << 20, 4, 1 << 30)
 
 items = st.one_of(
     st.tuples(st.integers(0, 5), st.binary(max_size=40)),
@@ -285,3 +289,65 @@ def test_a_request_for_the_lease_is_read_as_it_was_made(
         assert decode_publish(sent[:size], 16) is None
     assert decode_publish(sent, 16) == (query, len(sent))
     assert token[:1024] not in repr(query).encode() or len(token) < 6
+
+
+def granted() -> SourceConnection:
+    """A source that has the lease, and nothing underway."""
+    source = SourceConnection(SourceTerms(1, ID))
+    come_back(source)
+    source.receive(encode_lease(LEASE))
+    assert source.granted
+    return source
+
+
+def come_back(source: SourceConnection) -> None:
+    """Another connection, up to where it has asked for the lease."""
+    source.begin("the server")
+    source.take()
+    source.receive(CAPABILITIES)
+    source.take()
+
+
+def test_the_lease_is_renewed_while_an_answer_is_due() -> None:
+    """To wait for a slow disk is silence, too."""
+    source = granted()
+    operation = Outgoing(0)
+    operation.add_entry(3, b"x")
+    source.put(operation)
+    source.take()
+    for _ in range(LEASE.most_underway - 1):
+        source.ask_where()
+        assert source.take() == encode_where(1)
+    # No more than the server takes in before it answers.
+    source.ask_where()
+    assert source.take() == b""
+    where = encode_receipt(Receipt(1, 0, 1))
+    source.receive(encode_receipt(Receipt(0, 1, 1)) + where * (LEASE.most_underway - 1))
+    assert not source.underway
+    assert not source.asking
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(RESULT_NOT_WRITTEN, NotWritten), (RESULT_SOURCE_BUSY, SourceBusy)]
+)
+def test_a_lease_that_is_refused_for_now(number: int, error: type[Exception]) -> None:
+    """Who had it before asks again; who had not is told."""
+    refusal = encode_refusal(number, "the disk is full, say")
+    source = SourceConnection(SourceTerms(1, ID))
+    come_back(source)
+    with pytest.raises(error, match="the disk is full, say"):
+        source.receive(refusal)
+    assert source.over
+    source = granted()
+    operation = Outgoing(0)
+    operation.add_entry(3, b"x")
+    source.put(operation)
+    come_back(source)
+    with pytest.raises(error, match="the disk is full, say"):
+        source.receive(refusal)
+    assert not source.over
+    come_back(source)
+    source.receive(encode_lease(LEASE))
+    assert source.take()
+    source.receive(encode_receipt(Receipt(0, 1, 1)))
+    assert not source.underway
