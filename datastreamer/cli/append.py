@@ -37,7 +37,13 @@ from datastreamer.cli.publishing import (
     TokenFileOption,
     is_server,
 )
-from datastreamer.errors import CommitInDoubt, PeerError, UsageError, WriteFailed
+from datastreamer.errors import (
+    CommitInDoubt,
+    HistoryChanged,
+    PeerError,
+    UsageError,
+    WriteFailed,
+)
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.stream import DataStream
@@ -116,16 +122,25 @@ class _Appender:
             # Where it is in doubt whether the operation is there, the error says all there is.
             done = "" if isinstance(error, CommitInDoubt) else f"; {self._rolled_back()}"
             raise Failure(f"line {self._line}: {error}{done}") from error
+        except HistoryChanged as error:
+            raise Failure(f"line {self._line}: {error}") from error
         except PeerError as error:
-            first = self._stream.total_entries
-            raise Failure(
-                f"line {self._line}: {error}; operations before entry {first} may be there: "
-                "what is sent again with --next-entry is compared, and not doubled"
-            ) from error
+            raise Failure(f"line {self._line}: {error}{self._in_doubt()}") from error
         if self._op.is_open:
             raise Failure(
                 f"the input ended after line {self._line} without a commit; {self._rolled_back()}"
             )
+
+    def _in_doubt(self) -> str:
+        """What is not known of the operation that was sent last."""
+        remote = self._stream
+        first = remote.first_in_doubt if isinstance(remote, RemoteStream) else None
+        if first is None:
+            return ""
+        return (
+            f"; the operation from entry {first} on may be there: sent again with --next-entry "
+            f"{first} it is compared, and not doubled"
+        )
 
     def _rolled_back(self) -> str:
         """Roll back what is open; says what was done and how the stream stands."""
@@ -171,8 +186,10 @@ class _Appender:
 
     def _commit(self) -> None:
         first = self._stream.total_entries
-        # A signal waits until it is known, and said, whether the operation is there.
-        with asked_to_end() as ending:
+        # A signal waits until it is known, and said, whether the operation is there; but not
+        # for a server that is gone.
+        remote = self._stream if isinstance(self._stream, RemoteStream) else None
+        with asked_to_end(None if remote is None else remote.give_up) as ending:
             if self._op.is_open:
                 self._stream.commit_atomic_op()
         total = self._stream.total_entries

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from datastreamer.cli import early
@@ -20,10 +20,11 @@ _DAY_MS = 86_400_000  # the system's poll takes some 24 days at most
 
 
 class Ending:
-    """Set once, by a signal. For the main thread to wait on."""
+    """Set once, by a signal. For the main thread to wait on. `then` is called by the handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[], None] | None = None) -> None:
         self._set = False
+        self._then = then
         self._reading, self._writing = os.pipe()
         for fd in (self._reading, self._writing):
             os.set_blocking(fd, False)
@@ -48,6 +49,8 @@ class Ending:
 
         def note(number: int, frame: FrameType | None) -> None:
             self._set = True
+            if self._then is not None:
+                self._then()
 
         # What the system calls writes to it at once. Python's handler alone would be too late
         # for a wait that begins between the two.
@@ -65,9 +68,9 @@ class Ending:
 
 
 @contextlib.contextmanager
-def asked_to_end() -> Iterator[Ending]:
-    """What SIGINT and SIGTERM set meanwhile."""
-    asked = Ending()
+def asked_to_end(then: Callable[[], None] | None = None) -> Iterator[Ending]:
+    """What SIGINT and SIGTERM set meanwhile; they call `then`, too."""
+    asked = Ending(then)
     try:
         with asked.by(early.SIGNALS):
             yield asked

@@ -161,6 +161,15 @@ class RemoteStream:
         assert op is not None
         op.roll_back()
 
+    @property
+    def first_in_doubt(self) -> int | None:
+        """Where the operation begins that was sent and not acknowledged, if there is one."""
+        return self._publisher.first_unacknowledged
+
+    def give_up(self) -> None:
+        """Wait for a lost server no longer."""
+        self._publisher.give_up()
+
     def __enter__(self) -> RemoteStream:
         return self
 

@@ -120,6 +120,11 @@ class BlockingPublisher(Standing):
             self._source.drop()
         self._open = None
 
+    def give_up(self) -> None:
+        """Wait for a lost server no longer than one more attempt takes: whoever does is told why
+        that failed. For a signal's handler: it only sets a number."""
+        self._retry_for = 0.0
+
     def close(self) -> None:
         """Give the lease up. What is underway is not waited for."""
         self._closed.set()

@@ -56,6 +56,12 @@ class Standing:
         return self._source.total_entries
 
     @property
+    def first_unacknowledged(self) -> int | None:
+        """Where the first operation begins that has no receipt yet; None: all have."""
+        underway = self._source.underway
+        return underway[0].first if underway else None
+
+    @property
     def unacknowledged(self) -> int:
         """Operations that were committed and have no receipt yet."""
         return len(self._source.underway)

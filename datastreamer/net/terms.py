@@ -64,9 +64,13 @@ def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
     shown = os.fspath(path)
     try:
         with open(path, "rb") as file:
-            lines = [line.strip() for line in file.read(_MOST_TOKEN_FILE).splitlines()]
+            content = file.read(_MOST_TOKEN_FILE + 1)
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror or error}") from None
+    # The beginning of a token is none.
+    if len(content) > _MOST_TOKEN_FILE:
+        raise UsageError(f"{shown}: a file of tokens has at most {_MOST_TOKEN_FILE} bytes")
+    lines = [line.strip() for line in content.splitlines()]
     found = [line for line in lines if line]
     if not found:
         raise UsageError(f"{shown}: no token is in this file; one stands on each line")

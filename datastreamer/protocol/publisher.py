@@ -245,7 +245,7 @@ class SourceConnection:
 
     def _receive(self, data: bytes | memoryview) -> None:
         if not data:
-            raise ConnectionLost(f"{self._peer} ended the connection; connect again to go on")
+            raise ConnectionLost(f"{self._peer} ended the connection{self._why_ended()}")
         self._parser.receive(data)
         while True:
             # A Result may come unasked: the last one.
@@ -265,6 +265,14 @@ class SourceConnection:
                 self._acknowledged(answer, asked)
             if self._asked:
                 self._asked.popleft()
+
+    def _why_ended(self) -> str:
+        if self.lease is None and self._asked and self._asked[0].kind is Capabilities:
+            return (
+                " on the first question; servers that take no sources do that, and those of "
+                f"another stream type: is it {self._terms.stream_type}?"
+            )
+        return "; connect again to go on"
 
     def _probed(self, capabilities: Capabilities) -> None:
         if not capabilities.features & FEATURE_PUBLISH:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,10 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
                        "--next-entry", 3)  # fmt: skip
         assert other.returncode == 1
         assert re.search(r"error: line 2: .*Other entries: among entries 3 to 3 one", other.stderr)
+        assert "may be there" not in other.stderr
+        typed = append(tmp_path, [ONE, COMMIT], place, *show, "--stream-type", 2)
+        assert typed.returncode == 1
+        assert "those of another stream type: is it 2?" in typed.stderr
         (tmp_path / "wrong").write_text("wrong")
         refused = append(tmp_path, [ONE, COMMIT], place, "--token-file", "wrong")
         assert (refused.returncode, refused.stdout) == (1, "")
@@ -85,6 +91,56 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
     assert contents(tmp_path) == [(0xB0, b"k"), (3, b"\1"), (3, b"\1"), (3, b"\1")]
+
+
+def pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_a_lost_server(
+    tmp_path: Path, token: Path, number: signal.Signals
+) -> None:
+    with (
+        serving(tmp_path, token) as (_, port),
+        socket.create_server(("127.0.0.1", 0)) as between,
+        subprocess.Popen(
+            command("append", f"tcp://127.0.0.1:{between.getsockname()[1]}", "--token-file", token,
+                    "--retry-for", 100_000),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=tmp_path, env=ENVIRONMENT, text=True,
+        ) as appending,
+    ):  # fmt: skip
+        assert appending.stdin is not None
+        assert appending.stdout is not None
+        assert appending.stderr is not None
+        between.settimeout(60)
+        source = between.accept()[0]
+        with source, socket.create_connection(("127.0.0.1", port)) as server:
+            for ends in ((source, server), (server, source)):
+                threading.Thread(target=pass_on, args=ends, daemon=True).start()
+            for line in (ONE, COMMIT):
+                appending.stdin.write(json.dumps(line) + "\n")
+                appending.stdin.flush()
+            assert json.loads(appending.stdout.readline())["total_entries"] == 1
+            for end in (source, server):
+                end.shutdown(socket.SHUT_RDWR)
+        for line in (ONE, COMMIT):
+            appending.stdin.write(json.dumps(line) + "\n")
+            appending.stdin.flush()
+        # It wants its connection back, and would for long.
+        between.accept()[0].close()
+        appending.send_signal(number)
+        between.close()
+        assert appending.wait(60) == 1
+        *_, said = appending.stderr.read().splitlines()
+        assert re.fullmatch(
+            r"error: line 4: .*; the operation from entry 1 on may be there: sent again with "
+            r"--next-entry 1 it is compared, and not doubled",
+            said,
+        ), said
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,11 @@ async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
         Publishing()
     with pytest.raises(UsageError, match="cannot be read"):
         Publishing(token_file=path.with_name("none")).tokens()
+    # A file is taken as a whole: the beginning of a token must not do for it.
+    token_file.write_bytes((b"t" * 1000 + b"\n") * 1049)
+    with pytest.raises(UsageError, match="has at most 1048576 bytes"):
+        Publishing(token_file=token_file).tokens()
+    token_file.write_bytes(TOKEN)
     with DataStream.create(path, index="memory") as stream:
         with pytest.raises(UsageError, match="need TLS with a client CA"):
             Server(stream, publishing=Publishing(client_certs=("source",)))
