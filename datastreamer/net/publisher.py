@@ -259,6 +259,9 @@ class Publisher(Standing):
             with trio.move_on_after(seconds) as patience:
                 size = await channel.receive_into(buffer)
             if patience.cancelled_caught:
+                if granted and source.underway:
+                    # A slow disk, or a long way for much: the system tells of hosts that are gone.
+                    continue
                 raise answer_timeout(self._place.peer, seconds)
             try:
                 source.receive(buffer[:size])
