@@ -242,6 +242,8 @@ class _Ordering:
         )
         # What was given out of the chain; the orderer's may be ahead of it by some events.
         self._chain = {block.number: (block, name) for block, name in before.chain}
+        # Of the chain of the run before: a reorg may come back to a block that is not read yet.
+        self._before = {block.hash: name for block, name in before.chain}
         self._head = max(self._chain, default=0)
         self._changed: int | None = None
         # By hash, in the order in which they came.
@@ -290,7 +292,9 @@ class _Ordering:
         for number in range(first, self._head + 1):
             self._chain.pop(number, None)
         for block in blocks:
-            self._chain[block.number] = (block, self._held[block.hash].name)
+            held = self._held.get(block.hash)
+            name = self._before[block.hash] if held is None else held.name
+            self._chain[block.number] = (block, name)
         self._head = blocks[-1].number
 
     def _settle(self, own: bytes) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.position import Position
-from datastreamer.reassembly import Applied, Block, PayloadComplete, Splitter, pack_message
-from datastreamer.reassembly.merge import Merge
+from datastreamer.reassembly import (
+    Applied,
+    Block,
+    PayloadComplete,
+    Reorg,
+    Splitter,
+    pack_message,
+)
+from datastreamer.reassembly.merge import Merge, Payload
 from datastreamer.reassembly.progress import Place, Progress
 from tests.oracle import pack
 from tests.reassembly.made_up import name
@@ -124,3 +132,45 @@ def test_a_chain_goes_on_while_what_it_had_is_read_again() -> None:
     assert applied(again, "a", 3, 2, 3, 4, 5) == []
     assert applied(again, "a", 15, 9) == [9]
     assert [block.number for block, _ in again.progress().chain] == [7, 8, 9]
+
+
+def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
+    tree = {
+        number: Block(height, b"%d" % number, b"%d" % parent)
+        for number, height, parent in [
+            *((1, 1, 0), (2, 2, 1), (3, 3, 2)),  # the chain of the run before
+            *((12, 2, 1), (13, 3, 12), (14, 4, 13)),  # heavier for a while
+            *((4, 4, 3), (5, 5, 4)),  # and back
+        ]
+    }
+
+    def ordered(resume: Progress | None) -> Merge:
+        return Merge(
+            ["a", "b"], order=lambda payload: tree[int(payload.id)], after=b"0", resume=resume
+        )
+
+    def told(merge: Merge, source: str, *numbers: int, first: int = 0) -> list[object]:
+        batch = batch_of(
+            *(message for each in numbers for message in messages_of(each)), first=first
+        )
+        return list(merge.take(source, batch, Position(batch.next_number)))
+
+    def numbers_of(blocks: Sequence[tuple[Block, Payload]]) -> list[int]:
+        return [int(block.hash) for block, _ in blocks]
+
+    first = ordered(None)
+    assert len(told(first, "a", 1, 2, 3)) == 3
+    again = ordered(first.progress())
+    (away,) = told(again, "b", 12, 13, 14)
+    assert isinstance(away, Reorg)
+    assert numbers_of(away.rolled_back) == [3, 2]
+    (back,) = told(again, "b", 4, 5, first=9)
+    assert isinstance(back, Reorg)
+    assert numbers_of(back.rolled_back) == [14, 13, 12]
+    assert numbers_of(back.applied) == [2, 3, 4, 5]
+    assert [payload.complete is None for _, payload in back.applied] == [True, True, False, False]
+    chain = again.progress().chain
+    assert [int(block.hash) for block, _ in chain] == [2, 3, 4, 5]
+    assert [int(own) for _, (own, _) in chain] == [2, 3, 4, 5]
+    # Read again at last, they are nothing new.
+    assert told(again, "a", 1, 2, 3) == []
