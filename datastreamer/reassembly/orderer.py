@@ -119,7 +119,8 @@ class Orderer(Generic[T]):
         self._lowest_waiting = 0  # none that waits has a lower number
         for block, payload in applied:
             if self._head is None:
-                self._lowest = block.number
+                self._after = block.parent
+                self._put_fork(_Known(block, payload))
             elif block.parent != self._head.hash or block.number != self._head.number + 1:
                 raise UsageError(
                     f"no chain: block {block.number} does not follow block {self._head.number}"
@@ -127,8 +128,10 @@ class Orderer(Generic[T]):
             self._put(_Known(block, payload))
             self._chain[block.hash] = None
             self._head = block
-        if self._head is not None and after is not None:
-            raise UsageError("what was applied says where to go on: `after` is for a start")
+        if self._head is not None:
+            if after is not None:
+                raise UsageError("what was applied says where to go on: `after` is for a start")
+            self._forget()
 
     @property
     def head(self) -> Block | None:
@@ -203,11 +206,7 @@ class Orderer(Generic[T]):
         if self._head is None:
             self._lowest = block.number
             if self._after is not None:
-                # Something to fork from, which is never rolled back.
-                self._lowest -= 1
-                before = Block(self._lowest, self._after, b"", -1)
-                self._put(_Known(before, found.payload))
-                self._chain[before.hash] = None
+                self._put_fork(found)
         else:
             parent = self._known[block.parent].block
             if block.heavy <= parent.heavy or block.number != parent.number + 1:
@@ -221,6 +220,13 @@ class Orderer(Generic[T]):
         elif block.heavy > self._head.heavy:
             events.append(self._reorg(found))
         return True
+
+    def _put_fork(self, first: _Known[T]) -> None:
+        """Have the first block's parent to fork from: it is never rolled back."""
+        self._lowest = first.block.number - 1
+        before = Block(self._lowest, first.block.parent, b"", -1)
+        self._put(_Known(before, first.payload))
+        self._chain[before.hash] = None
 
     def _put(self, found: _Known[T]) -> None:
         self._known[found.block.hash] = found

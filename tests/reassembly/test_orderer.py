@@ -189,6 +189,20 @@ def test_two_first_blocks() -> None:
     assert orderer.receive(side[1], 2) == [Reorg([(main[0], 1)], [(side[0], 1), (side[1], 2)])]
 
 
+def test_two_first_blocks_with_a_restart_between() -> None:
+    first: Orderer[int] = Orderer(START)
+    main, side = chain(1, 2), chain(1, 3, "b")
+    first.receive(main[0], 1)
+    again: Orderer[int] = Orderer(applied=first.chain)
+    assert again.chain == [(main[0], 1)]
+    assert again.receive(side[0], 1) == []
+    assert again.receive(side[1], 2) == [Reorg([(main[0], 1)], [(side[0], 1), (side[1], 2)])]
+    assert again.chain == [(side[0], 1), (side[1], 2)]
+    # Not where the first block is the last that can be rolled back to.
+    last: Orderer[int] = Orderer(applied=[(main[0], 1)], reorg_threshold=0)
+    assert last.receive(side[0], 1) == [Refused("old", side[0], 1)]
+
+
 def test_a_branch_from_too_far_down_is_refused() -> None:
     orderer: Orderer[int] = Orderer(START, reorg_threshold=3)
     main = chain(1, 11)
