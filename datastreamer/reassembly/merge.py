@@ -101,7 +101,10 @@ class Merge:
 
     def begin(self, source: str, read: Position) -> None:
         """A source that had no place begins there."""
-        self._places.setdefault(source, Place(read.next_entry, read.next_entry, read))
+        if source not in self._places:
+            self._places[source] = Place(read.next_entry, read.next_entry, read)
+            if self._ordering is not None:
+                self._ordering.begin(source, read.next_entry)
 
     def take(
         self, source: str, batch: EntryBatch, read: Position, now: float | None = None
@@ -115,8 +118,6 @@ class Merge:
         if batch:
             if source in self._back:
                 self._back[source] = batch.first_number
-            if self._ordering is not None:
-                positions.setdefault(source, batch.first_number)
             for event in self._reassembler.receive_batch(batch, source, type=self._type, now=now):
                 yield from self._tell(event, positions, now)
         if source in self._back:
@@ -149,7 +150,7 @@ class Merge:
             positions = self._ordering.held(positions)
         places = {}
         for name, place in self._places.items():
-            position = positions.get(name, place.position)
+            position = positions[name]
             furthest = seen.get(name, place.seen)
             furthest = max(position, min(furthest, self._back.get(name, furthest)))
             places[name] = Place(position, furthest, place.read)
@@ -198,7 +199,8 @@ class Merge:
         return told
 
     def _positions(self) -> dict[str, int]:
-        found = self._reassembler.positions()
+        found = {name: place.position for name, place in self._places.items()}
+        found.update(self._reassembler.positions())
         for name, at in self._back.items():
             found[name] = min(found.get(name, at), at)
         return found
@@ -254,6 +256,11 @@ class _Ordering:
         # Of the chain of the run before what was settled before it was read again.
         self._unread = {name[0] for _, name in before.chain}
         self._silenced: set[bytes] = set()
+
+    def begin(self, source: str, position: int) -> None:
+        """A source is new: what it brings of later blocks is held by the older ones, too."""
+        for held in self._held.values():
+            held.positions.setdefault(source, position)
 
     def take(
         self, block: Block, event: PayloadComplete, positions: dict[str, int]
@@ -321,11 +328,7 @@ class _Ordering:
         oldest = next(iter(self._held.values()), None)
         if oldest is None:
             return positions
-        return {
-            # A source that had sent nothing then has nothing that the block came of.
-            name: min(at, oldest.positions.get(name, at))
-            for name, at in positions.items()
-        }
+        return {name: min(at, oldest.positions.get(name, at)) for name, at in positions.items()}
 
     @property
     def held_count(self) -> int:

@@ -10,6 +10,7 @@ from datastreamer.position import Position
 from datastreamer.reassembly import (
     Applied,
     Block,
+    Gap,
     PayloadComplete,
     Reorg,
     Splitter,
@@ -174,3 +175,24 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
     assert [int(own) for _, (own, _) in chain] == [2, 3, 4, 5]
     # Read again at last, they are nothing new.
     assert told(again, "a", 1, 2, 3) == []
+
+
+def test_what_a_source_brought_that_began_later_is_read_again_too() -> None:
+    """The oldest block that is held came before the source: the later ones came from it."""
+    for late in (False, True):
+        first = Merge(["a", "b"], order=block_of, after=b"0")
+        first.begin("a", Position(0))
+        if not late:
+            first.begin("b", Position(5))
+        batch = batch_of(*messages_of(1))
+        assert len(list(first.take("a", batch, Position(3)))) == 1
+        first.begin("b", Position(5))
+        batch = batch_of(*messages_of(3), first=5)
+        (gap,) = first.take("b", batch, Position(8))
+        assert isinstance(gap, Gap)
+        progress = first.progress()
+        assert {name: place.position for name, place in progress.places.items()} == {"a": 0, "b": 5}
+        again = Merge(["a", "b"], order=block_of, resume=progress)
+        assert len(list(again.take("b", batch, Position(8)))) == 1
+        events = list(again.take("a", batch_of(*messages_of(2), first=3), Position(6)))
+        assert [event.block.number for event in events if isinstance(event, Applied)] == [2, 3]
