@@ -287,6 +287,9 @@ class _Ordering:
                     self._apply([told.block])
                 case Reorg():
                     self._apply([each for each, _ in told.applied])
+                case Refused(why="room"):
+                    # A later run reads it again: here it cannot come a second time.
+                    self._payloads.pop(self._held[told.block.hash].name[0], None)
                 case Refused():
                     self._settle(told.block.hash)
             # Before it is given: what is kept then is already without them.

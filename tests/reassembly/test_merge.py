@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from datastreamer._codec import EntryBatch, scan
@@ -12,6 +12,7 @@ from datastreamer.reassembly import (
     Block,
     Gap,
     PayloadComplete,
+    Refused,
     Reorg,
     Splitter,
     pack_message,
@@ -196,3 +197,27 @@ def test_what_a_source_brought_that_began_later_is_read_again_too() -> None:
         assert len(list(again.take("b", batch, Position(8)))) == 1
         events = list(again.take("a", batch_of(*messages_of(2), first=3), Position(6)))
         assert [event.block.number for event in events if isinstance(event, Applied)] == [2, 3]
+
+
+def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
+    def bare(number: int) -> Message:
+        (header,) = Splitter().split(b"%032d" % number, {})
+        return header
+
+    def numbers_of(events: Iterable[object]) -> list[int]:
+        return [event.block.number for event in events if isinstance(event, Applied)]
+
+    first = Merge(["a", "b"], order=block_of, after=b"0")
+    for source in "ab":
+        first.begin(source, Position(0))
+    ahead = batch_of(*(bare(number) for number in range(2, 10_003)))
+    *_, refused = first.take("a", ahead, Position(ahead.next_number))
+    assert isinstance(refused, Refused)
+    assert (refused.why, refused.block.number) == ("room", 10_002)
+    parent = batch_of(bare(1))
+    assert numbers_of(first.take("b", parent, Position(1))) == list(range(1, 10_002))
+    progress = first.progress()
+    again = Merge(["a", "b"], order=block_of, resume=progress)
+    at = progress.places["a"].position
+    rest = again.take("a", ahead[at:], Position(ahead.next_number))
+    assert numbers_of(rest) == [10_002]
