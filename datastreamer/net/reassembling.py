@@ -238,6 +238,8 @@ class Consumption:
         self._tried_again: set[str] = set()
         self._told: Iterator[Notice] = iter(())
         self._dirty = self._in_batch = self._broken = False
+        # Whether the last event was no payload: the message may have made one whole, too.
+        self._amid = False
         self._saved_at: float | None = None
         self._spent = 0.0
         self._left_at: float | None = None
@@ -303,6 +305,7 @@ class Consumption:
         except BaseException:
             self.interrupt()
             raise
+        self._amid = event is not None and not is_item(event)
         if event is None and self._in_batch:
             # Only now its place is behind all of the batch.
             self._in_batch, self._dirty = False, True
@@ -338,7 +341,7 @@ class Consumption:
 
     def to_save(self, now: float, *, at_end: bool = False) -> Progress | None:
         """What is to be saved now; None: nothing is."""
-        if not self._dirty or self._broken:
+        if not self._dirty or self._broken or self._amid:
             return None
         if self._saved_at is not None and not at_end and now < self._saved_at + SAVE_SECONDS:
             return None
