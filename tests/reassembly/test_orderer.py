@@ -181,6 +181,18 @@ def test_a_gap_is_told_once_and_closes() -> None:
     assert orderer.missing == []
 
 
+def test_siblings_that_wait_come_in_the_order_in_which_they_came() -> None:
+    orderer: Orderer[int] = Orderer(START)
+    (parent,) = chain(1, 2)
+    children = [chain(2, 3, each, parent.hash)[0] for each in "cab"]
+    assert orderer.receive(children[0], 2) == [Gap(parent.hash, 1, children[0], None)]
+    # One parent is missing, whoever else waits for it.
+    assert orderer.receive(children[1], 2) == []
+    assert orderer.receive(children[2], 2) == []
+    assert orderer.missing == [parent.hash]
+    assert orderer.receive(parent, 1) == [Applied(parent, 1), Applied(children[0], 2)]
+
+
 def test_two_first_blocks() -> None:
     orderer: Orderer[int] = Orderer(START)
     main, side = chain(1, 2), chain(1, 3, "b")
@@ -234,6 +246,18 @@ def test_what_waits_too_long_is_given_up() -> None:
         events += orderer.receive(block, block.number)
     assert [event for event in events if isinstance(event, Refused)] == [Refused("old", orphan, 3)]
     assert orderer.waiting == 0
+
+
+def test_each_that_waits_is_given_up_when_its_own_time_has_come() -> None:
+    orderer: Orderer[int] = Orderer(START, reorg_threshold=2)
+    orphans = {number: Block(number, b"o%d" % number, b"?%d" % number) for number in (5, 3, 7, 4)}
+    main = chain(1, 12)
+    orderer.receive(main[0], 1)
+    for number, orphan in orphans.items():
+        orderer.receive(orphan, number)
+    for block in main[1:]:
+        given_up = [Refused("old", orphans[n], n) for n in (block.number - 2,) if n in orphans]
+        assert orderer.receive(block, block.number) == [Applied(block, block.number), *given_up]
 
 
 def test_the_furthest_ahead_goes_first_where_too_many_wait() -> None:

@@ -144,6 +144,13 @@ def test_a_prefix_belongs_to_the_payload_that_announced_it() -> None:
         Conflict("prefix", nested + b"1", P, A, None, None)
     ]
     assert whole(feed(reassembler, (name(3), b"y"))) == [(third, [(name(3), b"y")])]
+    # Nor where its payload waits for it.
+    fourth, later = b"d".ljust(32, b"."), name(0xFF, b"later")
+    feed(reassembler, header(fourth, (later, 1)))
+    assert feed(reassembler, (later, records((P, 1)))) == [
+        Conflict("prefix", later, P, A, "", None)
+    ]
+    assert whole(feed(reassembler, (later, b""))) == [(fourth, [])]
 
 
 def test_two_counts_for_one_prefix_never_give_a_payload_out_early() -> None:
@@ -196,6 +203,19 @@ def test_more_messages_than_announced() -> None:
     assert [type(event) for event in events] == [Malformed, PayloadComplete]
     assert events[0].key == P + b"1"
     assert whole(events) == [(A, [(P + b"2", b"")])]
+
+
+def test_many_that_waited_where_fewer_were_announced() -> None:
+    reassembler = Reassembler()
+    waiting = [(P + b"%02d" % at, b"x") for at in range(40)]
+    events = feed(reassembler, *waiting, header(A, (P, 25), (Q, 1)))
+    assert [event.key for event in events] == [key for key, _ in waiting[25:]]
+    # What was refused is not there any more; the rest is.
+    again = feed(reassembler, *waiting)
+    assert [event.key for event in again] == [key for key, _ in waiting[25:]]
+    assert {type(event) for event in again} == {Malformed}
+    assert reassembler.stats().sources[""].duplicates == 25
+    assert whole(feed(reassembler, (Q, b""))) == [(A, [*waiting[:25], (Q, b"")])]
 
 
 # What is known of payloads that were given out.
