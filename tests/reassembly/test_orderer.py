@@ -268,7 +268,9 @@ def test_the_furthest_ahead_goes_first_where_too_many_wait() -> None:
     assert orderer.receive(blocks[2], 3) == [Refused("room", blocks[4], 5)]
 
 
-@pytest.mark.parametrize("wrong", [Block(2, b"x", b"a1", 0), Block(7, b"x", b"a1", 9)])
+@pytest.mark.parametrize(
+    "wrong", [Block(2, b"x", b"a1", 0), Block(2, b"x", b"a1", 5), Block(7, b"x", b"a1", 9)]
+)
 def test_a_block_that_does_not_follow_its_parent(wrong: Block) -> None:
     orderer: Orderer[int] = Orderer()
     orderer.receive(Block(1, b"a1", START, 5), 1)
