@@ -31,6 +31,7 @@ from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
+    CommitStart,
     EntryQuery,
     HeaderQuery,
     RangeQuery,
@@ -153,10 +154,11 @@ class Answers:
         self._live.counts.bytes_sent += len(data)
 
     async def place(
-        self, command: Start | StartBookmark | FilteredStart | FilteredStartBookmark
+        self,
+        command: Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark,
     ) -> int | Refuse:
         """The entry that a client is to be sent first, or what it is told instead."""
-        if isinstance(command, Start | FilteredStart):
+        if isinstance(command, Start | CommitStart | FilteredStart):
             if command.from_entry > self._stream.total_entries:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
             return command.from_entry

@@ -171,6 +171,13 @@ class Batches(Iteration[EntryBatch]):
     async def __anext__(self) -> EntryBatch:
         return await self._next()
 
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the atomic operations end to which the batch that came last belongs: no entry
+        behind that was handed out. None where `commits` were not asked for, or the server does
+        not tell."""
+        return None if self._streaming is None else self._streaming.commit_ahead
+
     async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
         """Have `take` called, in a thread, with the batches that come next, for `seconds` or
         until none does for a moment: without the loop's turns in between. `settle` is called

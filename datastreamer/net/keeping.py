@@ -13,7 +13,6 @@ import trio
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import ProtocolViolation
 from datastreamer.net.iteration import Batches
-from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.stream import DataStream
 
 AT_ONCE: Final = 64 << 10
@@ -25,64 +24,62 @@ TURN_SECONDS: Final = 0.1
 
 
 COMMIT_BYTES: Final = 8 << 20
-"""Where more comes than is written, so many bytes are a commit."""
+"""Where more comes than is written, and nobody tells where operations end, so many bytes are a
+commit."""
 
 
-async def keep(stream: DataStream, batch: EntryBatch, batches: Batches) -> int:
-    """Append a batch, and of the `batches` behind it those that come without a wait; gives the
-    number of the next entry.
+class Keeping:
+    """What one upstream sends, appended to the file in order.
 
-    A commit is what has arrived, up to some MiB. It does not wait for the disk; readers see
-    it as the stream's sync policy says. Raises what `append` does, and what `batches` do; what
-    came before is appended then.
+    Where it tells the ends of its commits a commit here is one or more of its own, whole: what
+    comes before the end is written to its place, unseen, and memory is bounded however long
+    that takes. Where it does not, a commit is what has arrived, up to some MiB. None waits for
+    the disk; readers see it as the stream's sync policy says.
+
+    One thread at a time.
     """
-    if batch.nbytes <= AT_ONCE and stream.takes_at_once(batch.nbytes):
-        append(stream, batch)
-    else:
-        await trio.to_thread.run_sync(append, stream, batch)
-        pouring = Pouring(stream)
-        await batches.pour(pouring.take, pouring.commit, TURN_SECONDS)
-    return stream.atomic_op().next_number
 
-
-def append(stream: DataStream, batch: EntryBatch) -> None:
-    """One operation with these entries, as they are; the numbers must be those due.
-
-    Raises `ProtocolViolation` for other numbers, and what a commit raises; nothing is
-    appended then.
-    """
-    stream.start_atomic_op()
-    op = stream.atomic_op()
-    try:
-        _ensure_due(op, batch)
-        op.add_batch(batch)
-        stream.commit_atomic_op(wait=False)
-    finally:
-        if op.is_open:
-            stream.rollback_atomic_op()
-
-
-class Pouring:
-    """Many batches, one after the other: written as they come, and made known together."""
-
-    def __init__(self, stream: DataStream) -> None:
+    def __init__(self, stream: DataStream, batches: Batches) -> None:
         self._stream = stream
+        self._batches = batches
         self._op = stream.atomic_op()
+        # Bytes of the open operation.
         self._size = 0
 
-    def take(self, batch: EntryBatch) -> None:
-        """Write a batch; its memory is not to change before the next call or `commit`.
+    async def keep(self, batch: EntryBatch) -> int:
+        """Take a batch, and of those behind it such as come without a wait; gives the number
+        of the next entry.
 
-        Raises what `append` does; the batches before it wait for their commit then.
+        Raises what `take` does, and what the batches do; what was committed before stays.
         """
-        op = self._op
-        if not op.is_open:
-            self._stream.start_atomic_op()
-            self._size = 0
-        _ensure_due(op, batch)
-        op.place_batch(batch)
-        self._size += batch.nbytes
-        if self._size >= COMMIT_BYTES:
+        size = self._size + batch.nbytes
+        if size <= AT_ONCE and self._stream.takes_at_once(size):
+            self.add(batch)
+        else:
+            told = self._batches.commit_ahead is not None
+            await trio.to_thread.run_sync(self.take if told else self.add, batch)
+            await self._batches.pour(self.take, self.settle, TURN_SECONDS)
+        return self._op.next_number
+
+    def add(self, batch: EntryBatch) -> None:
+        """Take a batch by a copy of its bytes, and commit where no end is told. As `take`."""
+        self._begin(batch)
+        self._op.add_batch(batch)
+        self._went_on(batch, 0)
+
+    def take(self, batch: EntryBatch) -> None:
+        """Write a batch; its memory is not to change before the next call or the commit.
+
+        Raises `ProtocolViolation` for entries that are not due, and what a commit raises; an
+        operation that failed is rolled back.
+        """
+        self._begin(batch)
+        self._op.place_batch(batch)
+        self._went_on(batch, COMMIT_BYTES)
+
+    def settle(self) -> None:
+        """All that has arrived was taken."""
+        if not self._told:
             self.commit()
 
     def commit(self) -> None:
@@ -92,12 +89,29 @@ class Pouring:
         try:
             self._stream.commit_atomic_op(wait=False)
         finally:
-            if self._op.is_open:
-                self._stream.rollback_atomic_op()
+            self.drop()
 
+    def drop(self) -> None:
+        """Forget what was taken and is not committed."""
+        if self._op.is_open:
+            self._stream.rollback_atomic_op()
+        self._size = 0
 
-def _ensure_due(op: AtomicOp, batch: EntryBatch) -> None:
-    if batch.first_number != op.next_number:
-        raise ProtocolViolation(
-            f"entry {batch.first_number} came, where entry {op.next_number} was due"
-        )
+    @property
+    def _told(self) -> bool:
+        return self._batches.commit_ahead is not None
+
+    def _begin(self, batch: EntryBatch) -> None:
+        if not self._op.is_open:
+            self._stream.start_atomic_op()
+            self._size = 0
+        if batch.first_number != self._op.next_number:
+            raise ProtocolViolation(
+                f"entry {batch.first_number} came, where entry {self._op.next_number} was due"
+            )
+
+    def _went_on(self, batch: EntryBatch, most: int) -> None:
+        self._size += batch.nbytes
+        ahead = self._batches.commit_ahead
+        if self._size >= most if ahead is None else batch.next_number == ahead:
+            self.commit()

@@ -26,7 +26,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.net.keeping import keep
+from datastreamer.net.keeping import Keeping
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.net.scrape import serve_metrics
@@ -369,16 +369,21 @@ class Relay:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
+            keeping = Keeping(stream, joined.batches)
             try:
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:
                     self._source = state
-                    self._progress(state, await keep(stream, batch, joined.batches))
+                    number = await keeping.keep(batch)
+                    state.entries = max(state.entries or 0, joined.batches.commit_ahead or 0)
+                    self._progress(state, number)
                     batch = await joined.batches.__anext__()
             except StopAsyncIteration:
                 failure = ConnectionLost(f"{state.upstream.name} ended the stream")
             except DatastreamerError as error:
                 failure = error
+            finally:
+                keeping.drop()
             nursery.cancel_scope.cancel()
         if failure is not None and not back:
             raise failure

@@ -20,6 +20,7 @@ from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.net.filtering import PATIENCE_SECONDS, Filtered
 from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
+from datastreamer.protocol import messages
 from datastreamer.storage.reader import Chunk, Cursor, Span
 
 # Entries this near to the end are copied into the socket; older ones go by sendfile,
@@ -55,6 +56,10 @@ class Sender:
         self.span: Span | None = None
         # Where a part of the stream ends that is sent as the answer to a question.
         self._bound: Cursor | None = None
+        # The end of a commit that it was told, up to which it is sent entries then; None: it
+        # is not told any. And what of that is not sent yet.
+        self._told: Cursor | None = None
+        self._untold = b""
         # Where it is sent the entries of some types alone.
         self._filtered: Filtered | None = None
         # Results to put between two entries, and what to do after them.
@@ -78,18 +83,20 @@ class Sender:
 
     # What the session asks for.
 
-    def begin(self, start: int, types: tuple[int, ...] = ()) -> None:
+    def begin(self, start: int, types: tuple[int, ...] = (), *, commits: bool = False) -> None:
         """The client will be sent the entries from `start` on, by `run`; with `types` those
-        alone, in frames."""
+        alone, in frames; with `commits` it is told where operations end."""
         self.state = State.CATCH_UP
         self._filtered = Filtered(self._live, types) if types else None
+        self._told = Cursor(0, start) if commits else None
+        self._untold = b""
         self._set_out(Cursor(0, start))
 
     def begin_part(self, place: Cursor, bound: Cursor) -> None:
         """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
         It is promised them: a change of any of these concerns it."""
         self._bound = bound
-        self._filtered = None
+        self._filtered = self._told = None
         self._set_out(place)
 
     def end_part(self) -> None:
@@ -183,7 +190,9 @@ class Sender:
         if live.changing:
             await self._park()
         elif placed and self.results and self._between_entries():
-            results, self.results = b"".join(self.results), []
+            # Of what is told before the next entries a part may be sent.
+            results, self.results = b"".join((self._untold, *self.results)), []
+            self._untold = b""
             self.blocked = True
             await self.transport.send(results)
             self.blocked = False
@@ -293,11 +302,19 @@ class Sender:
         by_file = far and self.transport.socket_fd is not None
         if far and await self._warmed():
             return
+        if self._told is not None and self.cursor.number >= self._told.number:
+            if live.outdated():
+                return
+            self._tell_commit()
         try:
             if by_file and self.span is None and not self.half_sent:
                 self.span = self._up_to_bound(view.span(self.cursor))
                 self.at = self.span.start
             if self.span is not None:
+                if self._untold and not live.outdated():
+                    self.blocked = True
+                    await self._send_before(b"")
+                    self.blocked = False
                 if not live.outdated():
                     await self._send_span(self.span)
                 return
@@ -318,10 +335,10 @@ class Sender:
             del chunk  # one that stops reading holds the rest in memory, once
             self.at = at + sent  # on its way: what changes there now concerns this client
             self.blocked = True
-            await self.transport.send(rest)
+            await self._send_before(rest)
             self.blocked = False
         else:
-            sent = self.transport.send_now(rest)
+            sent = await self._send_now(rest)
             place = chunk.boundary(at + sent)
             del chunk
         live.counts.bytes_sent += sent
@@ -332,6 +349,32 @@ class Sender:
             await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
+
+    def _tell_commit(self) -> None:
+        """What it is sent next belongs to the operations that end where the stream does now."""
+        head = self._stream.reader.head
+        self._told = Cursor(*head)
+        self._untold = messages.encode_commit(head.entries)
+
+    async def _send_before(self, rest: memoryview | bytes) -> None:
+        """What is to be told before these entries, and the entries."""
+        told, self._untold = self._untold, b""
+        self._live.counts.bytes_sent += len(told)
+        await self.transport.send(b"".join((told, rest)) if told else rest)
+
+    async def _send_now(self, rest: memoryview) -> int:
+        """The same, as much as goes without waiting; how many bytes of the entries that were."""
+        told = self._untold
+        if not told:
+            return self.transport.send_now(rest)
+        sent = self.transport.send_now(b"".join((told, rest)))
+        if sent >= len(told):
+            self._untold = b""
+            self._live.counts.bytes_sent += len(told)
+            return sent - len(told)
+        self._untold = told[sent:]
+        self._live.counts.bytes_sent += sent
+        return 0
 
     async def _send_frame(self, filtered: Filtered) -> None:
         """One turn of sending frames."""
@@ -385,13 +428,13 @@ class Sender:
         self.blocked = False
 
     def _up_to_bound(self, span: Span) -> Span:
-        bound = self._bound
+        bound = self._bound or self._told
         if bound is None or span.next.number < bound.number or span.end <= bound.offset:
             return span
         return Span(span.start, bound.offset, bound)
 
     def _cut_at_bound(self, chunk: Chunk) -> Chunk:
-        bound = self._bound
+        bound = self._bound or self._told
         if bound is None or chunk.next.number <= bound.number:
             return chunk
         return chunk._replace(data=chunk.data[: bound.offset - chunk.start], next=bound)
@@ -446,7 +489,8 @@ class Sender:
 
     async def _go_live(self) -> None:
         """Nothing left to send: leave it to the pass until there is a reason not to."""
-        if self.transport.socket_fd is None or self._filtered is not None:
+        alone = self._filtered is not None or self._told is not None
+        if self.transport.socket_fd is None or alone:
             await self._park()
             return
         self._wake = trio.Event()
@@ -473,7 +517,7 @@ class Sender:
         """
         if self.streaming:
             half_sent = self.half_sent
-            promised = self._bound or self._frame_end
+            promised = self._bound or self._frame_end or self._told
             if stop is None and promised is not None and promised.number > start:
                 return True
             if stop is not None and self._frame_touches(start, stop):

@@ -33,6 +33,7 @@ from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
     CapabilitiesQuery,
+    CommitStart,
     EntryQuery,
     HeaderQuery,
     RangeQuery,
@@ -75,12 +76,15 @@ _KINDS: Final = {
     FilteredStartBookmark: "filtered_start_bookmark",
     RangeQuery: "range_bookmark",
     Start: "start",
+    CommitStart: "commit_start",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
 
 
-AnyStart: TypeAlias = Start | StartBookmark | FilteredStart | FilteredStartBookmark
+AnyStart: TypeAlias = (
+    Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
+)
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 
@@ -320,8 +324,9 @@ class Session:
         if isinstance(place, Refuse):
             await self._refuse(place)
             return
-        types = () if isinstance(command, Start | StartBookmark) else command.types
-        self.sender.begin(place, types)
+        filtered = (FilteredStart, FilteredStartBookmark)
+        types = command.types if isinstance(command, filtered) else ()
+        self.sender.begin(place, types, commits=isinstance(command, CommitStart))
         self.protocol.started()
         self.answers.add(messages.OK)
         await self.answers.send()

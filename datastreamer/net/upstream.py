@@ -122,7 +122,7 @@ async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
         total = stream.total_entries
         common = min(total, header.total_entries)
         first = await trio.to_thread.run_sync(_first_compared, stream, common)
-        batches = client.batches(from_entry=first)
+        batches = client.batches(from_entry=first, commits=True)
         # Where it went back meanwhile it refuses, or nothing comes: the next attempt sees.
         await batches.__aenter__()
         at, rest = first, None

@@ -19,6 +19,7 @@ from datastreamer.format import (
     CAPABILITIES_STRUCT,
     CHOSEN_HEAD_SIZE,
     CHOSEN_HEAD_STRUCT,
+    COMMIT_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     HEADER_SIZE,
@@ -26,6 +27,7 @@ from datastreamer.format import (
     PACKET_BATCH,
     PACKET_CAPABILITIES,
     PACKET_CHOSEN,
+    PACKET_COMMIT,
     PACKET_ENTRY,
     PACKET_HEADER,
     PACKET_RESULT,
@@ -58,6 +60,7 @@ from datastreamer.protocol.messages import (
     Capabilities,
     CapabilitiesQuery,
     Command,
+    CommitStart,
     EntryQuery,
     HeaderQuery,
     RangeQuery,
@@ -71,9 +74,10 @@ from datastreamer.protocol.messages import (
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
 _ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead)
 _OF_MANY_ENTRIES: Final = (
-    *(Start, StartBookmark, RangeQuery, BatchQuery),
+    *(Start, CommitStart, StartBookmark, RangeQuery, BatchQuery),
     *(FilteredRead, FilteredStart, FilteredStartBookmark),
 )
+_NUMBERED: Final = (Start, CommitStart, FilteredStart)
 _READS: Final = (BatchQuery, FilteredRead)
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
@@ -124,6 +128,10 @@ class ClientConnection:
         self.total_entries: int | None = None
         self.batch_ahead: int | None = None
         """Where a batch ends, filtered or not, of which only the beginning has arrived."""
+        self.commit_ahead: int | None = None
+        """Where the operations end of which entries come now, of a streaming that tells it; no
+        entry behind that is handed out before the next end is told."""
+        self._commits = False
         # The types that are streamed alone.
         self._types: tuple[int, ...] | None = None
         self._commands: deque[Command] = deque()
@@ -239,6 +247,8 @@ class ClientConnection:
                     event = self._batch()
                 elif packet == PACKET_CHOSEN:
                     event = self._chosen()
+                elif packet == PACKET_COMMIT:
+                    event = self._commit()
                 elif packet == PACKET_HEADER:
                     event = self._header()
                 elif packet == PACKET_CAPABILITIES:
@@ -283,8 +293,10 @@ class ClientConnection:
         self._stopped = not self.streaming
         # After a StartBookmark the first entry says where it stands.
         self._next_number = (
-            command.from_entry if isinstance(command, (Start, FilteredStart)) else None
+            command.from_entry if isinstance(command, _NUMBERED) else None
         )
+        self._commits = isinstance(command, CommitStart)
+        self.commit_ahead = self._next_number if self._commits else None
         self._types = (
             command.types if isinstance(command, (FilteredStart, FilteredStartBookmark)) else None
         )
@@ -395,6 +407,23 @@ class ClientConnection:
         self._next_number = following
         return EntriesReceived(batch)
 
+    def _commit(self) -> Event | None:
+        """Where the operations end whose entries come next."""
+        if not self._commits:
+            raise self._violation("a commit, though none is to be told")
+        if self._lacks(COMMIT_STRUCT.size):
+            return None
+        _, size, total = COMMIT_STRUCT.unpack_from(self._buffer, self._start)
+        due = self._next_number
+        if size != COMMIT_STRUCT.size or due is None or self.commit_ahead != due or total <= due:
+            raise self._violation(
+                f"a commit ({size} bytes) to entry {total} before entry {due}, where entries up to "
+                f"{self.commit_ahead} were due"
+            )
+        self._take(size)
+        self.commit_ahead = self.total_entries = total
+        return None
+
     def _answered_whole(self) -> None:
         self._answer_due = False
         self._commands.popleft()
@@ -474,6 +503,10 @@ class ClientConnection:
             return None
         self._lent = True
         self._next_number = batch.next_number
+        if self._commits and batch.next_number > (self.commit_ahead or 0):
+            raise self._violation(
+                f"entry {batch.next_number - 1}, where a commit ends at entry {self.commit_ahead}"
+            )
         if self._range_last is not None:
             self._advance_range(batch, self._range_last)
         return EntriesReceived(batch)

@@ -36,6 +36,7 @@ from datastreamer.protocol.events import (
 from datastreamer.protocol.filtering import FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BookmarkQuery,
+    CommitStart,
     EntryQuery,
     HeaderQuery,
     Start,
@@ -173,7 +174,8 @@ class Streaming:
 
     `start` is an entry number or a bookmark's key; `stop` is the number at which to
     end, not included: without it the streaming goes on with what is committed later. With
-    `types`, which the server is known to choose by, runs have gaps and may be empty.
+    `types`, which the server is known to choose by, runs have gaps and may be empty. With
+    `commits`, which the server is known to tell, `commit_ahead` says where they end.
     """
 
     def __init__(
@@ -181,10 +183,14 @@ class Streaming:
         start: int | bytes,
         stop: int | None = None,
         types: tuple[int, ...] | None = None,
+        *,
+        commits: bool = False,
     ) -> None:
-        self._command: Start | StartBookmark | FilteredStart | FilteredStartBookmark
+        self._command: Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
         if isinstance(start, int):
             self._command = Start(start) if types is None else FilteredStart(start, types)
+            if commits:
+                self._command = CommitStart(start)
             if stop is not None and stop < start:
                 raise BadRange(f"entries from {start} to {stop} run backwards")
         elif types is None:
@@ -196,6 +202,11 @@ class Streaming:
         self._stop_sent = self._complete
         self._stopped = self._complete
         self._connection: ClientConnection
+
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the operations end of which entries are handed out now; None: it is not told."""
+        return self._connection.commit_ahead
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
         self._connection = connection

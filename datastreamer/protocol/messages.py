@@ -19,21 +19,25 @@ from datastreamer.format import (
     COMMAND_BATCH_READ,
     COMMAND_BOOKMARK,
     COMMAND_CAPABILITIES,
+    COMMAND_COMMIT_START,
     COMMAND_ENTRY,
     COMMAND_HEADER,
     COMMAND_RANGE_BOOKMARK,
     COMMAND_START,
     COMMAND_START_BOOKMARK,
     COMMAND_STOP,
+    COMMIT_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     FEATURE_BATCH_READ,
+    FEATURE_COMMITS,
     FEATURE_FILTERS,
     FEATURE_RANGE_BOOKMARK,
     MAX_BOOKMARK_SIZE,
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
+    PACKET_COMMIT,
     PACKET_RESULT,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
@@ -62,6 +66,16 @@ class Start:
 
     def __str__(self) -> str:
         return f"Start from entry {self.from_entry}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStart:
+    """As `Start`, and be told where atomic operations end."""
+
+    from_entry: int
+
+    def __str__(self) -> str:
+        return f"Start from entry {self.from_entry}, with commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,7 @@ class BatchQuery:
 
 Command: TypeAlias = (
     Start
+    | CommitStart
     | Stop
     | HeaderQuery
     | StartBookmark
@@ -169,7 +184,9 @@ class Capabilities(NamedTuple):
     `epoch` rises whenever entries are taken back or changed.
     """
 
-    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS
+    features: int = (
+        FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS | FEATURE_COMMITS
+    )
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
     max_batch_count: int = 0
@@ -205,6 +222,11 @@ class Capabilities(NamedTuple):
     def filters(self) -> bool:
         """Whether entries of some types alone can be asked for."""
         return bool(self.features & FEATURE_FILTERS)
+
+    @property
+    def commits(self) -> bool:
+        """Whether the server tells where atomic operations end."""
+        return bool(self.features & FEATURE_COMMITS)
 
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
@@ -287,6 +309,8 @@ def encode_command(command: Command, stream_type: int) -> bytes:
             return encode_header(stream_type)
         case Start(from_entry):
             return encode_start(stream_type, from_entry)
+        case CommitStart(from_entry):
+            return _numbered(COMMAND_COMMIT_START, stream_type, from_entry)
         case StartBookmark(key):
             return encode_start_bookmark(stream_type, key)
         case Stop():
@@ -332,6 +356,11 @@ def encode_batch_head(count: int, first_entry: int, total_entries: int, size: in
 def encode_range_head(last: int) -> bytes:
     """The Result OK and the number of a range's last entry; its entries follow."""
     return OK + _NUMBER.pack(last)
+
+
+def encode_commit(total_entries: int) -> bytes:
+    """What stands before the entries that are not before a commit's end yet: where that is."""
+    return COMMIT_STRUCT.pack(PACKET_COMMIT, COMMIT_STRUCT.size, total_entries)
 
 
 def encode_answer(number: int, entry_type: int, data: bytes) -> bytes:

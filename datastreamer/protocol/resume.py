@@ -171,6 +171,7 @@ class Resumable:
     none is handed out empty. A server that can choose is asked for them alone. Unless
     `careful`, the server is not asked who it is. With `batched` limits the entries are asked
     for in batches, from a number up to `stop`, or to where the stream ends at the beginning.
+    With `commits` a server that can is asked to tell where atomic operations end.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class Resumable:
         follow_rollbacks: bool = False,
         careful: bool = True,
         batched: Limits | None = None,
+        commits: bool = False,
     ) -> None:
         if isinstance(start, int) and stop is not None and stop < start:
             raise BadRange(f"entries from {start} to {stop} run backwards")
@@ -191,6 +193,7 @@ class Resumable:
         self._follow_rollbacks = follow_rollbacks
         self._careful = careful
         self._batched = batched
+        self._commits = commits
         self._stream: Identity | None = None
         self._trail: Remembered | None = None
         # The types as the server of this connection chooses by them; None: it sends all.
@@ -243,6 +246,13 @@ class Resumable:
             self._trail.extend(self._handed)
         self._handed = None
 
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the operations end of which entries were handed out last: no entry behind that
+        has been. None where the server does not tell."""
+        streaming = self._streaming
+        return streaming.commit_ahead if isinstance(streaming, Streaming) else None
+
     # Work
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
@@ -276,7 +286,10 @@ class Resumable:
     def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
         self._note_total(connection)
         if self._batched is None or not isinstance(start, int):
-            streaming = Streaming(start, self._stop, self._filter)
+            commits = False
+            if self._commits and isinstance(start, int) and self._filter is None:
+                commits = (yield from probe(connection)).commits
+            streaming = Streaming(start, self._stop, self._filter, commits=commits)
             yield from streaming.begin(connection)
             return streaming
         reading: BatchReading | ChosenReading
@@ -487,6 +500,7 @@ def streaming(
     follow_rollbacks: bool = False,
     careful: bool = True,
     batched: Limits | None = None,
+    commits: bool = False,
 ) -> Resumable:
     """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`."""
     if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
@@ -500,6 +514,7 @@ def streaming(
         follow_rollbacks=follow_rollbacks,
         careful=careful,
         batched=batched,
+        commits=commits,
     )
     if from_position is not None:
         work.go_on_from(from_position)

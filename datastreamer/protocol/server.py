@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from datastreamer.format import (
     COMMAND_BATCH_READ,
     COMMAND_CAPABILITIES,
+    COMMAND_COMMIT_START,
     COMMAND_ENTRY,
     COMMAND_HEAD_SIZE,
     COMMAND_HEADER,
@@ -38,6 +39,7 @@ from datastreamer.protocol.messages import (
     BookmarkQuery,
     CapabilitiesQuery,
     Command,
+    CommitStart,
     EntryQuery,
     HeaderQuery,
     RangeQuery,
@@ -56,7 +58,11 @@ _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
 _BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
-_EXTENSIONS: Final = (COMMAND_BATCH_READ, COMMAND_CAPABILITIES, *filtering.COMMANDS)
+_NUMBERED: Final = {COMMAND_ENTRY: EntryQuery, COMMAND_START: Start, COMMAND_COMMIT_START: CommitStart}
+_EXTENSIONS: Final = (
+    *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
+    *filtering.COMMANDS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class ServerConnection:
         return self._closed
 
     def started(self) -> None:
-        """A Start or StartBookmark was answered OK: the connection streams."""
+        """A Start of any kind was answered OK: the connection streams."""
         self.streaming = True
 
     def stopped(self) -> None:
@@ -171,12 +177,12 @@ class ServerConnection:
             return _REFUSE_COMMAND
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
-        if command == COMMAND_ENTRY or command == COMMAND_START:
+        if command in _NUMBERED:
             if have < _NUMBERED_SIZE:
                 return self._wait()
             (number,) = _NUMBER.unpack_from(buffer, at + COMMAND_HEAD_SIZE)
             self._at = at + _NUMBERED_SIZE
-            return EntryQuery(number) if command == COMMAND_ENTRY else Start(number)
+            return _NUMBERED[command](number)
         if command == COMMAND_BATCH_READ:
             if have < _BATCH_SIZE:
                 return self._wait()
