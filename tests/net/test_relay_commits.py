@@ -1,0 +1,316 @@
+"""A relay commits where its upstream's commits end, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from datastreamer.net.client import connect
+from datastreamer.net.relay import Relay
+from datastreamer.storage.stream import DataStream
+from tests.net.proxy import NONE, FaultyServer
+from tests.net.relaying import QUICK, Rig, Running, contents, new, nursery_for, serving
+from tests.net.stub import Stub, sample
+
+MIB = 1 << 20
+
+
+class Watched(Relay):
+    """A relay that notes to where each of its commits goes, and each of its cuts."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: list[int] = []
+
+    async def _open(self) -> DataStream:
+        stream = await super()._open()
+
+        def before_commit() -> None:
+            self.seen.append(stream.atomic_op().next_number)
+
+        def on_change(start: int, stop: int | None, done: bool) -> None:
+            if stop is None and done:
+                self.seen.append(start)
+
+        self.seen.append(stream.total_entries)
+        stream.commit_guard = before_commit
+        stream.on_change(on_change)
+        return stream
+
+
+async def watching(
+    nursery: trio.Nursery, path: Path, *ports: int, on_rewrite: str = "stop", **options: Any
+) -> tuple[Rig, Watched]:
+    relay = Watched(
+        [("127.0.0.1", port) for port in ports],
+        path,
+        **{
+            "host": "127.0.0.1",
+            "port": 0,
+            "sync": "os",
+            "index": "memory",
+            "backoff": QUICK,
+            "look_seconds": 1000,
+            "heartbeat": None,
+            "on_rewrite": on_rewrite,
+            **options,
+        },
+    )
+    rig = Rig(relay, 0)
+
+    async def run(task_status: trio.TaskStatus[list[tuple[str, int]]]) -> None:
+        with rig.scope:
+            await relay.run(task_status=task_status)
+        rig.ended.set()
+
+    [(_, rig.port)] = await nursery.start(run)
+    return rig, relay
+
+
+class Wire:
+    """Between a relay and its upstream: connections that are cut after so many bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.upstream = port
+        self.port = 0
+        self.cuts: list[int] = []
+        """For the connections that come next, how much of the upstream's they let through."""
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(
+                functools.partial(trio.serve_tcp, self._pass, 0, host="127.0.0.1")
+            )
+            self.port = listener.socket.getsockname()[1]
+            task_status.started()
+
+    async def _pass(self, client: trio.SocketStream) -> None:
+        left = self.cuts.pop(0) if self.cuts else 1 << 60
+        with contextlib.suppress(OSError, trio.BrokenResourceError):
+            server = await trio.open_tcp_stream("127.0.0.1", self.upstream)
+            async with server, trio.open_nursery() as nursery:
+
+                async def there() -> None:
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        async for data in client:
+                            await server.send_all(data)
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(there)
+                with contextlib.suppress(trio.BrokenResourceError):
+                    async for data in server:
+                        await client.send_all(data[:left])
+                        left -= len(data)
+                        if left <= 0:
+                            break
+                nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def observing(port: int, path: Path) -> AsyncIterator[set[int]]:
+    """The totals that a client hears from Header and BatchRead, and a follower sees."""
+    totals: set[int] = set()
+
+    async def ask() -> None:
+        with DataStream.open(path, follow=True, index="memory") as follower:
+            while True:
+                with contextlib.suppress(Exception):
+                    async with connect("127.0.0.1", port, resume=False) as client:
+                        while True:
+                            totals.add((await client.header()).total_entries)
+                            await client.batch_read_unconfirmed(0, max_count=1)
+                            assert client.total_entries is not None
+                            totals.add(client.total_entries)
+                            follower.refresh()
+                            totals.add(follower.total_entries)
+                await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        yield totals
+        nursery.cancel_scope.cancel()
+
+
+class Source:
+    """The upstream's stream, and where each of its commits ended."""
+
+    def __init__(self, stream: DataStream) -> None:
+        self.stream = stream
+        self.ends = {0}
+
+    def commit(self, sizes: Sequence[int], salt: bytes = b"") -> None:
+        with self.stream.atomic_op() as op:
+            for at, size in enumerate(sizes):
+                number = op.next_number
+                if at == 0:
+                    op.add_bookmark(number.to_bytes(8, "big"))
+                else:
+                    op.add_entry(1 + number % 3, (salt + number.to_bytes(8, "big")).ljust(size))
+        self.ends.add(self.stream.total_entries)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Source]:
+    with new(tmp_path / "upstream.bin") as made:
+        yield Source(made)
+
+
+# Operations of all sizes.
+
+
+@pytest.mark.parametrize("sync", ["os", "commit"])
+async def test_operations_are_seen_whole(tmp_path: Path, source: Source, sync: str) -> None:
+    """Those that were there and those that come, small and large."""
+    source.commit([500] * 60_000)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port, sync=sync)
+        async with observing(rig.port, tmp_path / "relay.bin") as totals:
+            await rig.has(source.stream.total_entries)
+            for sizes in ([10] * 3, [1_000_000] * 12, [300] * 1000, [40]):
+                source.commit(sizes)
+                await rig.has(source.stream.total_entries)
+            for _ in range(50):
+                source.commit([200] * 5)
+                await trio.lowlevel.checkpoint()
+            await rig.has(source.stream.total_entries)
+        assert contents(rig.stream) == contents(source.stream)
+    assert set(relay.seen) | totals <= source.ends
+    assert relay.seen[:2] == [0, 60_000]
+    assert totals
+
+
+async def test_a_chain_tells_the_same_commits(tmp_path: Path, source: Source) -> None:
+    async with nursery_for() as nursery:
+        port = (await serving(nursery, source.stream)).port
+        relays, observed = [], []
+        async with contextlib.AsyncExitStack() as stack:
+            for hop in range(2):
+                rig, relay = await watching(nursery, tmp_path / f"{hop}.bin", port)
+                relays.append(relay)
+                path = tmp_path / f"{hop}.bin"
+                observed.append(await stack.enter_async_context(observing(rig.port, path)))
+                port = rig.port
+            for part in range(30):
+                source.commit([1 + part * 4000] * (1 + part % 7))
+                await trio.lowlevel.checkpoint()
+            await rig.has(source.stream.total_entries)
+        assert contents(rig.stream) == contents(source.stream)
+    for relay, totals in zip(relays, observed, strict=True):
+        assert set(relay.seen) | totals <= source.ends
+
+
+# Cuts and restarts.
+
+small = st.lists(st.integers(8, 300), min_size=1, max_size=6)
+large = st.lists(st.sampled_from([8, 5_000, 40_000, 300_000]), min_size=1, max_size=12)
+operation = small | large
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), operation),
+        st.tuples(st.just("commits"), st.lists(operation, max_size=5)),
+        st.tuples(st.just("cut"), st.lists(st.integers(0, 200_000), min_size=1, max_size=3)),
+        st.tuples(st.just("upstream"), st.none()),
+        st.tuples(st.just("relay"), st.none()),
+        st.tuples(st.just("chained"), st.none()),
+        st.tuples(st.just("wait"), st.none()),
+        st.tuples(st.just("truncate"), st.floats(0, 1)),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+async def play(folder: Path, steps: Sequence[tuple[str, Any]], sync: str) -> None:
+    truncates = any(what == "truncate" for what, _ in steps)
+    policy: dict[str, Any] = {"on_rewrite": "follow" if truncates else "stop", "sync": sync}
+    seen: list[Watched] = []
+    with new(folder / "upstream.bin") as stream:
+        source = Source(stream)
+        async with nursery_for() as nursery:
+            server = await serving(nursery, stream)
+            wire = Wire(server.port)
+            await nursery.start(wire.run)
+
+            async def start(name: str, port: int) -> Rig:
+                rig, relay = await watching(nursery, folder / name, port, **policy)
+                seen.append(relay)
+                return rig
+
+            first = await start("first.bin", wire.port)
+            second_wire = Wire(first.port)
+            await nursery.start(second_wire.run)
+            second = await start("second.bin", second_wire.port)
+            for salt, (what, value) in enumerate(steps):
+                if what == "commit":
+                    source.commit(value, salt.to_bytes(2, "big"))
+                elif what == "commits":
+                    for sizes in value:
+                        source.commit(sizes, salt.to_bytes(2, "big"))
+                elif what == "cut":
+                    wire.cuts += value
+                    second_wire.cuts += value
+                    await server.stop()
+                    await server.start()
+                elif what == "upstream":
+                    await server.stop()
+                    await server.start()
+                elif what == "relay":
+                    await first.stop()
+                    first = await start("first.bin", wire.port)
+                    second_wire.upstream = first.port
+                elif what == "chained":
+                    await second.stop()
+                    second = await start("second.bin", second_wire.port)
+                elif what == "wait":
+                    await first.has(stream.total_entries)
+                elif stream.total_entries:
+                    ends = sorted(end for end in source.ends if end < stream.total_entries)
+                    stream.truncate(ends[int(value * (len(ends) - 1))])
+                await trio.lowlevel.checkpoint()
+            # More than there ever were: whoever has so many has gone back where the source did.
+            source.commit([8] * (1 + max(source.ends) - stream.total_entries), b"last")
+            await second.has(stream.total_entries)
+            assert contents(second.stream) == contents(stream)
+            assert contents(first.stream) == contents(stream)
+    for relay in seen:
+        assert set(relay.seen) <= source.ends, (relay.seen, source.ends)
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(steps=STEPS, sync=st.sampled_from(["os", "commit"]))
+def test_whatever_happens_every_commit_is_one_of_the_upstreams(
+    steps: list[tuple[str, Any]], sync: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(play, Path(folder), steps, sync)
+
+
+# Upstreams that tell nothing.
+
+
+@pytest.mark.parametrize("extensions", ["known", "refused", "closed"])
+async def test_an_upstream_that_tells_nothing_is_relayed_as_it_comes(
+    tmp_path: Path, extensions: str
+) -> None:
+    entries = sample(120)
+    stub = functools.partial(Stub, entries, extensions=extensions)
+    with FaultyServer(*[(stub, NONE)] * 6) as server:
+        async with nursery_for() as nursery:
+            rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+            await rig.has(120)
+            assert contents(rig.stream) == [(e.number, e.type, e.data) for e in entries]
