@@ -164,6 +164,12 @@ class Client:
         """The newest total that the server told on this connection; None before the first."""
         return self._link.total_entries
 
+    @property
+    def closed_on_asking(self) -> bool:
+        """Whether the server closed a connection on the question what it can do, and is taken
+        for one that can do no more than others: that may have been an accident."""
+        return self._link.closed_on_asking
+
     async def capabilities(self) -> Capabilities:
         """What the server can do beyond the published protocol; asked once a connection."""
         return await self._link.call(probe)

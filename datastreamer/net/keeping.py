@@ -6,6 +6,7 @@ connection.
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from typing import Final
 
 import trio
@@ -39,7 +40,10 @@ class Keeping:
     One thread at a time.
     """
 
-    def __init__(self, stream: DataStream, batches: Batches) -> None:
+    def __init__(self, stream: DataStream, batches: Batches, commits: MutableSequence[int]) -> None:
+        """`commits` is given the total of each commit that ends where one of the upstream's
+        does."""
+        self._commits = commits
         self._stream = stream
         self._batches = batches
         self._op = stream.atomic_op()
@@ -113,5 +117,9 @@ class Keeping:
     def _went_on(self, batch: EntryBatch, most: int) -> None:
         self._size += batch.nbytes
         ahead = self._batches.commit_ahead
-        if self._size >= most if ahead is None else batch.next_number == ahead:
+        if ahead is None:
+            if self._size >= most:
+                self.commit()
+        elif batch.next_number == ahead:
             self.commit()
+            self._commits.append(ahead)

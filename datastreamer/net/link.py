@@ -72,6 +72,8 @@ class Link:
         self._redial = redial
         # Whether this server may be asked what it can do: some close on the question.
         self._may_ask = self._extensions = batch_reads
+        self.closed_on_asking = False
+        """Whether it did, without a word: that may have been an accident."""
         self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
         self._channel: Channel | None = channel_over(stream, peer)
         # The iteration that is open, on which the server may send at any time.
@@ -126,6 +128,7 @@ class Link:
         """Whether the server closed on the question what it can do: it is not asked again."""
         if not self._connection.probing or self._redial is None:
             return False
+        self.closed_on_asking = not self._connection.refused
         self._extensions = False
         return True
 

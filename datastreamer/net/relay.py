@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.metrics.block import WriterNumbers
+from datastreamer.net.client import Client
 from datastreamer.net.keeping import Keeping
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
@@ -62,6 +64,11 @@ _SAY_SECONDS = 10.0
 _REMIND_SECONDS = 60.0
 # An upstream that is lost sooner, and gave nothing, counts as one that is not there.
 _STEADY_SECONDS = 5.0
+# One that closes on the question what it can do so often in a row does not know it.
+_CLOSED_ON_ASKING = 3
+# So many ends of commits are remembered, and so many bytes more are taken back for the sake of one.
+_COMMITS_KEPT = 10_000
+_MOST_FOR_A_COMMIT = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +88,9 @@ class UpstreamState:
     behind_since: float | None = None
     """Since when, by the loop's clock, it has been found to hold less than we do, and no more
     than it did then, while no upstream could be had."""
+
+    closed_on_asking: int = 0
+    """How many connections in a row it closed on the question what it can do."""
 
     behind_at: int = 0
     """How many it held then."""
@@ -170,6 +180,8 @@ class Relay:
         self._backoff = backoff
         self._look_seconds = look_seconds
         self._downloading = trio.CancelScope()
+        # Where commits of upstreams ended, of those that told, the last ones.
+        self._commits: deque[int] = deque(maxlen=_COMMITS_KEPT)
         self._said = 0.0
         self._changed = trio.Event()
 
@@ -340,6 +352,7 @@ class Relay:
                         return False
                     await self._go_back(state, stream, error)
                     return True
+                self._ensure_understood(state, client)
                 self._joined(state, stream, joined.header)
                 try:
                     if await self._stream_on(state, stream, joined):
@@ -355,6 +368,14 @@ class Relay:
         steady = trio.current_time() - began >= _STEADY_SECONDS
         return steady or stream.total_entries > before
 
+    def _ensure_understood(self, state: UpstreamState, client: Client) -> None:
+        """A connection that is lost while the upstream is asked what it can do does not make it
+        one that cannot tell where commits end: only some in a row do."""
+        closed = client.closed_on_asking
+        state.closed_on_asking = state.closed_on_asking + 1 if closed else 0
+        if 0 < state.closed_on_asking < _CLOSED_ON_ASKING:
+            raise ConnectionLost(f"{client.peer} closed the connection on a question; asked again")
+
     async def _stream_on(self, state: UpstreamState, stream: DataStream, joined: Joined) -> bool:
         """Keep what comes. True where an earlier upstream is to be used; else it raises."""
         back = False
@@ -369,7 +390,7 @@ class Relay:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
-            keeping = Keeping(stream, joined.batches)
+            keeping = Keeping(stream, joined.batches, self._commits)
             try:
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:
@@ -461,6 +482,10 @@ class Relay:
                 state.upstream, stream.header.stream_type, self._timeout
             ) as client:
                 common = await common_entries(client, stream, total)
+        while self._commits and self._commits[-1] > common:
+            self._commits.pop()
+        if isinstance(error, Rewritten) and self._commits:
+            common = await trio.to_thread.run_sync(_last_commit, stream, self._commits[-1], common)
         if common < total:
             _log.warning(
                 "following %s back to %d entries: entries %d to %d are cut off (%s)",
@@ -531,3 +556,11 @@ class Relay:
             why = "; ".join(state.lost for state in self.states if state.lost)
             _log.warning("still nothing to relay from, %s: %s", what, why)
         await trio.sleep(self._backoff.wait(attempt, random.random()))  # noqa: S311
+
+
+def _last_commit(stream: DataStream, commit: int, common: int) -> int:
+    """To how many entries to go back where `common` are the same: to the end of a commit, where
+    that costs little."""
+    reader = stream.reader
+    size = reader.cursor(common).offset - reader.cursor(commit).offset
+    return commit if size <= _MOST_FOR_A_COMMIT else common

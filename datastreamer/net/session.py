@@ -82,9 +82,7 @@ _KINDS: Final = {
 }
 
 
-AnyStart: TypeAlias = (
-    Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
-)
+AnyStart: TypeAlias = Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 

@@ -77,12 +77,13 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
     """
     if connection.capabilities is not None:
         return connection.capabilities
-    connection.probing = True
+    connection.asked_at = connection.received_bytes
     yield connection.request(CapabilitiesQuery()) + connection.request(HeaderQuery())
     while (event := connection.next_event()) is None:
         yield None
     if isinstance(event, ResultReceived) and event.number == RESULT_INVALID_COMMAND:
         said = NO_EXTENSIONS
+        connection.refused = True
     elif isinstance(event, CapabilitiesReceived):
         said = event.capabilities
     else:
@@ -92,8 +93,7 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
         yield None
     if not isinstance(event, HeaderReceived):
         raise unexpected(connection, event)
-    connection.probing = False
-    connection.refused = said is NO_EXTENSIONS
+    connection.asked_at = None
     connection.capabilities = said
     return said
 

@@ -119,8 +119,8 @@ class ClientConnection:
         self.streaming = False
         self.received_bytes = 0
         self.capabilities: Capabilities | None = None if extensions else NO_EXTENSIONS
-        self.probing = False
-        """Whether the question for capabilities has not been answered yet."""
+        self.asked_at: int | None = None
+        """At how many received bytes it was asked, while that is not answered to the end."""
         self.refused = False
         """Whether it was answered by a server that does not know it."""
         self.out_of_step = False
@@ -154,6 +154,12 @@ class ClientConnection:
     def outstanding(self) -> int:
         """How many requests have no (whole) answer yet."""
         return len(self._commands)
+
+    @property
+    def probing(self) -> bool:
+        """Whether nothing is known of what the server can do but that it has been asked: should
+        it end now, that may be why."""
+        return self.asked_at is not None and (self.refused or self.received_bytes == self.asked_at)
 
     @property
     def over(self) -> bool:
@@ -292,9 +298,7 @@ class ClientConnection:
         self.streaming = not isinstance(command, Stop)
         self._stopped = not self.streaming
         # After a StartBookmark the first entry says where it stands.
-        self._next_number = (
-            command.from_entry if isinstance(command, _NUMBERED) else None
-        )
+        self._next_number = command.from_entry if isinstance(command, _NUMBERED) else None
         self._commits = isinstance(command, CommitStart)
         self.commit_ahead = self._next_number if self._commits else None
         self._types = (

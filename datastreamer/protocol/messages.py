@@ -184,9 +184,7 @@ class Capabilities(NamedTuple):
     `epoch` rises whenever entries are taken back or changed.
     """
 
-    features: int = (
-        FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS | FEATURE_COMMITS
-    )
+    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS | FEATURE_COMMITS
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
     max_batch_count: int = 0

@@ -11,6 +11,7 @@ number, then state on its first 16 bytes; a bookmark's length as soon as it is t
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -58,7 +59,11 @@ _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
 _BATCH_SIZE: Final = COMMAND_HEAD_SIZE + _BATCH.size
-_NUMBERED: Final = {COMMAND_ENTRY: EntryQuery, COMMAND_START: Start, COMMAND_COMMIT_START: CommitStart}
+_NUMBERED: Final[dict[int, Callable[[int], EntryQuery | Start | CommitStart]]] = {
+    COMMAND_ENTRY: EntryQuery,
+    COMMAND_START: Start,
+    COMMAND_COMMIT_START: CommitStart,
+}
 _EXTENSIONS: Final = (
     *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
     *filtering.COMMANDS,
