@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from datastreamer.errors import ConnectionLost, ProtocolViolation
 from datastreamer.net import keeping
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
+from datastreamer.protocol.resume import streaming
 from tests.net.proxy import NONE, End, Fault, FaultyServer
 from tests.net.relaying import contents, fill, new, nursery_for, relaying, serving
 from tests.net.stub import Stub, sample
@@ -118,8 +120,10 @@ async def test_it_is_settled_when_all_that_came_was_taken(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", [keeping.COMMIT_BYTES // 4 + 1, keeping.COMMIT_BYTES + 1])
 def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     """Or all that was taken, before whatever goes wrong."""
+    work = streaming(0, None, None)
     with new(tmp_path / "stream.bin") as stream:
-        pouring = keeping.Pouring(stream)
+        # Of an upstream that does not tell where its commits end.
+        pouring = keeping.Keeping(stream, Batches(cast(Any, None), work), [])
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

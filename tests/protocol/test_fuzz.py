@@ -19,6 +19,7 @@ from datastreamer.protocol.filtering import (
     decode,
 )
 from datastreamer.protocol.messages import (
+    CommitStart,
     Start,
     StartBookmark,
     Stop,
@@ -27,6 +28,7 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from tests.protocol.mutilated import RECORDED, TYPE, mutilated
 
+STARTS = (Start, CommitStart, StartBookmark, FilteredStart, FilteredStartBookmark)
 FILTERED = (FilteredRead, FilteredStart, FilteredStartBookmark)
 LONGEST = COMMAND_HEAD_SIZE + 28 + 4 + 4 * MAX_FILTER_TYPES
 
@@ -39,7 +41,7 @@ def played(pieces: list[bytes]) -> tuple[list[Event], ServerConnection]:
         connection.receive(piece)
         while (event := connection.next_event()) is not None:
             events.append(event)
-            if isinstance(event, (Start, StartBookmark, FilteredStart, FilteredStartBookmark)):
+            if isinstance(event, STARTS):
                 connection.started()
             elif isinstance(event, Stop):
                 connection.stopped()
