@@ -66,7 +66,7 @@ async def test_no_entry_is_behind_an_end_that_was_not_told(
     stream: DataStream, serve: Open, seed: int
 ) -> None:
     """Large ones and small ones, in pages and across them, to a client that is slow at times."""
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     ends = set()
     for _ in range(3):
         commit(stream, 9_000, 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,10 @@ def streaming(command: Command) -> ClientConnection:
     connection.feed(OK)
     assert isinstance(connection.next_event(), ResultReceived)
     return connection
+
+
+def events(connection: ClientConnection) -> list[object]:
+    return list(iter(connection.next_event, None))
 
 
 def test_bytes() -> None:
@@ -74,7 +79,7 @@ def test_the_end_of_a_commit_is_known_with_its_first_entry(
         ends.append(total)
     bounds = sorted({0, len(data), *(place % len(data) for place in places)})
     reached, told = start, []
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         connection.feed(data[begin:end])
         while (event := connection.next_event()) is not None:
             assert isinstance(event, EntriesReceived)
@@ -102,8 +107,7 @@ def test_what_is_no_such_streaming(data: bytes) -> None:
     connection = streaming(CommitStart(5))
     connection.feed(data)
     with pytest.raises(ProtocolViolation):
-        while connection.next_event() is not None:
-            pass
+        events(connection)
 
 
 def test_nobody_is_told_who_did_not_ask() -> None:
