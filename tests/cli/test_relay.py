@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -81,6 +82,11 @@ def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
         module="tests.cli.killed_relay",
         cwd=tmp_path,
     ) as killed:
+        # What is there is one commit, and each that comes behind it another.
+        while killed.process.poll() is None:
+            total = add(upstream, 20, size=500)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                killed.process.wait(0.05)
         assert killed.wait() == -signal.SIGKILL
     with DataStream.open(file, read_only=True, index="memory") as kept:
         have, end = kept.total_entries, kept.header.total_length
