@@ -6,13 +6,14 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence
 from typing import Final
 
 import trio
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import ProtocolViolation
+from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.net.iteration import Batches
 from datastreamer.storage.stream import DataStream
 
@@ -28,14 +29,22 @@ COMMIT_BYTES: Final = 8 << 20
 """Where more comes than is written, and nobody tells where operations end, so many bytes are a
 commit."""
 
+BACKLOG_BYTES: Final = 64 << 20
+"""So much of what there was on joining is kept unseen; of a longer backlog a commit is at least so
+much, up to a bookmark."""
+
+UNMARKED_BYTES: Final = 512 << 20
+"""Where no bookmark comes, so many bytes of a backlog are a commit."""
+
 
 class Keeping:
-    """What one upstream sends, appended to the file in order.
+    """What one upstream sends after a join, appended to the file in order.
 
     Where it tells the ends of its commits a commit here is one or more of its own, whole: what
     comes before the end is written to its place, unseen, and memory is bounded however long
-    that takes. Where it does not, a commit is what has arrived, up to some MiB. None waits for
-    the disk; readers see it as the stream's sync policy says.
+    that takes. A long backlog alone, whose inner ends nobody knows, is committed in parts that end
+    before a bookmark. Where no end is told, a commit is what has arrived, up to some MiB. None
+    waits for the disk; readers see it as the stream's sync policy says.
 
     One thread at a time.
     """
@@ -49,6 +58,8 @@ class Keeping:
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
+        # Whether what was there on joining is still coming.
+        self._behind = True
 
     async def keep(self, batch: EntryBatch) -> int:
         """Take a batch, and of those behind it such as come without a wait; gives the number
@@ -66,7 +77,7 @@ class Keeping:
         return self._op.next_number
 
     def add(self, batch: EntryBatch) -> None:
-        """Take a batch by a copy of its bytes, and commit where no end is told. As `take`."""
+        """Take a small batch by a copy of its bytes, and commit where no end is told. As `take`."""
         self._begin(batch)
         self._op.add_batch(batch)
         self._went_on(batch, 0)
@@ -77,9 +88,10 @@ class Keeping:
         Raises `ProtocolViolation` for entries that are not due, and what a commit raises; an
         operation that failed is rolled back.
         """
-        self._begin(batch)
-        self._op.place_batch(batch)
-        self._went_on(batch, COMMIT_BYTES)
+        for part in self._parts(batch):
+            self._begin(part)
+            self._op.place_batch(part)
+            self._went_on(part, COMMIT_BYTES)
 
     def settle(self) -> None:
         """All that has arrived was taken."""
@@ -105,6 +117,22 @@ class Keeping:
     def _told(self) -> bool:
         return self._batches.commit_ahead is not None
 
+    def _parts(self, batch: EntryBatch) -> Iterator[EntryBatch]:
+        """The batch, or what of it belongs to the commit that is open and then the rest."""
+        ahead, size = self._batches.commit_ahead, self._size + batch.nbytes
+        if not self._behind or ahead in (None, batch.next_number) or size < BACKLOG_BYTES:
+            yield batch
+            return
+        types = batch.types
+        marks = (at for at in range(len(types) - 1, -1, -1) if types[at] == TYPE_BOOKMARK)
+        cut = next(marks, len(types) if size >= UNMARKED_BYTES else None)
+        if cut:
+            yield batch[:cut]
+        if cut is not None:
+            self.commit()
+        if cut != len(types):
+            yield batch[cut:]
+
     def _begin(self, batch: EntryBatch) -> None:
         if not self._op.is_open:
             self._stream.start_atomic_op()
@@ -121,5 +149,6 @@ class Keeping:
             if self._size >= most:
                 self.commit()
         elif batch.next_number == ahead:
+            self._behind = False
             self.commit()
             self._commits.append(ahead)

@@ -15,6 +15,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from datastreamer.net import keeping
 from datastreamer.net.client import connect
 from datastreamer.net.relay import Relay
 from datastreamer.storage.stream import DataStream
@@ -326,6 +327,47 @@ async def test_a_relay_that_follows_goes_back_to_the_end_of_a_commit(
         assert contents(rig.stream) == contents(source.stream)
     assert relay.cuts == [7 if restarted else 5]
     assert relay.seen[-1] == 11
+
+
+# A long backlog, which clients are not to wait for.
+
+
+async def test_a_long_backlog_is_shown_as_it_comes(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts that end before a bookmark; what comes later, however long, is seen whole."""
+    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 2 * MIB)
+    for _ in range(400):
+        source.commit([200] * 200)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(source.stream.total_entries)
+        parts = len(relay.seen)
+        with source.stream.atomic_op() as op:
+            for _ in range(30_000):
+                op.add_bookmark(op.next_number.to_bytes(8, "big"))
+                op.add_entry(1, bytes(200))
+        await rig.has(source.stream.total_entries)
+        assert contents(rig.stream) == contents(source.stream)
+    assert set(relay.seen[:parts]) <= source.ends
+    assert 3 <= parts <= 9
+    assert relay.seen[parts:] == [source.stream.total_entries]
+
+
+async def test_a_long_backlog_without_bookmarks(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 1 * MIB)
+    monkeypatch.setattr(keeping, "UNMARKED_BYTES", 4 * MIB)
+    with source.stream.atomic_op() as op:
+        op.add_entries(1, [bytes(1000)] * 16_000)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(16_000)
+        assert contents(rig.stream) == contents(source.stream)
+    assert 3 <= len(relay.seen) <= 5
 
 
 # Upstreams that tell nothing.
