@@ -16,6 +16,7 @@ from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.cli.process import running
 from tests.interop.plain import header, scan
+from tests.ports import free_port
 
 MODULE = "datastreamer.cli.dsapp"
 
@@ -211,9 +212,3 @@ def test_a_signal_ends_a_server_in_good_order(tmp_path: Path, number: signal.Sig
         serving.signal(number)
         assert serving.wait() == 0
         assert "0 of 1,000,000 operations" in serving.err.rest()[0]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -129,14 +129,17 @@ def test_a_full_disk_and_room_again(upstream: StreamServer, tmp_path: Path) -> N
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("this user may not mount a file system")
     try:
-        total = add(upstream, 12_000, size=500)
         words = ("relay", "--server", at(upstream), "--file", folder / "r.bin")
         more = ("--host", "127.0.0.1", "--port", "0", "--index", "memory")
         with running(*words, *more, cwd=tmp_path) as relaying:
             port = relaying.port()
+            assert numbers(port, ENTRIES) == list(range(ENTRIES))
+            total = add(upstream, 12_000, size=500)
             relaying.err.until("No space left|disk is full")
             with BlockingClient("127.0.0.1", port) as client:
-                client.entry(client.header().total_entries - 1)
+                there = client.header().total_entries
+                assert ENTRIES <= there < total
+                client.entry(there - 1)
             subprocess.run(
                 ["mount", "-o", "remount,size=64m", str(folder)], check=True, capture_output=True
             )

@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 SOURCE = Path(__file__).resolve().parent / "peer"
 Answer = dict[str, Any]
 
@@ -370,5 +372,5 @@ def _file_options(
     path = Path(file)
     if "." in str(path.parent):
         raise ValueError(f"{path}: the reference misplaces its bookmarks under a dotted folder")
-    options: list[object] = ["--file", path, "--port", port, "--version", version]
+    options: list[object] = ["--file", path, "--port", port or free_port(), "--version", version]
     return [*options, "--system-id", system_id, "--stream-type", stream_type]

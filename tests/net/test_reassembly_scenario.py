@@ -4,7 +4,6 @@ own, one killed and begun again, one that lies - and a consumer that is killed a
 from __future__ import annotations
 
 import hashlib
-import socket
 import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.cli.process import Running, running
 from tests.net import reassembly_scenario as made
+from tests.ports import free_port
 
 MODULE = "tests.net.reassembly_scenario"
 KILLS = (0.07, 0.2, 0.45, 0.6, 0.85)
@@ -20,12 +20,6 @@ KILLS = (0.07, 0.2, 0.45, 0.6, 0.85)
 
 # What an interpreter with all of this loaded takes, and batches on their way: some 60 MiB here.
 BESIDES_KIB = 200 << 10
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.mark.slow
