@@ -154,7 +154,7 @@ class Source:
             for at, size in enumerate(sizes):
                 number = op.next_number
                 if at == 0:
-                    op.add_bookmark(number.to_bytes(8, "big"))
+                    op.add_bookmark(salt + number.to_bytes(8, "big"))
                 else:
                     op.add_entry(1 + number % 3, (salt + number.to_bytes(8, "big")).ljust(size))
         self.ends.add(self.stream.total_entries)
@@ -220,7 +220,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("commit"), operation),
         st.tuples(st.just("commits"), st.lists(operation, max_size=5)),
-        st.tuples(st.just("cut"), st.lists(st.integers(0, 200_000), min_size=1, max_size=3)),
+        st.tuples(st.just("cut"), st.lists(st.integers(0, 200_000), min_size=1, max_size=2)),
         st.tuples(st.just("upstream"), st.none()),
         st.tuples(st.just("relay"), st.none()),
         st.tuples(st.just("chained"), st.none()),
@@ -233,6 +233,8 @@ STEPS = st.lists(
 
 
 async def play(folder: Path, steps: Sequence[tuple[str, Any]], sync: str) -> None:
+    """No two operations begin with the same entry: where a rewritten one does, a relay that was
+    started anew and follows may go back to within it, as is told."""
     truncates = any(what == "truncate" for what, _ in steps)
     policy: dict[str, Any] = {"on_rewrite": "follow" if truncates else "stop", "sync": sync}
     seen: list[Watched] = []
