@@ -43,23 +43,25 @@ class Keeping:
     Where it tells the ends of its commits a commit here is one or more of its own, whole: what
     comes before the end is written to its place, unseen, and memory is bounded however long
     that takes. A long backlog alone, whose inner ends nobody knows, is committed in parts that end
-    before a bookmark. Where no end is told, a commit is what has arrived, up to some MiB. None
-    waits for the disk; readers see it as the stream's sync policy says.
+    before a bookmark; what comes behind it never is. Where no end is told, a commit is what has
+    arrived, up to some MiB. None waits for the disk; readers see it as the stream's sync policy
+    says.
 
     One thread at a time.
     """
 
-    def __init__(self, stream: DataStream, batches: Batches, commits: MutableSequence[int]) -> None:
+    def __init__(
+        self, stream: DataStream, batches: Batches, commits: MutableSequence[int], backlog: int
+    ) -> None:
         """`commits` is given the total of each commit that ends where one of the upstream's
-        does."""
+        does; `backlog` is how many entries the upstream held on joining."""
         self._commits = commits
+        self._backlog = backlog
         self._stream = stream
         self._batches = batches
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
-        # Whether what was there on joining is still coming.
-        self._behind = True
 
     async def keep(self, batch: EntryBatch) -> int:
         """Take a batch, and of those behind it such as come without a wait; gives the number
@@ -120,12 +122,14 @@ class Keeping:
     def _parts(self, batch: EntryBatch) -> Iterator[EntryBatch]:
         """The batch, or what of it belongs to the commit that is open and then the rest."""
         ahead, size = self._batches.commit_ahead, self._size + batch.nbytes
-        if not self._behind or ahead in (None, batch.next_number) or size < BACKLOG_BYTES:
+        there = self._backlog - batch.first_number
+        if there < 0 or ahead in (None, batch.next_number) or size < BACKLOG_BYTES:
             yield batch
             return
         types = batch.types
-        marks = (at for at in range(len(types) - 1, -1, -1) if types[at] == TYPE_BOOKMARK)
-        cut = next(marks, len(types) if size >= UNMARKED_BYTES else None)
+        last = min(there, len(types) - 1)
+        marks = (at for at in range(last, -1, -1) if types[at] == TYPE_BOOKMARK)
+        cut = next(marks, min(there, len(types)) if size >= UNMARKED_BYTES else None)
         if cut:
             yield batch[:cut]
         if cut is not None:
@@ -149,6 +153,5 @@ class Keeping:
             if self._size >= most:
                 self.commit()
         elif batch.next_number == ahead:
-            self._behind = False
             self.commit()
             self._commits.append(ahead)

@@ -390,7 +390,8 @@ class Relay:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
-            keeping = Keeping(stream, joined.batches, self._commits)
+            backlog = joined.header.total_entries
+            keeping = Keeping(stream, joined.batches, self._commits, backlog)
             try:
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:

@@ -123,7 +123,7 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     work = streaming(0, None, None)
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
-        pouring = keeping.Keeping(stream, Batches(cast("Any", None), work), [])
+        pouring = keeping.Keeping(stream, Batches(cast("Any", None), work), [], 0)
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

@@ -372,6 +372,30 @@ async def test_a_long_backlog_without_bookmarks(
     assert 3 <= len(relay.seen) <= 5
 
 
+@pytest.mark.parametrize("there", [0, 5])
+async def test_what_comes_after_the_backlog_is_seen_whole(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch, there: int
+) -> None:
+    """Also where there was none: a relay that joins at the end."""
+    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 2 * MIB)
+    monkeypatch.setattr(keeping, "UNMARKED_BYTES", 4 * MIB)
+    if there:
+        source.commit([8] * there)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(there)
+        await rig.stop()
+        rig, relay = await watching(nursery, tmp_path / "relay.bin", server.port)
+        await relay.until(lambda: relay.caught_up)
+        with source.stream.atomic_op() as op:
+            for _ in range(40_000):
+                op.add_bookmark(op.next_number.to_bytes(8, "big"))
+                op.add_entry(1, bytes(200))
+        await rig.has(source.stream.total_entries)
+    assert relay.seen == [source.stream.total_entries]
+
+
 # Upstreams that tell nothing.
 
 
