@@ -46,6 +46,7 @@ from datastreamer.net.upstream import (
     header_of,
     join,
 )
+from datastreamer.net.whole import whole_before
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.resume import BACKOFF, Backoff
 from datastreamer.storage.durable import SyncPolicy
@@ -66,9 +67,8 @@ _REMIND_SECONDS = 60.0
 _STEADY_SECONDS = 5.0
 # One that closes on the question what it can do so often in a row does not know it.
 _CLOSED_ON_ASKING = 3
-# So many ends of commits are remembered, and so many bytes more are taken back for the sake of one.
+# So many ends of commits are remembered.
 _COMMITS_KEPT = 10_000
-_MOST_FOR_A_COMMIT = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -485,8 +485,8 @@ class Relay:
                 common = await common_entries(client, stream, total)
         while self._commits and self._commits[-1] > common:
             self._commits.pop()
-        if isinstance(error, Rewritten) and self._commits:
-            common = await trio.to_thread.run_sync(_last_commit, stream, self._commits[-1], common)
+        if isinstance(error, Rewritten):
+            common = await trio.to_thread.run_sync(whole_before, stream, common, self._commits)
         if common < total:
             _log.warning(
                 "following %s back to %d entries: entries %d to %d are cut off (%s)",
@@ -557,11 +557,3 @@ class Relay:
             why = "; ".join(state.lost for state in self.states if state.lost)
             _log.warning("still nothing to relay from, %s: %s", what, why)
         await trio.sleep(self._backoff.wait(attempt, random.random()))  # noqa: S311
-
-
-def _last_commit(stream: DataStream, commit: int, common: int) -> int:
-    """To how many entries to go back where `common` are the same: to the end of a commit, where
-    that costs little."""
-    reader = stream.reader
-    size = reader.cursor(common).offset - reader.cursor(commit).offset
-    return commit if size <= _MOST_FOR_A_COMMIT else common

@@ -15,9 +15,10 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datastreamer.net import keeping
+from datastreamer.net import keeping, whole
 from datastreamer.net.client import connect
 from datastreamer.net.relay import Relay
+from datastreamer.net.whole import whole_before
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, FaultyServer
 from tests.net.relaying import QUICK, Rig, contents, new, nursery_for, serving
@@ -233,8 +234,8 @@ STEPS = st.lists(
 
 
 async def play(folder: Path, steps: Sequence[tuple[str, Any]], sync: str) -> None:
-    """No two operations begin with the same entry: where a rewritten one does, a relay that was
-    started anew and follows may go back to within it, as is told."""
+    """No two operations begin with the same entry, so that each history differs from the others
+    where an operation begins."""
     truncates = any(what == "truncate" for what, _ in steps)
     policy: dict[str, Any] = {"on_rewrite": "follow" if truncates else "stop", "sync": sync}
     seen: list[Watched] = []
@@ -307,7 +308,7 @@ def test_whatever_happens_every_commit_is_one_of_the_upstreams(
 async def test_a_relay_that_follows_goes_back_to_the_end_of_a_commit(
     tmp_path: Path, source: Source, restarted: bool
 ) -> None:
-    """Though more entries are the same; unless it was started anew, and does not know where."""
+    """Though more entries are the same; where it was started anew, by the bookmark."""
     source.commit([8] * 5)
     async with nursery_for() as nursery:
         server = await serving(nursery, source.stream)
@@ -327,8 +328,29 @@ async def test_a_relay_that_follows_goes_back_to_the_end_of_a_commit(
             rig, relay = await watching(nursery, path, server.port, on_rewrite="follow")
         await rig.has(11)
         assert contents(rig.stream) == contents(source.stream)
-    assert relay.cuts == [7 if restarted else 5]
+    assert relay.cuts == [5]
     assert relay.seen[-1] == 11
+
+
+def test_where_a_file_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a commit's end that is near, else to before a bookmark that is, else where it differs."""
+    with new(tmp_path / "stream.bin") as stream:
+        with stream.atomic_op() as op:
+            op.add_entries(1, [b"no bookmark"] * 1000)
+        assert whole_before(stream, 700, []) == 700
+        assert whole_before(stream, 700, [1, 600]) == 600
+        with stream.atomic_op() as op:
+            op.add_bookmark(b"block")
+            op.add_entries(1, [bytes(1000)] * 2000)
+        for common in (1000, 1001, 1300, 3000):
+            assert whole_before(stream, common, []) == 1000
+            assert whole_before(stream, common, [20]) == 20
+        assert whole_before(stream, 999, []) == 999
+        assert whole_before(stream, 0, []) == 0
+        monkeypatch.setattr(whole, "MOST_BYTES", MIB)
+        assert whole_before(stream, 1300, [20]) == 20
+        assert whole_before(stream, 2020, [20]) == 1000
+        assert whole_before(stream, 3000, [20]) == 3000
 
 
 # A long backlog, which clients are not to wait for.
