@@ -263,12 +263,17 @@ class BlockingClient(BlockingLink):
         types: Collection[int] | None = None,
         cursor: CursorStore | None = None,
         on_rollback: Callable[[Rollback], object] | None = None,
+        commits: bool = False,
     ) -> Batches:
         """As `entries`, in runs as they arrive: for many entries the quick way.
 
-        A batch keeps its bytes, within a receive buffer of up to 1 MiB.
+        A batch keeps its bytes, within a receive buffer of up to 1 MiB. With `commits` a server
+        that can is asked to tell where atomic operations end, which `commit_ahead` says; from an
+        entry on, for all types.
         """
-        work = self._streaming(from_entry, from_bookmark, from_position, stop, types, on_rollback)
+        work = self._streaming(
+            from_entry, from_bookmark, from_position, stop, types, on_rollback, commits
+        )
         return Batches(self, work, None, cursor, on_rollback)
 
     def _streaming(
@@ -279,6 +284,7 @@ class BlockingClient(BlockingLink):
         stop: int | None,
         types: Collection[int] | None,
         on_rollback: object,
+        commits: bool = False,
     ) -> Resumable:
         return streaming(
             from_entry,
@@ -288,6 +294,7 @@ class BlockingClient(BlockingLink):
             types=types,
             follow_rollbacks=on_rollback is not None,
             careful=self._endurance.resume,
+            commits=commits,
         )
 
     def run(

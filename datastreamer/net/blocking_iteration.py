@@ -167,6 +167,13 @@ class Batches(Iteration[EntryBatch]):
     def __next__(self) -> EntryBatch:
         return self._next()
 
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the atomic operations end to which the batch that came last belongs: no entry
+        behind that was handed out. None where `commits` were not asked for, or the server does
+        not tell."""
+        return None if self._streaming is None else self._streaming.commit_ahead
+
 
 class Entries(Iteration[Iterable[Entry]]):
     """Entries one by one: an iterator, begun and ended as `Batches`."""

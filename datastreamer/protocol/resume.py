@@ -460,20 +460,22 @@ class Resumable:
     def silent(self, header: Header, peer: str, seconds: float) -> None:
         """Nothing came for `seconds`, and another connection was answered with `header`.
 
-        Raises `ConnectionLost` where entries are due since the last time this was asked, or
-        where it is not the stream that was joined any more; `HistoryChanged` where it does not
-        hold any more what was there, and is waited for.
+        Raises `ConnectionLost` where entries are due since the last time this was asked, as its
+        total says or a commit that it told, or where it is not the stream that was joined any more;
+        `HistoryChanged` where it does not hold any more what was there, and is waited for.
         """
         due, total = self.next_number, header.total_entries
+        told = max(total, self.commit_ahead or 0)
         another = self._stream is not None and Identity.of(header) != self._stream
         if another or (due is not None and total < due):
             raise ConnectionLost(f"{peer} serves another stream, or another history")
         self._ensure_there(total, peer)
-        if due is None or total == due:
+        if due is None or told == due:
             self._missed = None
         elif self._missed == due:
+            promise = f", told a commit to entry {told}" if told > total else ""
             raise ConnectionLost(
-                f"{peer} holds {total} entries and sent nothing for {seconds:g} s, "
+                f"{peer} holds {total} entries{promise} and sent nothing for {seconds:g} s, "
                 f"where entry {due} was due"
             )
         else:

@@ -156,6 +156,22 @@ def test_a_call_from_within_another() -> None:
         assert client.entry(3) == TEN[3]
 
 
+def test_where_operations_end(tmp_path: Path) -> None:
+    with (
+        StreamServer(tmp_path / "s.bin", host="127.0.0.1", port=0, sync="os") as server,
+        BlockingClient(*server.addresses[0]) as client,
+        client.batches(commits=True) as batches,
+    ):
+        reached = 0
+        for count in (3, 1, 5):
+            with server.stream.atomic_op() as op:
+                op.add_entries(1, [b"data"] * count)
+            total = server.stream.total_entries
+            while reached < total:
+                reached = next(batches).next_number
+                assert batches.commit_ahead == total
+
+
 @pytest.mark.parametrize("window", [1, 3, 1024])
 def test_entries_by_number(window: int) -> None:
     numbers = [n * 37 % 100 for n in range(3000)]

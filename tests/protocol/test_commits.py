@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer._codec import pack_entry
-from datastreamer.errors import ProtocolViolation, UsageError
+from datastreamer.errors import ConnectionLost, ProtocolViolation, UsageError
+from datastreamer.format import Header
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import EntriesReceived, ResultReceived
 from datastreamer.protocol.messages import (
@@ -23,6 +24,7 @@ from datastreamer.protocol.messages import (
     encode_command,
     encode_commit,
 )
+from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.server import Refuse, ServerConnection
 
 
@@ -130,3 +132,23 @@ def test_another_start_on_the_same_connection() -> None:
     assert isinstance(connection.next_event(), ResultReceived)
     assert isinstance(connection.next_event(), EntriesReceived)
     assert connection.commit_ahead is None
+
+
+@pytest.mark.parametrize("promised", [5, 6, (1 << 64) - 1])
+def test_a_commit_that_was_told_and_does_not_come(promised: int) -> None:
+    """A server that says it holds no more, and is silent, is taken for lost all the same."""
+    work, connection = Resumable(0, careful=False, commits=True), ClientConnection(1)
+    header = Header(2, 137, 1, 4096, 5)
+    probed = OK + Capabilities().pack() + OK + header.pack()
+    sent = iter([probed, OK, encode_commit(promised) + packed(0, 1, 2, 3, 4)])
+    for flow in (work.begin(connection), work.advance()):
+        for due in flow:
+            if due is None:
+                connection.feed(next(sent))
+    assert work.next_number == 5
+    work.silent(header, "server", 10)
+    if promised == 5:
+        work.silent(header, "server", 10)
+        return
+    with pytest.raises(ConnectionLost, match=f"holds 5 entries, told a commit to entry {promised}"):
+        work.silent(header, "server", 10)
