@@ -13,13 +13,14 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import trio
 
 from datastreamer.net.listen import tune
 from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost, watch_over
 from datastreamer.net.place import Place
+from datastreamer.net.tcp import TcpInfo, tcp_info
 
 if TYPE_CHECKING:
     import ssl
@@ -44,6 +45,9 @@ class Channel(Protocol):
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Wait for bytes; 0 where the other side ended. Cancelled, it took none."""
+
+    def known(self) -> TcpInfo | None:
+        """What the system knows of the connection; None where it says nothing."""
 
     async def aclose(self) -> None:
         """Close at once. Whoever waits gets `trio.ClosedResourceError`."""
@@ -95,6 +99,9 @@ class SocketChannel:
                 self._in_a_row = (self._in_a_row + 1) % _TURN_PIECES if full else 0
                 return count
 
+    def known(self) -> TcpInfo | None:
+        return tcp_info(self._socket)
+
     @contextmanager
     def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
         """A `receive_into` for a thread that has the socket for itself: it waits for a large
@@ -143,6 +150,14 @@ class StreamChannel:
             raise connection_lost(self._peer, error) from None
         buffer[: len(data)] = data
         return len(data)
+
+    def known(self) -> TcpInfo | None:
+        stream = self._stream
+        if isinstance(stream, trio.SSLStream):
+            stream = stream.transport_stream
+        if not isinstance(stream, trio.SocketStream):
+            return None
+        return tcp_info(cast("socket.socket", stream.socket))
 
     async def aclose(self) -> None:
         if isinstance(self._stream, trio.SSLStream):

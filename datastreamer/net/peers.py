@@ -57,6 +57,19 @@ def silent_server(peer: str, seconds: float, error: PeerError) -> ConnectionLost
     return ConnectionLost(f"nothing from {peer} for {seconds:g} s, and {error}")
 
 
+def silent_twice(peer: str, seconds: float, timeout: float) -> NoAnswer:
+    """The exception for a server that is silent, and on another connection too."""
+    return NoAnswer(
+        f"nothing from {peer} for {seconds:g} s, and no answer on another connection within "
+        f"{timeout:g} s"
+    )
+
+
+def host_silent(peer: str, seconds: float) -> NoAnswer:
+    """The exception for a server whose host does not confirm what was sent to it."""
+    return NoAnswer(f"the host of {peer} has not answered for {seconds:.0f} s")
+
+
 def say_lost(log: logging.Logger, peer: str, error: PeerError) -> None:
     """A line in the log when a server is lost, and none for each attempt after."""
     log.warning("lost %s, trying again: %s", peer, str(error).partition(";")[0])

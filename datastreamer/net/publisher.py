@@ -6,6 +6,7 @@ is nothing to say. What is said, and said again, stands in `datastreamer.protoco
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -22,11 +23,19 @@ from datastreamer.errors import (
     DatastreamerError,
     NoOperation,
     OperationOpen,
+    PeerError,
     StreamClosed,
 )
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.channel import Channel, channel_over, dial
-from datastreamer.net.peers import answer_timeout, say_back, say_lost
+from datastreamer.net.client import Client
+from datastreamer.net.peers import (
+    answer_timeout,
+    host_silent,
+    say_back,
+    say_lost,
+    silent_twice,
+)
 from datastreamer.net.place import Place, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.protocol.exchanges import TIMEOUT
@@ -114,6 +123,7 @@ class Publisher(Standing):
         most: int,
     ) -> None:
         self._place = place
+        self._stream_type = terms.stream_type
         self._source = SourceConnection(terms)
         self._timeout = timeout
         self._retry_for = retry_for
@@ -260,7 +270,8 @@ class Publisher(Standing):
                 size = await channel.receive_into(buffer)
             if patience.cancelled_caught:
                 if granted and source.underway:
-                    # A slow disk, or a long way for much: the system tells of hosts that are gone.
+                    # A slow disk, or a long way for much - or a path on which nothing comes.
+                    await self._ensure_there(channel, seconds)
                     continue
                 raise answer_timeout(self._place.peer, seconds)
             try:
@@ -270,6 +281,26 @@ class Publisher(Standing):
             self._news.set()
             if back and source.granted and not granted:
                 say_back(_log, self._place.peer, source.total_entries)
+
+    async def _ensure_there(self, channel: Channel, seconds: float) -> None:
+        """No receipt came for so long: raise `NoAnswer` where the server's host is gone, as the
+        system sees it, or the server leaves a question on another connection unanswered."""
+        peer = self._place.peer
+        known = channel.known()
+        if known is not None and known.dead_for(seconds):
+            raise host_silent(peer, known.silent_seconds)
+        with trio.move_on_after(self._timeout) as patience:
+            # Whatever is said, or that it may not be asked: it is there.
+            with contextlib.suppress(PeerError):
+                stream = await dial(self._place, math.inf)
+                client = Client(stream, stream_type=self._stream_type, peer=peer, batch_reads=False)
+                try:
+                    await client.header()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await client.aclose()
+        if patience.cancelled_caught:
+            raise silent_twice(peer, seconds, self._timeout)
 
     async def _send(self, channel: Channel) -> None:
         source, said_at = self._source, trio.current_time()

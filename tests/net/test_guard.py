@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import socket
-import struct
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +19,9 @@ from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Rig, append, in_memory, over_loopback
 from tests.net.model import OK, Model
+from tests.net.vanishing import linux, vanish
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 SMALL_BUFFER = 4096
-_SO_ATTACH_FILTER = 26
 
 
 @pytest.fixture
@@ -197,13 +193,6 @@ async def test_who_asks_and_takes_no_answer_is_inactive(stream: DataStream) -> N
         assert rig.server.counts.ended == {"inactivity_timeout": 1}
         # Streaming, and as lazy, is another thing.
         await streams.expect(OK + modelled(stream).packed())
-
-
-def vanish(connection: socket.socket) -> None:
-    """From now on the system drops all that comes to this socket, as if its host were gone."""
-    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
-    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop_all))
-    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 async def raw(rig: Rig) -> trio.socket.SocketType:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from datastreamer.errors import (
     ConnectionLost,
@@ -35,6 +36,7 @@ from datastreamer.storage.source import Source
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import PATIENCE
 from tests.net.secure import Authority
+from tests.net.vanishing import linux, vanish
 from tests.storage.made import FaultyDisk
 
 TOKEN = b"a token"
@@ -230,6 +232,92 @@ async def test_a_path_that_is_cut_and_nobody_says_so(stream: DataStream, token_f
 
 
 # What a publisher is told.
+
+
+class Muting:
+    """Passes bytes on, until it is mute: then nothing that comes is passed on or answered, on the
+    connections that are there, and on those that come while it is. Or the first one's host is
+    gone, for the system, and the others are served."""
+
+    def __init__(self, port: int) -> None:
+        self.mute = False
+        self.waiting = trio.Event()
+        """Set when a connection has come while it was mute."""
+        self.accepted: list[trio.SocketStream] = []
+        self._target = port
+
+    async def run(self, task_status: trio.TaskStatus[int]) -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        task_status.started(listeners[0].socket.getsockname()[1])
+        await trio.serve_listeners(self._pass_on, listeners)
+
+    async def _pass_on(self, client: trio.SocketStream) -> None:
+        self.accepted.append(client)
+        if self.mute:
+            self.waiting.set()
+            await trio.sleep_forever()
+        server = await trio.open_tcp_stream("127.0.0.1", self._target)
+        async with client, server, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump, client, server)
+            nursery.start_soon(self._pump, server, client)
+
+    async def _pump(self, source: trio.SocketStream, target: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await source.receive_some(65536):
+                if self.mute:
+                    await trio.sleep_forever()
+                await target.send_all(data)
+            await target.aclose()
+
+
+async def test_a_path_that_falls_silent_with_operations_underway(
+    stream: DataStream, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is a question answered on another connection: the operation is sent again on a third."""
+    async with serving(stream, token_file) as (_, port), trio.open_nursery() as nursery:
+        muting = Muting(port)
+        between = await nursery.start(muting.run)
+        async with publisher_at(between, lease=0.5, retry_for=PATIENCE) as publisher:
+            publisher._timeout = 2
+            await put(publisher, b"before")
+            caplog.clear()
+            muting.mute = True
+            op = publisher.atomic_op()
+            op.add_entry(3, b"underway")
+            pending = await op.commit(wait=False)
+            await muting.waiting.wait()
+            while "trying again" not in caplog.text:
+                await trio.testing.wait_all_tasks_blocked(0.002)
+            muting.mute, publisher._timeout = False, 10
+            await pending.wait()
+        nursery.cancel_scope.cancel()
+    assert contents(stream) == [(3, b"before"), (3, b"underway")]
+    assert "for 2.5 s, and no answer on another connection within 2 s" in caplog.text
+
+
+@linux
+async def test_a_host_that_is_gone_with_operations_underway(
+    stream: DataStream, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system sees it, long before it gives the connection up."""
+    async with serving(stream, token_file) as (_, port), trio.open_nursery() as nursery:
+        muting = Muting(port)
+        between = await nursery.start(muting.run)
+        async with publisher_at(between, lease=0.5, retry_for=PATIENCE) as publisher:
+            publisher._timeout = 2
+            await put(publisher, b"before")
+            caplog.clear()
+            vanish(muting.accepted[-1].socket)
+            op = publisher.atomic_op()
+            op.add_entry(3, b"underway")
+            pending = await op.commit(wait=False)
+            while "trying again" not in caplog.text:
+                await trio.testing.wait_all_tasks_blocked(0.002)
+            publisher._timeout = 10
+            await pending.wait()
+        nursery.cancel_scope.cancel()
+    assert contents(stream) == [(3, b"before"), (3, b"underway")]
+    assert f"the host of 127.0.0.1:{between} has not answered for" in caplog.text
 
 
 async def test_a_lease_that_cannot_be_kept_on_disk(
