@@ -1,7 +1,8 @@
 """The ledger's fields and methods, for `_reassembler.pyx`; `_ledger.pyx` says what they are."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from datastreamer.reassembly._shares cimport Share
 from datastreamer.reassembly._slab cimport Slab
 from datastreamer.reassembly._state cimport Heap, Message, Node, Table
 
@@ -11,7 +12,7 @@ cdef bytes key_of(Node* prefix)
 
 cdef class Source:
     cdef str name
-    cdef uint32_t number
+    cdef uint16_t number
     cdef uint64_t next         # where it goes on; everything before has been received
     cdef uint64_t seen_before  # as far as it had come in the run before
     cdef bint placed           # whether it has positions at all
@@ -37,6 +38,8 @@ cdef class Ledger:
     cdef bint _ages, _busy
     cdef list _events
     cdef list _sources
+    cdef Share* _shares                        # of each of them
+    cdef uint32_t _shares_capacity
     cdef dict _by_name
     cdef object _last_name
     cdef Source _last_source
@@ -44,12 +47,14 @@ cdef class Ledger:
     cdef int _enter(self) except -1
     cdef tuple _told(self)
     cdef Source _source(self, name)
+    cdef int _open_share(self, uint32_t number) except -1
     cdef int _resume(self, resume) except -1
     cdef void _keep_known(self, uint32_t payload) noexcept
     cdef void _forget(self) noexcept
     cdef void _thin(self, Node* payload) noexcept
     cdef int _keep_to_budget(self) except -1
     cdef int _pass_time(self, now) except -1
+    cdef uint32_t _above_share(self) noexcept
     cdef int _drop(self, uint32_t at, str why) except -1
     cdef uint32_t _find(self, const uint8_t* key) noexcept
     cdef uint32_t _new_node(self, const uint8_t* key, uint8_t kind) except? 0xFFFFFFFF
@@ -61,7 +66,7 @@ cdef class Ledger:
     cdef void _free_messages(self, Node* node) noexcept
     cdef int _hold(self, uint32_t item, Source source, uint64_t position) except -1
     cdef void _drop_hold(self, uint32_t at) noexcept
-    cdef void _let_go(self, Node* node) noexcept
+    cdef void _leave_flight(self, uint32_t item) noexcept
     cdef void _adopt(self, uint32_t payload, uint32_t prefix) noexcept
     cdef int _join(self, uint32_t payload, uint32_t prefix) except -1
     cdef void _move_on(self, Source source, uint64_t next_) noexcept

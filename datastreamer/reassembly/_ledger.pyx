@@ -8,9 +8,12 @@ here and what makes a payload whole is `_reassembler.pyx`'s.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+from datastreamer.reassembly._shares cimport (
+    NOBODY, Share, UNIT_BITS, share_join, share_largest, share_release,
+)
 from datastreamer.reassembly._slab cimport (
     NONE, Slab, hashed, slab_free, slab_give, slab_init, slab_take,
 )
@@ -94,6 +97,7 @@ cdef class Ledger:
         free(self._table.slots)
         slab_free(&self._nodes)
         slab_free(&self._holds)
+        free(self._shares)
 
     # What the outside asks
 
@@ -193,12 +197,27 @@ cdef class Ledger:
                 raise UsageError("more than 65,535 sources; name them by where they come from")
             found = Source.__new__(Source)
             found.name = str(name)
-            found.number = <uint32_t>len(self._sources)
+            found.number = <uint16_t>len(self._sources)
+            self._open_share(found.number)
             self._by_name[found.name] = found
             self._sources.append(found)
         self._last_source = found
         self._last_name = name
         return found
+
+    cdef int _open_share(self, uint32_t number) except -1:
+        cdef uint32_t capacity
+        cdef void* moved
+        if number == self._shares_capacity:
+            capacity = number + (number >> 1) + 4
+            moved = realloc(self._shares, capacity * sizeof(Share))
+            if moved == NULL:
+                raise MemoryError
+            self._shares = <Share*>moved
+            self._shares_capacity = capacity
+        self._shares[number].lead = 0
+        self._shares[number].first = self._shares[number].last = NONE
+        return 0
 
     cdef int _resume(self, resume) except -1:
         cdef Source source
@@ -296,8 +315,13 @@ cdef class Ledger:
 
     cdef int _keep_to_budget(self) except -1:
         cdef Node* node
+        cdef uint32_t above
         while self._used > self._budget + min(self._known, 2 * self._threshold + 2) * NODE_CHARGE:
-            if self._next_to_thin != NONE:
+            above = self._above_share()
+            if above != NONE:
+                self._drop(above, "budget")
+                self._forget()
+            elif self._next_to_thin != NONE:
                 node = node_at(&self._nodes, self._next_to_thin)
                 self._thin(node)
                 self._next_to_thin = node.next
@@ -311,6 +335,17 @@ cdef class Ledger:
             else:
                 break
         return 0
+
+    cdef uint32_t _above_share(self) noexcept:
+        """The oldest thing of the source that has most above its share, and is not the only one;
+        NONE: none has. As many shares as there are sources, and one more, are the budget."""
+        cdef uint32_t count = <uint32_t>len(self._sources)
+        cdef uint32_t largest = share_largest(self._shares, count)
+        if count < 2 or largest == NONE:
+            return NONE
+        if self._shares[largest].lead << UNIT_BITS <= self._budget // (count + 1):
+            return NONE
+        return self._shares[largest].first
 
     cdef int _pass_time(self, now) except -1:
         cdef double time = now
@@ -342,8 +377,7 @@ cdef class Ledger:
             hold = hold_at(&self._holds, hold).next
         named = key_of(node) if waiting else id_of(node)
         since = node.since
-        self._unlink(at)
-        self._let_go(node)
+        self._leave_flight(at)
         if waiting:
             self._free_messages(node)
         else:
@@ -379,7 +413,8 @@ cdef class Ledger:
         memcpy(node.key, key, PREFIX_SIZE)
         node.kind = kind
         node.tag = <uint32_t>hashed(self._secret, key, PREFIX_SIZE)
-        node.owner = node.previous = node.next = node.holds = NONE
+        node.by = NOBODY
+        node.previous = node.next = node.holds = NONE
         node.since = self._now
         node.serial = self._serial
         if kind == OPEN or kind == FINISHED:
@@ -477,10 +512,13 @@ cdef class Ledger:
         slab_give(&self._holds, at)
         self._used -= HOLD_CHARGE
 
-    cdef void _let_go(self, Node* node) noexcept:
-        """Drop all holds of a node."""
+    cdef void _leave_flight(self, uint32_t item) noexcept:
+        """It is nobody's, and holds no position any more."""
+        cdef Node* node = node_at(&self._nodes, item)
         cdef uint32_t at = node.holds
         cdef uint32_t next_
+        self._unlink(item)
+        share_release(self._shares, &self._nodes, item)
         while at != NONE:
             next_ = hold_at(&self._holds, at).next
             self._drop_hold(at)
@@ -491,7 +529,7 @@ cdef class Ledger:
         cdef Node* owner = node_at(&self._nodes, payload)
         cdef Node* node = node_at(&self._nodes, prefix)
         node.kind = ANNOUNCED
-        node.owner = payload
+        node.whose.owner = payload
         node.part.prefix.sibling = owner.part.payload.prefixes
         owner.part.payload.prefixes = prefix
 
@@ -502,6 +540,7 @@ cdef class Ledger:
         cdef Node* other
         cdef uint32_t hold = node.holds
         cdef uint32_t next_, before
+        share_join(self._shares, &self._nodes, payload, prefix)
         if node.serial < owner.serial:
             # It stands where the older one stood: the list stays in the order of age.
             owner.since = node.since

@@ -20,6 +20,9 @@ from libc.string cimport memcmp
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, get_u32
 from datastreamer.reassembly._ledger cimport Ledger, Source, id_of
+from datastreamer.reassembly._shares cimport (
+    header_weight, message_weight, share_lose, share_sent, share_sent_again,
+)
 from datastreamer.reassembly._slab cimport NONE, hashed
 from datastreamer.reassembly._state cimport (
     ANNOUNCED, FINISHED, HEADER_BYTE, Message, NESTED_BYTE, Node, OPEN, PREFIX_SIZE, PrefixPart,
@@ -56,8 +59,9 @@ cdef class Reassembler(Ledger):
 
     A payload that was given out stays known for at least `reorg_threshold` further ones.
     `budget` bounds the bytes of memory for everything here (for what was given out, 144 bytes
-    a payload may come on top): above it what was given out is known by its id alone, and then
-    what is in flight is dropped, the oldest first. `max_age` is in the seconds of the `now`
+    a payload may come on top): above it goes what one of several sources alone has in flight above
+    its share, then what was given out is known by its id alone, and then what is in flight is
+    dropped, the oldest first. `max_age` is in the seconds of the `now`
     that the caller gives; where it gives none, as with sources that can be read again, or
     with None, nothing ages. `resume` is the checkpoint of a run before.
 
@@ -187,6 +191,9 @@ cdef class Reassembler(Ledger):
                 self._conflict("value", key, PREFIX_SIZE, key, payload, source, position, placed)
             else:
                 source.duplicates += 1
+                if node.kind == OPEN:
+                    share_sent_again(self._shares, &self._nodes, payload, source.number,
+                                     header_weight(size))
             return self._seen_again(payload, source, position, placed)
         if self._refused(NONE, key, PREFIX_SIZE, value, size, source, position, placed):
             return 0
@@ -194,6 +201,7 @@ cdef class Reassembler(Ledger):
         node = node_at(&self._nodes, payload)
         node.part.payload.header = records
         self._into_flight(payload)
+        share_sent(self._shares, &self._nodes, payload, source.number, header_weight(size))
         if placed:
             self._hold(payload, source, position)
         self._announce(payload, key, PREFIX_SIZE, value, size, source, position, placed)
@@ -214,7 +222,7 @@ cdef class Reassembler(Ledger):
         node = node_at(&self._nodes, prefix)
         payload = prefix
         if node.kind == ANNOUNCED:
-            payload = node.owner
+            payload = node.whose.owner
             owner = node_at(&self._nodes, payload)
             if owner.kind == FINISHED:
                 return self._take_late(prefix, hash_, key, key_size, value, value_size, source,
@@ -225,6 +233,8 @@ cdef class Reassembler(Ledger):
                 message.data + key_size, value, value_size
             ) == 0:
                 source.duplicates += 1
+                share_sent_again(self._shares, &self._nodes, payload, source.number,
+                                 message_weight(key_size, value_size, key[0] == NESTED_BYTE))
             else:
                 self._conflict("value", key, key_size, key, payload, source, position, placed)
             return self._seen_again(payload, source, position, placed)
@@ -242,6 +252,8 @@ cdef class Reassembler(Ledger):
             raise MemoryError
         message_add(&node.part.prefix, message)
         self._charge_message(message)
+        share_sent(self._shares, &self._nodes, payload, source.number,
+                   message_weight(key_size, value_size, key[0] == NESTED_BYTE))
         if placed:
             self._hold(payload, source, position)
         if owner == NULL:
@@ -263,7 +275,7 @@ cdef class Reassembler(Ledger):
         cdef uint64_t tag
         cdef uint32_t at
         cdef uint64_t found = 0
-        self._seen_again(node.owner, source, position, placed)
+        self._seen_again(node.whose.owner, source, position, placed)
         if part.index == NULL and part.expected != UNTOLD:
             return self._excess(node, key, key_size, source, position, placed)
         if part.index == NULL:
@@ -285,7 +297,7 @@ cdef class Reassembler(Ledger):
         if not found:
             self._excess(node, key, key_size, source, position, placed)
         elif found & <uint64_t>0xFFFFFFFF != (tag | 1):
-            self._conflict("value", key, key_size, key, node.owner, source, position, placed)
+            self._conflict("value", key, key_size, key, node.whose.owner, source, position, placed)
         else:
             source.duplicates += 1
         return 0
@@ -325,9 +337,9 @@ cdef class Reassembler(Ledger):
                 prefix = self._find(value + at)
                 if prefix != NONE:
                     node = node_at(&self._nodes, prefix)
-                    if node.kind == ANNOUNCED and node.owner != payload:
-                        self._conflict("prefix", key, key_size, value + at, node.owner, source,
-                                       position, placed)
+                    if node.kind == ANNOUNCED and node.whose.owner != payload:
+                        self._conflict("prefix", key, key_size, value + at, node.whose.owner,
+                                       source, position, placed)
                         return True
             at += RECORD_SIZE
         return False
@@ -418,6 +430,8 @@ cdef class Reassembler(Ledger):
                                False)
                 continue
             refused = True
+            share_lose(self._shares, &self._nodes, payload, message_weight(
+                message.key_size, message.value_size, node.key[0] == NESTED_BYTE))
             self._free_message(message)
         if refused and part.index != NULL:
             free(part.index)
@@ -449,8 +463,7 @@ cdef class Reassembler(Ledger):
                                 self._prefixes(node), node.since, source.name,
                                 position if placed else None)
         self._keep_tags(node)
-        self._unlink(payload)
-        self._let_go(node)
+        self._leave_flight(payload)
         node.kind = FINISHED
         node.serial = self._serial
         self._completed += 1

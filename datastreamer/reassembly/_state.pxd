@@ -10,7 +10,7 @@ oldest first, each with the positions that it is held at.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -61,19 +61,25 @@ cdef struct PayloadPart:
     uint64_t missing      # messages that are announced and not there
     uint64_t header       # the hash of the header's records; 0: not known
     uint32_t prefixes     # the first of them
-    uint32_t thinned
 
 cdef union Part:
     PrefixPart prefix
     PayloadPart payload
 
+cdef union Whose:
+    uint32_t owner        # ANNOUNCED: its payload
+    uint32_t lead         # in flight: what it counts in the share of the source `by`
+
 cdef struct Node:
     uint8_t key[PREFIX_SIZE]
     uint8_t kind
+    uint16_t by           # in flight: the source in whose share it is, or NOBODY
     uint32_t tag          # 32 bits of the key's hash
-    uint32_t owner        # ANNOUNCED: its payload
+    Whose whose
     uint32_t previous     # of those in flight, or finished
     uint32_t next
+    uint32_t before       # of those in the share of a source
+    uint32_t behind
     uint32_t holds        # the first of them
     double since          # when the first message came, by the caller's clock
     uint64_t serial       # which message that was; of a FINISHED one: which was the last

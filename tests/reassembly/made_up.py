@@ -119,7 +119,7 @@ def deliveries(draw: st.DrawFn) -> list[tuple[Message, str, int | None, float | 
     now = 0.0
     found = []
     for message in messages:
-        source = draw(st.sampled_from("aab"))
+        source = draw(st.sampled_from("aabc"))
         position: int | None = positions[source]
         positions[source] += draw(st.sampled_from([1, 1, 1, 5, -3 if positions[source] > 3 else 1]))
         now += draw(st.sampled_from([0.0, 0.0, 1.0, 4.0]))

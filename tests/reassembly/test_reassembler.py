@@ -282,12 +282,12 @@ def test_above_the_budget_the_oldest_goes() -> None:
     reassembler.receive(*header(A, (P, 2)), "a", 3)
     reassembler.receive(P, bytes(2000), "a", 4)
     assert reassembler.position("a") == 3
-    assert reassembler.receive(Q, bytes(1000), "b", 9) == ()
-    (event,) = reassembler.receive(name(3), bytes(2000), "b", 10)
+    assert reassembler.receive(Q, bytes(1000), "a", 9) == ()
+    (event,) = reassembler.receive(name(3), bytes(2000), "a", 10)
     assert event == Dropped("budget", A, None, 1, 33 + 2000, 1, 0.0, {"a": 3})
-    assert reassembler.position("a") == 5
-    (event,) = reassembler.receive(name(4), bytes(2000), "b", 11)
-    assert event == Dropped("budget", None, Q, 1, 33 + 1000, None, 0.0, {"b": 9})
+    assert reassembler.position("a") == 9
+    (event,) = reassembler.receive(name(4), bytes(2000), "a", 11)
+    assert event == Dropped("budget", None, Q, 1, 33 + 1000, None, 0.0, {"a": 9})
     stats = reassembler.stats()
     assert stats.dropped == 2
     assert stats.used <= 5000

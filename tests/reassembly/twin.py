@@ -11,6 +11,21 @@ from datastreamer.reassembly.events import Conflict, Dropped, Event, Malformed, 
 
 NODE, HOLD, MESSAGE, TAG = (CHARGES[name] for name in ("node", "hold", "message", "tag"))
 FOREVER = float("inf")
+UNIT = 16
+OPENING = (NODE + HOLD) // UNIT
+
+
+def units(size: int) -> int:
+    return -(-size // UNIT)
+
+
+def header_weight(value: bytes) -> int:
+    return units((1 + len(value) // 37) * NODE)
+
+
+def weight(key: bytes, value: bytes) -> int:
+    announced = len(value) // 37 if key[0] == 0xFF else 0
+    return units(len(key) + len(value) + MESSAGE + announced * NODE)
 
 
 def records_of(body: bytes) -> list[tuple[bytes, int]]:
@@ -29,6 +44,8 @@ class Prefix:
     expected: int | None = 0  # None: not known any more
     messages: dict[bytes, bytes] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
+    by: str | None = None
+    lead: int = 0  # how much more of it `by` has sent than all others, in units
 
 
 @dataclass
@@ -41,6 +58,8 @@ class Payload:
     missing: int = 0
     holds: dict[str, int] = field(default_factory=dict)
     finished: bool = False
+    by: str | None = None
+    lead: int = 0
 
 
 def size_of(messages: dict[bytes, bytes]) -> int:
@@ -64,6 +83,7 @@ class Twin:
         self.payloads: dict[bytes, Payload] = {}
         self.prefixes: dict[bytes, Prefix] = {}
         self.flight: dict[int, Payload | Prefix] = {}  # by serial, in its order
+        self.shares: dict[str, list[Payload | Prefix]] = {}  # by source
         self.finished: list[Payload] = []
         self.thinned = 0
         self.fresh = self.forgettable = 0
@@ -75,6 +95,7 @@ class Twin:
         self.counts: dict[tuple[str, str], int] = {}
         if resume is not None:
             self.next = dict(resume.positions)
+            self.shares = {source: [] for source in self.next}
             self.seen = dict(resume.seen)
             for own_id, prefixes in resume.known:
                 payload = self.payloads[own_id] = Payload(own_id, 0.0, 0, None, finished=True)
@@ -99,6 +120,7 @@ class Twin:
             self.expire_only(now)
         self.serial += 1
         self.where: tuple[str | None, int | None] = source, position
+        self.shares.setdefault(source, [])
         self.count("received")
         if position is not None:
             self.next[source] = max(self.next.get(source, 0), position + 1)
@@ -183,12 +205,14 @@ class Twin:
                 self.conflict("value", key, key, payload)
             else:
                 self.count("duplicates")
+                self.sent_again(payload, header_weight(value))
             return self.seen_again(payload)
         if self.refused(None, key, value):
             return None
         payload = Payload(key[1:], self.now, self.serial, value)
         self.payloads[key[1:]] = self.flight[self.serial] = payload
         self.used += NODE
+        self.sent(payload, header_weight(value))
         self.hold(payload, *self.where)
         self.settle(payload, self.announce(payload, key, value))
         return None
@@ -207,6 +231,7 @@ class Twin:
         if key in prefix.messages:
             if prefix.messages[key] == value:
                 self.count("duplicates")
+                self.sent_again(payload or prefix, weight(key, value))
             else:
                 self.conflict("value", key, key[:33], payload)
             return self.seen_again(payload or prefix)
@@ -218,6 +243,7 @@ class Twin:
             return None
         prefix.messages[key] = value
         self.used += len(key) + len(value) + MESSAGE
+        self.sent(payload or prefix, weight(key, value))
         self.hold(payload or prefix, *self.where)
         if payload is not None:
             payload.missing -= 1
@@ -255,6 +281,7 @@ class Twin:
                 self.used += NODE
             else:
                 work.append(prefix)
+                self.join(payload, prefix)
                 del self.flight[prefix.serial]
                 if prefix.serial < payload.serial:
                     del self.flight[payload.serial]
@@ -288,6 +315,7 @@ class Twin:
                         work += self.announce(payload, key, value)
                     continue
                 self.used -= len(key) + len(value) + MESSAGE
+                self.lose(payload, weight(key, value))
         self.where = where
         if payload.missing == 0:
             self.complete(payload)
@@ -311,6 +339,7 @@ class Twin:
         del self.flight[payload.serial]
         self.used -= HOLD * len(payload.holds)
         payload.holds = {}
+        self.give(payload, None)
         payload.finished = True
         payload.serial = self.serial
         self.finished.append(payload)
@@ -319,6 +348,64 @@ class Twin:
             self.forgettable = len(self.finished) - self.fresh
             self.fresh = 0
         self.forget()
+
+    # Whose it is.
+
+    def give(self, item: Payload | Prefix, by: str | None, excess: int = 0, at: int = -1) -> None:
+        """It is that source's from now on: the one at place `at` of its own, or the last."""
+        if item.by is not None:
+            self.shares[item.by].remove(item)
+        item.by, item.lead = by, 0
+        if by is not None:
+            item.lead = excess + OPENING
+            own = self.shares[by]
+            own.insert(len(own) if at < 0 else at, item)
+
+    def sent(self, item: Payload | Prefix, weight: int) -> None:
+        source, _ = self.where
+        if item.by == source:
+            item.lead += weight
+        else:
+            excess = weight - max(0, item.lead - OPENING)
+            self.lose(item, weight)
+            if excess > 0:
+                self.give(item, source, excess)
+
+    def sent_again(self, item: Payload | Prefix, weight: int) -> None:
+        if item.by != self.where[0] and not (isinstance(item, Payload) and item.finished):
+            self.lose(item, weight)
+
+    def lose(self, item: Payload | Prefix, weight: int) -> None:
+        if item.by is not None:
+            item.lead -= weight
+            if item.lead <= OPENING:
+                self.give(item, None)
+
+    def join(self, payload: Payload, prefix: Prefix) -> None:
+        by, excess = prefix.by, prefix.lead - OPENING
+        if by is None:
+            return
+        place = self.shares[by].index(prefix)
+        self.give(prefix, None)
+        before = payload.lead - OPENING
+        if payload.by is None:
+            self.give(payload, by, excess, place)
+        elif payload.by != by:
+            self.lose(payload, excess)
+            if excess > before:
+                self.give(payload, by, excess - before, place)
+        elif prefix.serial < payload.serial:
+            place -= self.shares[by].index(payload) < place
+            self.give(payload, by, excess + before, place)
+        else:
+            payload.lead += excess
+
+    def above_share(self) -> Payload | Prefix | None:
+        own = {source: UNIT * sum(i.lead for i in items) for source, items in self.shares.items()}
+        source = max(own, key=lambda source: own[source], default="")
+        if len(own) < 2 or own[source] <= self.budget // (len(own) + 1):
+            return None
+        return self.shares[source][0]
 
     # What goes.
 
@@ -347,11 +434,14 @@ class Twin:
 
     def keep_to_budget(self) -> None:
         while self.used > self.budget + min(len(self.finished), 2 * self.threshold + 2) * NODE:
-            if self.thinned < len(self.finished):
+            if (above := self.above_share()) is not None:
+                self.drop("budget", above)
+                self.forget()
+            elif self.thinned < len(self.finished):
                 self.thin(self.finished[self.thinned])
                 self.thinned += 1
             elif self.flight:
-                self.drop("budget")
+                self.drop("budget", next(iter(self.flight.values())))
                 self.forget()
             elif self.replaying() and self.forgettable:
                 self.seen = {}
@@ -362,12 +452,14 @@ class Twin:
     def expire_only(self, now: float) -> None:
         self.now = max(now, self.now)
         while self.flight:
-            if self.now - next(iter(self.flight.values())).since <= self.max_age:
+            oldest = next(iter(self.flight.values()))
+            if self.now - oldest.since <= self.max_age:
                 break
-            self.drop("age")
+            self.drop("age", oldest)
 
-    def drop(self, why: Any) -> None:
-        item = self.flight.pop(next(iter(self.flight)))
+    def drop(self, why: Any, item: Payload | Prefix) -> None:
+        del self.flight[item.serial]
+        self.give(item, None)
         payload = item if isinstance(item, Payload) else None
         prefixes = item.prefixes if isinstance(item, Payload) else [item]
         messages = size = 0
