@@ -18,6 +18,9 @@ from datastreamer.reassembly.orderer import Block
 from datastreamer.reassembly.progress import Place, Progress
 
 _PREFIX: Final = 33
+_MOST: Final = 2**63 - 1
+"""SQLite's integers have 64 bits, one of them the sign."""
+
 _TABLES: Final = (
     "reassembly_place (source TEXT PRIMARY KEY, position INTEGER, seen INTEGER, read TEXT)",
     "reassembly_known (number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB, prefixes BLOB)",
@@ -80,7 +83,7 @@ class SqliteStore:
             # First: what is saved meanwhile shows when this is to be saved.
             self._saves = self._saves_there()
             places = {
-                source: Place(position, seen, Position.from_json(read))
+                source: Place(_unsigned(position), _unsigned(seen), Position.from_json(read))
                 for source, position, seen, read in ask("SELECT * FROM reassembly_place")
             }
             known = [
@@ -111,7 +114,7 @@ class SqliteStore:
                 database.executemany(
                     "REPLACE INTO reassembly_place VALUES (?, ?, ?, ?)",
                     [
-                        (name, place.position, place.seen, place.read.to_json())
+                        (name, _signed(place.position), _signed(place.seen), place.read.to_json())
                         for name, place in progress.places.items()
                     ],
                 )
@@ -126,6 +129,7 @@ class SqliteStore:
                         (progress.known_count,),
                     )
                 if progress.chain:
+                    self._check_numbers(progress)
                     database.execute(
                         "DELETE FROM reassembly_chain WHERE number >= ? OR number < ?",
                         (progress.chain[0][0].number, progress.chain_floor),
@@ -196,8 +200,27 @@ class SqliteStore:
             )
         return count + 1
 
+    def _check_numbers(self, progress: Progress) -> None:
+        """The chain is kept by number, in order: there they cannot stand for others."""
+        for block, _ in progress.chain:
+            if not 0 <= block.number <= _MOST:
+                raise CursorFailed(
+                    self._name,
+                    f"the progress of a reassembly cannot be written: block {block.number} is not "
+                    f"in 0 to {_MOST}, which is what SQLite's integers hold; number blocks so",
+                )
+
     def _failed(self, what: str, error: sqlite3.Error) -> CursorFailed:
         return CursorFailed(self._name, f"the progress of a reassembly {what}: {error}")
+
+
+def _signed(number: int) -> int:
+    """A u64 as SQLite holds it: those from 2**63 on are below 0."""
+    return number if number <= _MOST else number - (1 << 64)
+
+
+def _unsigned(kept: int) -> int:
+    return kept if kept >= 0 else kept + (1 << 64)
 
 
 def _prefixes(packed: bytes) -> tuple[bytes, ...]:

@@ -14,7 +14,7 @@ from datastreamer.errors import CursorFailed
 from datastreamer.net.blocking_reassemble import BlockingReassembly
 from datastreamer.net.reassembly_store import SqliteStore
 from datastreamer.position import Position
-from datastreamer.reassembly import Splitter, pack_message
+from datastreamer.reassembly import Block, Splitter, pack_message
 from datastreamer.reassembly.progress import Place, Progress
 from datastreamer.storage.stream import DataStream
 
@@ -78,6 +78,48 @@ def test_all_of_it_or_nothing(tmp_path: Path, how: dict[str, Any]) -> None:
     assert found is not None
     assert found.places["a"].position == 2
     assert [int(name) for name, _ in found.known] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("position", [2**63 - 1, 2**63, 2**64 - 3])
+def test_positions_of_all_64_bits(tmp_path: Path, position: int) -> None:
+    place = Place(position, position + 1, Position(position))
+    with SqliteStore(tmp_path / "db") as store:
+        store.save(Progress({"a": place}))
+    with SqliteStore(tmp_path / "db") as store:
+        found = store.load()
+    assert found is not None
+    assert found.places == {"a": place}
+
+
+@pytest.mark.parametrize("how", CONNECTIONS, ids=str)
+@pytest.mark.parametrize("number", [2**63, 2**64, -1])
+def test_a_block_whose_number_it_cannot_hold(
+    tmp_path: Path, number: int, how: dict[str, Any]
+) -> None:
+    """It is named, and nothing of that save is there, the results included."""
+
+    def chain(number: int) -> Progress:
+        block = Block(number, b"h", b"p", 2**80)
+        return Progress({"a": Place(7, 7, Position(7))}, chain=[(block, (own(1), ()))])
+
+    path = tmp_path / "db"
+    with closing(sqlite3.connect(path, **how)) as database:
+        database.execute("CREATE TABLE result (id INTEGER)")
+        store = SqliteStore(database)
+        store.save(chain(2**63 - 1))
+        if not database.in_transaction:
+            database.execute("BEGIN")
+        database.execute("INSERT INTO result VALUES (1)")
+        with pytest.raises(CursorFailed, match=f"block {number} is not in 0 to"):
+            store.save(chain(number))
+        # It goes on with what it can hold.
+        store.save(Progress({"a": Place(8, 8, Position(8))}))
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT id FROM result").fetchall() == []
+        found = SqliteStore(database).load()
+    assert found is not None
+    assert found.places["a"].position == 8
+    assert [block for block, _ in found.chain] == [Block(2**63 - 1, b"h", b"p", 2**80)]
 
 
 def test_opening_it_ends_no_transaction(tmp_path: Path) -> None:
