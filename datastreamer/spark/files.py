@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedEntry, StreamFileError
+from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
 from datastreamer.spark.places import Place
@@ -193,7 +193,8 @@ def _lost(path: str, damages: list[Damage]) -> Iterator[Lost]:
 
 
 def ensure_same(file: Readable, snapshot: Snapshot) -> None:
-    """Raise `StreamFileError` where the file does not hold the snapshot's entries any more.
+    """Raise `StreamFileError` where the file does not hold the snapshot's entries any more,
+    `BadFileSize` where it ends before them.
 
     A program that keeps no records and puts other entries in the place of those that it took
     back, as many or more, is not noticed here.
@@ -216,3 +217,8 @@ def ensure_same(file: Readable, snapshot: Snapshot) -> None:
             f"{planned.total_entries} entries then, and {header.total_entries} now; run the query "
             "again",
         )
+    size = file.size()
+    if size < planned.total_length:
+        # No mode makes a row of it, or leaves it out: so much may be missing.
+        what = f"the file ends there, its data only at byte {planned.total_length}"
+        raise BadFileSize(path, size, what)

@@ -192,9 +192,10 @@ class _Texts:
             several = json.loads(self._texts["paths"])
         except ValueError:
             several = None
-        if not isinstance(several, list) or not all(isinstance(path, str) for path in several):
+        paths = several if isinstance(several, list) else [None]
+        if not all(isinstance(path, str) and path.strip() for path in paths):
             raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
-        return (*((one,) if one else ()), *several)
+        return (*((one,) if one else ()), *paths)
 
     def servers(self) -> tuple[Address, ...]:
         text = self._texts.get("server", "")

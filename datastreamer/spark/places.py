@@ -91,6 +91,8 @@ def _find_local(path: str) -> Iterator[Place]:
     elif _MAGIC_CHARACTERS.search(path):
         for name in sorted(glob.glob(path)):
             yield from _find_local(name)
+    elif os.path.exists(path):
+        raise StreamFileError(path, "neither a file nor a folder")
     else:
         raise FileMissing(path, "no such file")
 

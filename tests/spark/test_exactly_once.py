@@ -20,6 +20,9 @@ from tests.spark.conftest import QUICKLY, ROOT
 from tests.spark.following import Driver
 
 ENTRIES = 40_000
+PATIENCE = 20
+"""So often Python may be started anew: Spark gives it ten seconds for that, which may be too few
+beside other work."""
 
 # A driver of its own: follows a stream into Parquet, and says so after each batch.
 DRIVER = """
@@ -57,7 +60,7 @@ def add(stream: DataStream, count: int, size: int = 100) -> None:
 def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) -> None:
     """Follow a stream in another process, and kill that at some moment after a few batches."""
     choose = random.Random(seed)
-    for _ in range(5):
+    for _ in range(PATIENCE):
         process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, kind, place, str(out), str(checkpoint)],
             stdout=subprocess.PIPE,
@@ -78,17 +81,13 @@ def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) 
                 timer.join()
                 assert process.wait(60) == -signal.SIGKILL
                 return
-        # Spark gives Python ten seconds to start, which may be too few beside other work.
         process.wait(60)
     raise AssertionError("the driver ended by itself")
 
 
 def check(spark: Any, stream: DataStream, out: Path, checkpoint: Path) -> None:
-    """Go on to the end, and hold what the sink has against the stream.
-
-    Spark gives Python ten seconds to start, which may be too few beside other work: then again.
-    """
-    for left in reversed(range(5)):
+    """Go on to the end, and hold what the sink has against the stream."""
+    for left in reversed(range(PATIENCE)):
         query = (
             spark.readStream.format("datastream")
             .load(stream.path)
@@ -130,11 +129,9 @@ def test_a_driver_that_is_killed(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_driver_that_is_killed_often(spark: Any, tmp_path: Path) -> None:
-    for start in range(100, 140, 4):
-        folder = tmp_path / str(start)
-        folder.mkdir()
-        kill_again_and_again(spark, folder, range(start, start + 4))
+@pytest.mark.parametrize("start", range(100, 140, 4))
+def test_a_driver_that_is_killed_often(spark: Any, tmp_path: Path, start: int) -> None:
+    kill_again_and_again(spark, tmp_path, range(start, start + 4))
 
 
 def test_a_server_that_is_started_anew_in_the_middle_of_a_batch(tmp_path: Path) -> None:

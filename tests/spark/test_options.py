@@ -72,6 +72,7 @@ def test_what_is_said(told: dict[str, str], expected: Options) -> None:
         ({"path": "a", "systemId": "yes"}, "option systemId: 'yes' is not true or false"),
         ({"path": "a", "streamVersion": "256"}, "'256' is not a number from 0 to 255"),
         ({"path": "a", "paths": "b.bin"}, "'b.bin' is not a list of paths in JSON"),
+        ({"path": "a", "paths": '["b", " "]'}, "is not a list of paths in JSON"),
         ({"server": "localhost"}, "'localhost' is not HOST:PORT"),
         ({"server": "a:70000"}, "'a:70000' is not HOST:PORT"),
         ({"server": "a:1", "timeout": "soon"}, "'soon' is not a number of seconds"),

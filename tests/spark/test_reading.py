@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import urllib.request
@@ -31,6 +32,7 @@ from pyspark.sql.types import (
 
 from datastreamer import DataStream, Limits, StreamServer, arrow
 from datastreamer.errors import (
+    BadFileSize,
     BadRange,
     DamagedEntry,
     FileMissing,
@@ -353,6 +355,9 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         Query(path=tmp_path / "*.bin")
     with pytest.raises(UsageError, match="nope://"):
         Query(path="nope://bucket/a.bin")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StreamFileError, match=r"pipe: neither a file nor a folder$"):
+        Query(path=tmp_path / "pipe")
 
 
 def test_hdfs_without_its_client_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,6 +432,29 @@ def test_a_stream_that_is_cut_back_while_a_part_is_read(tmp_path: Path) -> None:
         stream.truncate(20)
         with pytest.raises(StreamFileError, match="cut back or changed"):
             list(reading)
+
+
+@pytest.mark.parametrize("mode", ["FAILFAST", "PERMISSIVE", "DROPMALFORMED"])
+def test_a_file_that_was_cut_off_is_an_error_in_each_mode(tmp_path: Path, mode: str) -> None:
+    """As it is when a query is planned: its rows would be missing without a word."""
+    path = tmp_path / "cut.bin"
+    write_chain(path, 6)
+    query = Query(path=path, mode=mode, partitionBytes="2m")
+    os.truncate(path, page_start(3) + 500)
+    for at in range(len(query.parts)):
+        with pytest.raises(BadFileSize, match="the file ends there, its data only at byte"):
+            query.part(at)
+
+
+def test_a_file_that_is_cut_off_while_a_part_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cut.bin"
+    write_chain(path, 6)
+    query = Query(path=path, mode="DROPMALFORMED")
+    reading = query._reader.read(query.parts[0])
+    next(reading)
+    os.truncate(path, page_start(3))
+    with pytest.raises(BadFileSize, match="the file ends there, its data only at byte"):
+        list(reading)
 
 
 # Damage.
