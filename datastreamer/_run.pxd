@@ -14,7 +14,13 @@ from datastreamer._entry cimport (
 )
 
 cdef extern from *:
+    """
+    /* The same number, of which the compiler knows nothing: it does not make an assignment without
+       a branch of a branch with one. */
+    static inline uint32_t opaque(uint32_t value) { __asm__ volatile("" : "+r"(value)); return value; }
+    """
     void prefetch "__builtin_prefetch" (const void* address) noexcept nogil
+    uint32_t opaque(uint32_t value) noexcept nogil
 
 cdef enum:
     # So many entries ahead the next heads are fetched, if entries go on as long as this one.
@@ -80,6 +86,48 @@ cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
     return resize_columns(run, run.count + more)
 
 
+cdef inline void scan_whole(Run* run) noexcept nogil:
+    """Go over whole entries, one at least, up to what is none or has no place in the columns.
+
+    What changes stands in registers, not in `run`, which the stores to the columns might change
+    for all that the compiler knows.
+    """
+    cdef const uint8_t* base = run.base
+    cdef int64_t* offsets = run.offsets
+    cdef uint32_t* lengths = run.lengths
+    cdef uint32_t* types = run.types
+    cdef Py_ssize_t at = run.at, end = run.end, room = run.room
+    cdef Py_ssize_t count = run.count
+    cdef Py_ssize_t bound = run.capacity if run.capacity < run.most else run.most
+    cdef uint64_t number = run.number
+    cdef uint32_t longest = run.longest, length = 0, usual = 0
+    cdef const uint8_t* p
+    while count < bound:
+        p = base + at
+        if judge(p, end - at, room, number, longest, &length) != WHOLE:
+            break
+        offsets[count] = at
+        if AHEAD * <Py_ssize_t>length < end - at:
+            prefetch(p + AHEAD * <Py_ssize_t>length)
+        lengths[count] = length - HEAD_SIZE
+        types[count] = get_u32(p + 5)
+        count += 1
+        number += 1
+        # Where entries are as long as the one before, the processor is at the next one before
+        # it has read how long this one is.
+        if length != usual:
+            usual = opaque(length)
+        at += usual
+        room -= length
+        if room == 0:
+            room = PAGE_SIZE
+    run.nbytes += at - run.at
+    run.at = run.last_end = at
+    run.room = room
+    run.number = number
+    run.count = count
+
+
 cdef inline Verdict scan_run(Run* run) noexcept nogil:
     """Go over the entries of the span; say what stopped it (WHOLE: `most` was reached)."""
     cdef Py_ssize_t begin = run.at
@@ -95,19 +143,7 @@ cdef inline Verdict scan_run(Run* run) noexcept nogil:
         if verdict == WHOLE:
             if run.count == run.capacity and not grow_columns(run, begin):
                 return NO_MEMORY
-            run.offsets[run.count] = run.at
-            if AHEAD * <Py_ssize_t>length < run.end - run.at:
-                prefetch(p + AHEAD * <Py_ssize_t>length)
-            run.lengths[run.count] = length - HEAD_SIZE
-            run.types[run.count] = get_u32(p + 5)
-            run.count += 1
-            run.nbytes += length
-            run.number += 1
-            run.at += length
-            run.last_end = run.at
-            run.room -= length
-            if run.room == 0:
-                run.room = PAGE_SIZE
+            scan_whole(run)
         elif verdict == PADDING and run.paged:
             if run.room == PAGE_SIZE:
                 return EMPTY_PAGE
