@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from datastreamer.metrics.exposition import LISTED, Tally, expose
 from datastreamer.metrics.names import METRICS
+from datastreamer.net.session import FAILED, REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATING = (ROOT / "docs" / "OPERATING.md").read_text()
@@ -93,7 +95,36 @@ def test_the_alerts_are_about_what_there_is() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool")
 @pytest.mark.parametrize(
-    "words", [("config", "prometheus.yml"), ("rules", "datastreamer.rules.yml")]
+    "words",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "datastreamer.rules.yml"),
+        ("test", "rules", "datastreamer.rules.test.yml"),
+    ],
+    ids=" ".join,
 )
-def test_prometheus_takes_them(words: tuple[str, str]) -> None:
-    subprocess.run(["promtool", "check", *words], cwd=PROMETHEUS, check=True)
+def test_prometheus_takes_them(words: tuple[str, ...]) -> None:
+    subprocess.run(["promtool", *words], cwd=PROMETHEUS, check=True)
+
+
+def test_every_alert_is_tried() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "datastreamer.rules.yml").read_text())
+    trials = yaml.safe_load((PROMETHEUS / "datastreamer.rules.test.yml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    raised = {
+        trial["alertname"]
+        for test in trials["tests"]
+        for trial in test["alert_rule_test"]
+        if trial.get("exp_alerts")
+    }
+    assert raised == alerts
+    fed = {series["series"] for test in trials["tests"] for series in test["input_series"]}
+    assert {name.partition("{")[0] for name in fed} <= series() | {"up"}
+
+
+def test_labels_that_alerts_name_are_told() -> None:
+    # One that is not there from the beginning raises no alert when it first is.
+    text = (PROMETHEUS / "datastreamer.rules.yml").read_text()
+    named = set(re.findall(r"(\w+_total)\{(\w+)=\"(\w+)\"\}", text))
+    assert named == {("datastreamer_connections_ended_total", "reason", FAILED)}
+    assert FAILED in REASONS

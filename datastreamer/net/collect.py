@@ -11,11 +11,13 @@ import os
 import platform
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from datastreamer.errors import DatastreamerError
+from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import (
     LISTED,
@@ -27,7 +29,10 @@ from datastreamer.metrics.exposition import (
     furthest_behind,
 )
 from datastreamer.metrics.process import process_samples
+from datastreamer.net.counts import DROPPED, FAULT, kind_of
+from datastreamer.net.gate import TOO_MANY, TOO_MANY_OF_ADDRESS
 from datastreamer.net.sender import State
+from datastreamer.net.session import COMMANDS, PUBLISH, REASONS
 
 if TYPE_CHECKING:
     from datastreamer.net.server import Server
@@ -36,6 +41,13 @@ if TYPE_CHECKING:
 
 # The clients being served have their turn after so many of them were looked at, some 0.3 ms.
 _SESSIONS_A_TURN = 128
+
+# Label values that are told before anything was counted for them: a rate over a series that
+# begins with its first event does not see that event, and no alert comes of it.
+_REFUSALS: Final = (TOO_MANY, TOO_MANY_OF_ADDRESS)
+_RESULTS: Final = {n: kind_of(n) for n in RESULT_TEXTS if n != RESULT_OK}
+_OF_PUBLISHING: Final = [kind for n, kind in _RESULTS.items() if n > RESULT_NOT_ALLOWED]
+_ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF_PUBLISHING))
 
 
 async def collect(
@@ -67,6 +79,7 @@ async def collect(
             await trio.lowlevel.checkpoint()
     clients = furthest_behind(clients, limit)
     counts = server.counts
+    publishes = server.desk is not None
     samples: Samples = {
         **_build(),
         "datastreamer_head_entries": [([], head.entries)],
@@ -76,10 +89,14 @@ async def collect(
         "datastreamer_clients": [([state.value], states[state.value]) for state in State],
         "datastreamer_clients_limit": [([], server.limits.max_clients)],
         "datastreamer_connections_accepted_total": [([], counts.accepted)],
-        "datastreamer_connections_refused_total": _by_label(counts.refused),
-        "datastreamer_connections_ended_total": _by_label(counts.ended),
-        "datastreamer_commands_total": _by_label(counts.commands),
-        "datastreamer_errors_total": _by_label(counts.errors),
+        "datastreamer_connections_refused_total": _by_label(counts.refused, _REFUSALS),
+        "datastreamer_connections_ended_total": _by_label(counts.ended, REASONS),
+        "datastreamer_commands_total": _by_label(
+            counts.commands, (*COMMANDS, *[PUBLISH] * publishes)
+        ),
+        "datastreamer_errors_total": _by_label(
+            counts.errors, (*_ERRORS, *_OF_PUBLISHING * publishes)
+        ),
         "datastreamer_sent_bytes_total": [([], counts.bytes_sent)],
         "datastreamer_sent_entries_total": [([], counts.entries_sent)],
         "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
@@ -157,5 +174,5 @@ def _build() -> Samples:
     return {"datastreamer_build_info": [([__version__, platform.python_version()], 1)]}
 
 
-def _by_label(counts: Counter[str]) -> Sampled:
-    return [([label], count) for label, count in sorted(counts.items())]
+def _by_label(counts: Counter[str], known: Iterable[str]) -> Sampled:
+    return [([label], counts[label]) for label in sorted({*known, *counts})]

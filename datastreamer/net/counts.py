@@ -7,8 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
+from datastreamer.format import RESULT_TEXTS
 from datastreamer.metrics.exposition import Tally
+
+# Errors that are no Result's, beside the library's own, which go by their classes.
+FAULT: Final = "fault"
+DROPPED: Final = "dropped"
+
+
+def kind_of(number: int) -> str:
+    """What a Result other than OK is counted as."""
+    return RESULT_TEXTS[number].lower().replace(" ", "_")
 
 
 @dataclass(slots=True)

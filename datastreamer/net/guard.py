@@ -39,6 +39,9 @@ _WORDS = {
     STALLED: "it has taken nothing for {:g} s",
     DEAD_PEER: "its host has not answered for {:g} s",
 }
+LIFETIMES: Final = tuple(_WORDS)
+"""Why a connection is ended here, as the metrics say it."""
+
 # What is still under way to these is of no use to anybody.
 _RESET = (STALLED, DEAD_PEER)
 

@@ -22,9 +22,9 @@ from datastreamer.format import (
     RESULT_IN_DOUBT,
     RESULT_NO_LEASE,
     RESULT_NOT_ALLOWED,
-    RESULT_TEXTS,
     RESULT_TOO_SLOW,
 )
+from datastreamer.net.counts import kind_of
 from datastreamer.net.gate import Pace
 from datastreamer.net.published import CLOSING, Operation, Refused, commit_together
 from datastreamer.net.publishing import Desk
@@ -435,4 +435,4 @@ class Publication:
         return refused.answer
 
     def _count(self, number: int) -> None:
-        self._counts.errors[RESULT_TEXTS[number].lower().replace(" ", "_")] += 1
+        self._counts.errors[kind_of(number)] += 1

@@ -16,10 +16,11 @@ from typing import Final, TypeAlias
 import trio
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_TEXTS
+from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.net.answers import Answers
+from datastreamer.net.counts import DROPPED, FAULT, kind_of
 from datastreamer.net.gate import Pace
-from datastreamer.net.guard import Watch
+from datastreamer.net.guard import LIFETIMES, Watch
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
 from datastreamer.net.publication import Publication
@@ -63,6 +64,7 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
+REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, *LIFETIMES)
 
 _ENTRY: Final = "entry"
 _KINDS: Final = {
@@ -80,6 +82,9 @@ _KINDS: Final = {
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
+PUBLISH: Final = "publish"
+COMMANDS: Final = tuple(_KINDS.values())
+"""What commands are counted as; beside these there is `PUBLISH`, where that is allowed."""
 
 
 AnyStart: TypeAlias = Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
@@ -209,7 +214,7 @@ class Session:
             self._scope.cancel()
             return
         known = isinstance(error, DatastreamerError)
-        self._counts.errors[type(error).__name__ if known else "fault"] += 1
+        self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
         told = {**self._told(FAILED), "error": type(error).__name__}
         if known:
@@ -333,7 +338,7 @@ class Session:
     async def _publish(self, query: PublishQuery) -> None:
         """All that is left of this connection is a source's."""
         assert self._desk is not None
-        self._counts.commands["publish"] += 1
+        self._counts.commands[PUBLISH] += 1
         if self.answers:
             await self.answers.send()
         receive = self._receiver.receive
@@ -467,7 +472,7 @@ class Session:
             return await self._refuse(event)
         if isinstance(event, Drop):
             _log.debug("%s: closed: %s", self.transport.peer, event.reason)
-            self._counts.errors["dropped"] += 1
+            self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
             await self._hang_up()
@@ -475,7 +480,7 @@ class Session:
 
     async def _refuse(self, refusal: Refuse) -> bool:
         """Send a Result other than OK; True when the connection is over with it."""
-        self._counts.errors[_kind(refusal.number)] += 1
+        self._counts.errors[kind_of(refusal.number)] += 1
         result = messages.encode_result(refusal.number)
         if refusal.why:
             result = encode_refusal(refusal.number, refusal.why)
@@ -510,7 +515,3 @@ class Session:
         await self.transport.end_sending()
         await trio.sleep(_DRAIN_SECONDS)
         self._scope.cancel()
-
-
-def _kind(number: int) -> str:
-    return RESULT_TEXTS[number].lower().replace(" ", "_")

@@ -286,6 +286,28 @@ async def test_tells_what_happens(stream: DataStream) -> None:
     assert overview["connected"]["idle"] == 1
 
 
+async def test_what_has_not_happened_yet_is_told_as_0(stream: DataStream) -> None:
+    # Else Prometheus sees no increase in the first refusal, or the first fault.
+    async with over_loopback(stream) as rig, scraping(rig.server) as port:
+        before = parsed((await ask(port, "/metrics"))[2])
+        async with rig.client() as client:
+            await client.ask(model.start(99), model.result(RESULT_BAD_FROM_ENTRY))
+        while not rig.server.counts.ended:
+            await trio.lowlevel.checkpoint()
+        after = parsed((await ask(port, "/metrics"))[2])
+    for name, labels in {
+        "connections_refused_total": {"reason": "max_clients"},
+        "connections_ended_total": {"reason": "failed"},
+        "errors_total": {"kind": "fault"},
+        "commands_total": {"command": "batch_read"},
+    }.items():
+        assert value(before, name, **labels) == 0
+    assert value(before, "errors_total", kind="bad_from_entry") == 0
+    assert value(after, "errors_total", kind="bad_from_entry") == 1
+    assert set(after) == set(before)
+    assert not any("lease" in str(labels) for _, labels in after)  # nobody may publish here
+
+
 async def test_who_is_behind_is_told_first(stream: DataStream) -> None:
     append(stream, *[(7, bytes(100_000))] * 200)
     async with (
