@@ -61,7 +61,10 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Bytes of the file that these took, padding included.", (), "max"
     ),
     "datastreamer_commit_failures_total": Metric(
-        "counter", "Commits that the system refused to write or to sync.", (), "max"
+        "counter",
+        "Writes and syncs that the system refused; a full disk, for one.",
+        (),
+        "max",
     ),
     "datastreamer_commit_seconds": Metric(
         "histogram",

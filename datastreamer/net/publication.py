@@ -22,6 +22,7 @@ from datastreamer.format import (
     RESULT_IN_DOUBT,
     RESULT_NO_LEASE,
     RESULT_NOT_ALLOWED,
+    RESULT_NOT_WRITTEN,
     RESULT_TOO_SLOW,
 )
 from datastreamer.net.counts import kind_of
@@ -105,6 +106,8 @@ class Publication:
         self._reading = trio.CancelScope()
         self._ended = False
         self._last = b""
+        # Why the server could not write, as it was last logged.
+        self._said = ""
         rate = desk.terms.max_operations_per_second
         self._pace = None if rate is None else Pace(rate, trio.current_time())
 
@@ -427,12 +430,17 @@ class Publication:
         return encode_receipt(Receipt(answer.first, answer.entries, synced))
 
     def _refusal(self, number: int, why: str) -> bytes:
-        self._count(number)
+        self._count(number, why)
         return encode_refusal(number, why)
 
     def _counted(self, refused: Refused) -> bytes:
-        self._count(refused.number)
+        self._count(refused.number, str(refused))
         return refused.answer
 
-    def _count(self, number: int) -> None:
+    def _count(self, number: int, why: str) -> None:
         self._counts.errors[kind_of(number)] += 1
+        # The disk is the server's, and whoever looks after it does not see what sources are told.
+        if number in (RESULT_NOT_WRITTEN, RESULT_IN_DOUBT) and why != self._said:
+            self._said = why
+            peer = self._transport.peer
+            _log.error("%s: what it publishes is refused: %s", peer, why, extra={"peer": peer})

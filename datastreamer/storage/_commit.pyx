@@ -404,6 +404,10 @@ cdef class StreamEnd:
         """Count a sync that took `ns` and was not a commit's own."""
         observe(self._numbers, SYNC_NS, SYNC_BUCKETS, ns)
 
+    def refused(self):
+        """Count a write or a sync that the system refused and that was not a commit's own."""
+        add_to(self._numbers + FAILURES, 1)
+
     @property
     def ready(self):
         """Whether the next operation may begin with nothing to be looked at."""

@@ -96,7 +96,11 @@ class DurableFile(OwnedFile):
 
     def _sync_timed(self) -> None:
         began = time.monotonic_ns()
-        self.file.sync()
+        try:
+            self.file.sync()
+        except OSError:
+            self.end.refused()
+            raise
         self.end.synced_in(time.monotonic_ns() - began)
 
     def _ask_for_sync(self) -> None:

@@ -250,7 +250,7 @@ class StreamWriter(ChangeableFile):
                 for offset, start, size in segments:
                     self.file.write(view[start : start + size], offset)
             except OSError as error:
-                raise WriteFailed(self.path, refused(error)) from error
+                raise self._write_failed(error) from error
 
     def _finish_placing(self, *, wanted: bool) -> None:
         """What a thread writes is in the file, or is not `wanted` any more, and no thread writes;
@@ -262,7 +262,7 @@ class StreamWriter(ChangeableFile):
             try:
                 placing.finish()
             except OSError as error:
-                raise WriteFailed(self.path, refused(error)) from error
+                raise self._write_failed(error) from error
         else:
             placing.drop()
         self._placing = None
@@ -381,12 +381,17 @@ class StreamWriter(ChangeableFile):
                 raise DamagedEntry(self.path, self.written.length, what)
             return hasher
 
+    def _write_failed(self, error: OSError) -> WriteFailed:
+        """For what a commit needs beside its own writes; counted with those that fail."""
+        self.end.refused()
+        return WriteFailed(self.path, refused(error))
+
     def _make_room(self, length: int) -> None:
         """Have at least one unused byte behind `length`; holds both locks."""
         try:
             grown = self._room.make(length)
         except OSError as error:
-            raise WriteFailed(self.path, refused(error)) from error
+            raise self._write_failed(error) from error
         if grown and self._policy == "commit":
             # A header must not say more than the size on disk can hold.
             try:
@@ -394,7 +399,7 @@ class StreamWriter(ChangeableFile):
             except OSError as error:
                 self._room.give_back()
                 self._fail(error)
-                raise WriteFailed(self.path, refused(error)) from error
+                raise self._write_failed(error) from error
 
     # The end.
 

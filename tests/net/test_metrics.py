@@ -155,6 +155,41 @@ def test_commits_that_fail_are_counted_apart(path: Path) -> None:
         assert told(stream)["datastreamer_committed_operations_total"] == 2
 
 
+@pytest.mark.parametrize("entries", [1, 5])  # at once, and in parts that are written ahead
+def test_a_full_disk_is_a_commit_that_fails(path: Path, entries: int) -> None:
+    disk = FaultyDisk()
+    with DataStream.create(path, sync="os", index="memory", disk=disk) as stream:
+        append(stream, (1, bytes(900_000)))
+        disk.largest = stream.file_size
+        with pytest.raises(WriteFailed):
+            append(stream, *[(1, bytes(1_000_000))] * entries)
+        assert told(stream)["datastreamer_commit_failures_total"] == 1
+        disk.largest = None
+        if stream.atomic_op().is_open:
+            stream.rollback_atomic_op()
+
+
+@pytest.mark.parametrize("sync", ["commit", "os"])
+def test_a_sync_that_fails_is_counted_once(path: Path, sync: Any) -> None:
+    disk = FaultyDisk()
+    with DataStream.create(path, sync=sync, index="memory", disk=disk) as stream:
+        append(stream, (1, b"a"))
+        stream.sync()
+
+        def refuse() -> None:
+            disk.before.clear()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        disk.before["commit sync" if sync == "commit" else "sync"] = refuse
+        with suppress(WriteFailed):
+            append(stream, (1, b"b"))
+            stream.sync()
+        assert not disk.before
+        assert told(stream)["datastreamer_commit_failures_total"] == 1
+        if stream.atomic_op().is_open:
+            stream.rollback_atomic_op()
+
+
 def test_another_process_reads_the_same(stream: DataStream) -> None:
     append(stream, (1, b"a"))
     ours = stream.share_numbers()

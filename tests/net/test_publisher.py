@@ -405,7 +405,9 @@ async def test_another_history(stream: DataStream, token_file: Path) -> None:
     assert [data for _, data in contents(stream)] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_full_disk_is_told_and_tried_again(path: Path, token_file: Path) -> None:
+async def test_a_full_disk_is_told_and_tried_again(
+    path: Path, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     disk = FaultyDisk()
     with DataStream.create(path, index="memory", disk=disk) as stream:
         async with serving(stream, token_file) as (_, port), publisher_at(port) as publisher:
@@ -426,6 +428,10 @@ async def test_a_full_disk_is_told_and_tried_again(path: Path, token_file: Path)
             with pytest.raises(NotWritten):
                 await large.wait()
             assert contents(stream) == [(3, b"fits")]
+            told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+            assert told
+            assert all("what it publishes is refused: " in line for line in told)
+            assert "No space left on device" in told[0]
             disk.largest = None
             publisher.resend()
             assert (await behind.wait()).total_entries == 5
