@@ -20,7 +20,6 @@ import trio
 from datastreamer.net.listen import tune
 from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost, watch_over
 from datastreamer.net.place import Place
-from datastreamer.net.tcp import TcpInfo, tcp_info
 
 if TYPE_CHECKING:
     import ssl
@@ -46,8 +45,8 @@ class Channel(Protocol):
     async def receive_into(self, buffer: memoryview) -> int:
         """Wait for bytes; 0 where the other side ended. Cancelled, it took none."""
 
-    def known(self) -> TcpInfo | None:
-        """What the system knows of the connection; None where it says nothing."""
+    def connection(self) -> socket.socket | None:
+        """The socket at this end, to ask the system about; None where there is none."""
 
     async def aclose(self) -> None:
         """Close at once. Whoever waits gets `trio.ClosedResourceError`."""
@@ -99,8 +98,8 @@ class SocketChannel:
                 self._in_a_row = (self._in_a_row + 1) % _TURN_PIECES if full else 0
                 return count
 
-    def known(self) -> TcpInfo | None:
-        return tcp_info(self._socket)
+    def connection(self) -> socket.socket:
+        return self._socket
 
     @contextmanager
     def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
@@ -151,13 +150,13 @@ class StreamChannel:
         buffer[: len(data)] = data
         return len(data)
 
-    def known(self) -> TcpInfo | None:
+    def connection(self) -> socket.socket | None:
         stream = self._stream
         if isinstance(stream, trio.SSLStream):
             stream = stream.transport_stream
         if not isinstance(stream, trio.SocketStream):
             return None
-        return tcp_info(cast("socket.socket", stream.socket))
+        return cast("socket.socket", stream.socket)
 
     async def aclose(self) -> None:
         if isinstance(self._stream, trio.SSLStream):

@@ -6,6 +6,7 @@ Owns the public face alone: how a connection is used, ended and replaced stands 
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
@@ -138,6 +139,10 @@ class Client:
     def peer(self) -> str:
         """The server as messages name it."""
         return self._link.peer
+
+    def leads_to(self, listeners: Iterable[socket.socket]) -> bool:
+        """Whether one of `listeners`, which are this process's, is at the other end."""
+        return self._link.leads_to(listeners)
 
     async def aclose(self) -> None:
         """Close the connection. A second call does nothing."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
@@ -28,6 +29,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.net.channel import Channel, SocketChannel, channel_over
+from datastreamer.net.listen import leads_to
 from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_server
 from datastreamer.net.pouring import Settle, Take, pour
 from datastreamer.protocol import exchanges
@@ -408,6 +410,11 @@ class Link:
                 raise ConnectionLost(f"the connection to {self.peer} is lost; make a new client")
             self._channel = channel_over(await self._redial(), self.peer)
             self._connection = self._new_connection()
+
+    def leads_to(self, listeners: Iterable[socket.socket]) -> bool:
+        """Whether one of `listeners`, which are this process's, is at the other end."""
+        connection = self._channel.connection() if self._channel is not None else None
+        return connection is not None and leads_to(connection, listeners)
 
     async def _restore(self) -> None:
         """End what is underway and try a suspect connection; give it up if that fails."""

@@ -17,6 +17,8 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, Protocol
 
 from datastreamer.errors import ExtraMissing, ListenFailed
 
@@ -285,6 +287,35 @@ def name_of(listener: socket.socket) -> tuple[str, int]:
     if not isinstance(name, tuple):
         return UNIX + os.fsdecode(name), 0
     return _host(name), name[1]
+
+
+class _Named(Protocol):
+    """As much of a connection's socket as tells where it leads."""
+
+    def getsockname(self) -> Any: ...
+    def getpeername(self) -> Any: ...
+
+
+def leads_to(connection: _Named, listeners: Iterable[socket.socket]) -> bool:
+    """Whether `connection`, which this process has made, ends at one of its own `listeners`."""
+    try:
+        here, there = connection.getsockname(), connection.getpeername()
+        names = [listener.getsockname() for listener in listeners]
+    except OSError:
+        return False
+    if not isinstance(there, tuple):
+        return bool(there) and there in names
+    ended = _plain(there)
+    # The name of a listener on every address is that of no connection.
+    inside = ended.is_loopback or ended == _plain(here)
+    listening = (_plain(name) for name in names if isinstance(name, tuple) and name[1] == there[1])
+    return any(inside if at.is_unspecified else at == ended for at in listening)
+
+
+def _plain(name: tuple[object, ...]) -> IPv4Address | IPv6Address:
+    """The address alone; an IPv4 one as such where an IPv6 socket has it."""
+    found = ip_address(str(name[0]).partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
 def peer_of(connection: socket.socket, address: object) -> str:

@@ -38,6 +38,7 @@ from datastreamer.net.peers import (
 )
 from datastreamer.net.place import Place, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
+from datastreamer.net.tcp import tcp_info
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
 from datastreamer.protocol.publishing import Receipt
@@ -286,7 +287,8 @@ class Publisher(Standing):
         """No receipt came for so long: raise `NoAnswer` where the server's host is gone, as the
         system sees it, or the server leaves a question on another connection unanswered."""
         peer = self._place.peer
-        known = channel.known()
+        connection = channel.connection()
+        known = tcp_info(connection) if connection is not None else None
         if known is not None and known.dead_for(seconds):
             raise host_silent(peer, known.silent_seconds)
         with trio.move_on_after(self._timeout) as patience:

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -156,6 +156,11 @@ class Relay:
             UpstreamState(each if isinstance(each, Upstream) else Upstream(*each))
             for each in upstreams
         ]
+        names = Counter(state.upstream.name for state in self.states)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise UsageError(
+                f"{twice[0]} is named {names[twice[0]]} times as a server; once will do"
+            )
         self.path = os.fspath(path)
         self.stream: DataStream | None = None
         self.server: Server | None = None
@@ -166,6 +171,7 @@ class Relay:
         self.listen = (host, port, unix)
         self.metrics_port: int | None = None
         self.numbers: WriterNumbers | None = None
+        self._listeners: list[socket.socket] = []
         self._metrics = None if metrics_port is None else (metrics_host, metrics_port)
         self._ready_lag = ready_lag
         self.tls = tls
@@ -228,6 +234,7 @@ class Relay:
         or of the disk afterwards is told in the log and by `failure`.
         """
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
+        self._listeners = listeners
         asked: list[socket.socket] = []
         try:
             if self._metrics is not None:
@@ -296,6 +303,7 @@ class Relay:
         try:
             return await trio.to_thread.run_sync(existing)
         except FileMissing:
+            await trio.to_thread.run_sync(_check_folder, self.path)
             header = await self._first_header()
         return await trio.to_thread.run_sync(new)
 
@@ -306,7 +314,7 @@ class Relay:
         while True:
             for state in self.states:
                 try:
-                    header = await header_of(state.upstream, wanted, self._timeout)
+                    header = await header_of(state.upstream, wanted, self._timeout, self._listeners)
                 except PeerError as error:
                     self._lost(state, error)
                 else:
@@ -342,7 +350,11 @@ class Relay:
         began, before = trio.current_time(), stream.total_entries
         try:
             async with client_of(
-                state.upstream, stream.header.stream_type, self._timeout, self._heartbeat
+                state.upstream,
+                stream.header.stream_type,
+                self._timeout,
+                self._heartbeat,
+                self._listeners,
             ) as client:
                 try:
                     await trio.to_thread.run_sync(stream.sync)
@@ -422,7 +434,7 @@ class Relay:
                 if state.set_aside is not None:
                     continue
                 try:
-                    header = await header_of(state.upstream, kind, self._timeout)
+                    header = await header_of(state.upstream, kind, self._timeout, self._listeners)
                 except PeerError as error:
                     if earlier:
                         self._lost(state, error)
@@ -557,3 +569,9 @@ class Relay:
             why = "; ".join(state.lost for state in self.states if state.lost)
             _log.warning("still nothing to relay from, %s: %s", what, why)
         await trio.sleep(self._backoff.wait(attempt, random.random()))  # noqa: S311
+
+
+def _check_folder(path: str) -> None:
+    """Before anybody is asked what to keep there. Raises `FileMissing`."""
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise FileMissing(path, "no such folder")

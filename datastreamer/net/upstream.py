@@ -6,7 +6,8 @@ they have in common. Writes nothing; what follows from a difference is the relay
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DatastreamerError, NoAnswer, UnknownEntry
+from datastreamer.errors import DatastreamerError, NoAnswer, PeerError, UnknownEntry
 from datastreamer.format import DEFAULT_PORT, Header
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
@@ -71,9 +72,17 @@ class Rewritten(DatastreamerError):
 
 @asynccontextmanager
 async def client_of(
-    upstream: Upstream, stream_type: int, timeout: float, heartbeat: float | None = None
+    upstream: Upstream,
+    stream_type: int,
+    timeout: float,
+    heartbeat: float | None = None,
+    own: Collection[socket.socket] = (),
 ) -> AsyncIterator[Client]:
-    """A client that gives up where its connection is lost: the relay decides what is next."""
+    """A client that gives up where its connection is lost: the relay decides what is next.
+
+    `own` are the relay's listeners. Raises `PeerError` where one of them is at the other end: it
+    would always hold what we do, and keep us from the upstreams behind it.
+    """
     async with connect(
         upstream.host,
         upstream.port,
@@ -84,13 +93,17 @@ async def client_of(
         resume=False,
         heartbeat=heartbeat,
     ) as client:
+        if client.leads_to(own):
+            raise PeerError(f"{client.peer} is this relay itself; nothing is to be had from it")
         yield client
 
 
-async def header_of(upstream: Upstream, stream_type: int, timeout: float) -> Header:
+async def header_of(
+    upstream: Upstream, stream_type: int, timeout: float, own: Collection[socket.socket] = ()
+) -> Header:
     """What the upstream says of its stream now. Raises `PeerError`."""
     with trio.move_on_after(timeout):
-        async with client_of(upstream, stream_type, timeout) as client:
+        async with client_of(upstream, stream_type, timeout, own=own) as client:
             return await client.header()
     raise NoAnswer(f"no answer from {upstream.name} within {timeout:g} s")
 

@@ -20,7 +20,14 @@ from datastreamer.net import listen
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import connect
 from datastreamer.net.embed import StreamServer
-from datastreamer.net.listen import UnixListener, address_of, host_of, name_of, open_listeners
+from datastreamer.net.listen import (
+    UnixListener,
+    address_of,
+    host_of,
+    leads_to,
+    name_of,
+    open_listeners,
+)
 from datastreamer.net.server import serve
 from datastreamer.net.transport import SocketTransport
 from datastreamer.storage.stream import DataStream
@@ -360,3 +367,40 @@ async def test_bytes_into_the_kernel_and_out(tmp_path: Path) -> None:
         with pytest.raises(EOFError):
             transport.send_file(file.fileno(), MIB, 10)
         await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "dialled", "own"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        (None, "127.0.0.1", True),
+        (None, "::1", True),
+        ("127.0.0.1", "another", False),
+    ],
+)
+def test_where_a_connection_leads(host: str | None, dialled: str, own: bool) -> None:
+    if dialled == "::1" and not has_ipv6():
+        pytest.skip("there is no IPv6 here")
+    with contextlib.ExitStack() as stack:
+        listeners = open_listeners(host, 0)
+        port = listeners[0].getsockname()[1]
+        for listener in listeners:
+            stack.enter_context(listener)
+        if not own:
+            [another] = open_listeners("127.0.0.1", 0)
+            stack.enter_context(another)
+            dialled, port = another.getsockname()
+        connection = stack.enter_context(socket.create_connection((dialled, port), 20))
+        assert leads_to(connection, listeners) is own
+        assert not leads_to(connection, [])
+    assert not leads_to(connection, listeners)  # closed: nowhere
+
+
+def test_where_a_connection_to_a_listener_of_both_families_leads() -> None:
+    if not has_ipv6():
+        pytest.skip("there is no IPv6 here")
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both,
+        socket.create_connection(("127.0.0.1", both.getsockname()[1]), 20) as connection,
+    ):
+        assert leads_to(connection, [both])

@@ -11,14 +11,16 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.errors import ListenFailed, UsageError
+from datastreamer.errors import FileMissing, ListenFailed, UsageError
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.blocking_relay import BlockingRelay
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.listen import open_listeners
 from datastreamer.net.relay import Relay
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, End, Fault, FaultyServer
 from tests.net.relaying import (
+    QUICK,
     contents,
     fill,
     new,
@@ -244,7 +246,55 @@ async def test_a_port_in_use_leaves_no_file(tmp_path: Path, upstream: DataStream
     assert not (tmp_path / "relay.bin").exists()
 
 
+@pytest.mark.parametrize("listening", ["127.0.0.1", None, "unix"])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_relay_is_no_upstream_of_its_own(
+    tmp_path: Path, upstream: DataStream, listening: str | None, begun: bool
+) -> None:
+    # All relays may have the same list of upstreams. One that took itself for an upstream would
+    # always have caught up with it, and never ask those behind it.
+    path = tmp_path / "relay.bin"
+    if begun:
+        with new(path):
+            pass
+    unix = tmp_path / "r" if listening == "unix" else None
+    listeners = open_listeners(None if unix else listening, None if unix else 0, unix)
+    itself = f"unix:{unix}" if unix else "127.0.0.1"
+    fill(upstream, 50)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, upstream)
+        relay = Relay(
+            [(itself, 1 if unix else listeners[0].getsockname()[1]), ("127.0.0.1", server.port)],
+            path,
+            sync="os",
+            index="memory",
+            backoff=QUICK,
+            look_seconds=0.01,
+        )
+        nursery.start_soon(relay.run, listeners)
+        await relay.until(lambda: relay.caught_up)
+        own, other = relay.states
+        assert relay.current is other
+        assert "is this relay itself" in own.lost
+        # It is used as little when the other is lost.
+        await server.stop()
+        await relay.until(lambda: bool(other.lost))
+        assert relay.current is None
+        fill(upstream, 50)
+        await server.start()
+        assert relay.stream is not None
+        await relay.until(lambda: contents(relay.stream) == contents(upstream))  # type: ignore[arg-type]
+
+
+async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    # No upstream has to be asked for that.
+    with pytest.raises(FileMissing, match="no such folder"):
+        await Relay([("127.0.0.1", 1)], tmp_path / "none" / "r", host="127.0.0.1", port=0).run()
+
+
 def test_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:1 is named 2 times"):
+        Relay([("127.0.0.1", 1), ("b", 1), ("127.0.0.1", 1)], tmp_path / "r")
     with pytest.raises(UsageError, match="needs a server"):
         Relay([], tmp_path / "r")
     with pytest.raises(UsageError, match="on_rewrite"):
