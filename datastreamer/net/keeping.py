@@ -126,15 +126,14 @@ class Keeping:
         if there < 0 or ahead in (None, batch.next_number) or size < BACKLOG_BYTES:
             yield batch
             return
-        types = batch.types
-        last = min(there, len(types) - 1)
-        marks = (at for at in range(last, -1, -1) if types[at] == TYPE_BOOKMARK)
-        cut = next(marks, min(there, len(types)) if size >= UNMARKED_BYTES else None)
+        cut = _last_bookmark(batch[: there + 1])
+        if cut is None and size >= UNMARKED_BYTES:
+            cut = min(there, len(batch))
         if cut:
             yield batch[:cut]
         if cut is not None:
             self.commit()
-        if cut != len(types):
+        if cut != len(batch):
             yield batch[cut:]
 
     def _begin(self, batch: EntryBatch) -> None:
@@ -155,3 +154,11 @@ class Keeping:
         elif batch.next_number == ahead:
             self.commit()
             self._commits.append(ahead)
+
+
+def _last_bookmark(batch: EntryBatch) -> int | None:
+    """Where in the batch its last bookmark stands; None where it has none."""
+    if not batch.count(TYPE_BOOKMARK):
+        return None
+    types = batch.types
+    return next(at for at in reversed(range(len(types))) if types[at] == TYPE_BOOKMARK)
