@@ -5,7 +5,7 @@ from typing import TypeAlias
 from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
-from datastreamer.storage._placement import Placement
+from datastreamer.storage._placement import Placement, Placer
 from datastreamer.storage.disk import File
 from datastreamer.storage.record import CommitLayout, Head
 from datastreamer.storage.writer import StreamWriter
@@ -33,6 +33,7 @@ def write_commit(
 
 class Descriptor:
     _fd: int
+    _placer: Placer | None
     def __init__(self, fd: int) -> None: ...
     def commit(
         self,

@@ -24,7 +24,7 @@ import os
 
 from datastreamer.metrics import block
 from datastreamer.metrics.names import TIME_BOUNDS_NS
-from datastreamer.storage._placement import Placement
+from datastreamer.storage._placement import Placement, Placer
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -248,6 +248,8 @@ cdef class Descriptor:
     """A file of the system as far as a commit goes: `disk.File.commit`."""
 
     cdef public int _fd
+    # From the first `place` on, for as long as there may be others.
+    cdef public object _placer
 
     def __init__(self, int fd):
         self._fd = fd
@@ -258,7 +260,9 @@ cdef class Descriptor:
 
     def place(self, arena, segments):
         """Every segment, as `write_commit`, in a thread that is under way when this returns."""
-        return Placement(self._fd, arena, segments)
+        if self._placer is None or not self._placer.free:
+            self._placer = Placer()
+        return Placement(self._fd, arena, segments, self._placer)
 
 
 cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit

@@ -85,16 +85,31 @@ cdef struct Job:
     Piece* pieces
     Py_ssize_t count
     int failed
-    PyThread_type_lock done     # held until the thread is through
 
 
-cdef void carry_out(void* argument) noexcept nogil:
-    cdef Job* job = <Job*>argument
+cdef struct Hand:
+    # What a thread is told.
+    Job* job                    # NULL: end
+    PyThread_type_lock due      # held until there is something to do
+    PyThread_type_lock done     # held until that is done
+
+
+cdef void carry_out(Job* job) noexcept nogil:
     job.failed = write_pieces(job.fd, job.arena, job.pieces, job.count)
-    PyThread_release_lock(job.done)
 
 
-cdef unsigned long start_thread(Job* job) noexcept:
+cdef void work(void* argument) noexcept nogil:
+    cdef Hand* hand = <Hand*>argument
+    while True:
+        PyThread_acquire_lock(hand.due, WAIT_LOCK)
+        if hand.job == NULL:
+            PyThread_release_lock(hand.done)
+            return
+        carry_out(hand.job)
+        PyThread_release_lock(hand.done)
+
+
+cdef unsigned long start_thread(Hand* hand) noexcept:
     """A thread that signals pass by, but for those of its own faults: one that it took would not
     end what the main thread waits for, and Ctrl-C would be noticed late."""
     cdef sigset_t all_signals, before
@@ -104,9 +119,57 @@ cdef unsigned long start_thread(Job* job) noexcept:
     sigdelset(&all_signals, SIGBUS)
     sigdelset(&all_signals, SIGABRT)
     pthread_sigmask(SIG_SETMASK, &all_signals, &before)  # a new thread begins with it
-    started = PyThread_start_new_thread(carry_out, job)
+    started = PyThread_start_new_thread(work, hand)
     pthread_sigmask(SIG_SETMASK, &before, NULL)
     return started
+
+
+@cython.final
+cdef class Placer:
+    """A thread for one placement after another: to begin one takes longer than to tell it.
+
+    It sleeps in between, and ends when this goes. In the child of a fork there is none.
+    """
+
+    cdef Hand _hand
+    cdef pid_t _process         # whose thread it is; 0: the system gave none
+    cdef bint _busy
+
+    def __cinit__(self):
+        hand = &self._hand
+        hand.due = PyThread_allocate_lock()
+        hand.done = PyThread_allocate_lock()
+        if hand.due == NULL or hand.done == NULL:
+            raise MemoryError
+        PyThread_acquire_lock(hand.due, WAIT_LOCK)
+        PyThread_acquire_lock(hand.done, WAIT_LOCK)
+        if start_thread(hand) != PYTHREAD_INVALID_THREAD_ID:
+            self._process = getpid()
+
+    def __dealloc__(self):
+        if self._process == getpid():
+            self._begin(NULL)
+            self._wait()
+        if self._hand.due != NULL:
+            PyThread_free_lock(self._hand.due)
+        if self._hand.done != NULL:
+            PyThread_free_lock(self._hand.done)
+
+    @property
+    def free(self):
+        """Whether it may be told to do something."""
+        return not self._busy and self._process == getpid()
+
+    cdef void _begin(self, Job* job) noexcept:
+        self._busy = True
+        self._hand.job = job
+        PyThread_release_lock(self._hand.due)
+
+    cdef void _wait(self) noexcept:
+        if self._process == getpid():
+            with nogil:
+                PyThread_acquire_lock(self._hand.done, WAIT_LOCK)
+            self._busy = False
 
 
 @cython.final
@@ -122,11 +185,11 @@ cdef class Placement:
     cdef Job _job
     cdef Py_buffer _arena
     cdef bint _held
-    cdef pid_t _process     # whose thread may still write; 0: none
+    cdef Placer _placer     # which may still write; None: none does
 
-    def __cinit__(self, int fd, arena, segments):
-        """`segments` as those of `_commit.write_commit`. Where the system gives no thread, all
-        is written when this returns."""
+    def __cinit__(self, int fd, arena, segments, Placer placer=None):
+        """`segments` as those of `_commit.write_commit`. It is the `placer` that writes, where
+        that is free. Where the system gives no thread, all is written when this returns."""
         PyObject_GetBuffer(arena, &self._arena, PyBUF_SIMPLE)
         self._held = True
         job = &self._job
@@ -134,12 +197,12 @@ cdef class Placement:
         job.arena = <const char*>self._arena.buf
         job.count = len(segments)
         job.pieces = pieces_of(segments, self._arena.len)
-        job.done = PyThread_allocate_lock()
-        if job.done == NULL:
-            raise MemoryError
-        PyThread_acquire_lock(job.done, WAIT_LOCK)
-        self._process = getpid()
-        if start_thread(job) == PYTHREAD_INVALID_THREAD_ID:
+        if placer is None or not placer.free:
+            placer = Placer()
+        if placer.free:
+            self._placer = placer
+            placer._begin(job)
+        else:
             with nogil:
                 carry_out(job)
 
@@ -147,15 +210,11 @@ cdef class Placement:
         self._wait()
         self._release()
         free(self._job.pieces)
-        if self._job.done != NULL:
-            PyThread_free_lock(self._job.done)
 
     cdef void _wait(self) noexcept:
-        if self._process and self._process == getpid():
-            with nogil:
-                PyThread_acquire_lock(self._job.done, WAIT_LOCK)
-                PyThread_release_lock(self._job.done)
-        self._process = 0
+        if self._placer is not None:
+            self._placer._wait()
+            self._placer = None
 
     cdef void _release(self) noexcept:
         if self._held:
@@ -169,7 +228,7 @@ cdef class Placement:
         self._wait()
         if job.failed:
             with nogil:
-                job.failed = write_pieces(job.fd, job.arena, job.pieces, job.count)
+                carry_out(job)
             if job.failed:
                 raise OSError(job.failed, os.strerror(job.failed))
         self._release()

@@ -174,6 +174,7 @@ class OsFile(Descriptor):
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
+        self._placer = None
         if fd >= 0:
             os.close(fd)
 

@@ -229,7 +229,7 @@ class StreamWriter(ChangeableFile):
         Raises `WriteFailed`; nothing visible has changed then, and the same call may be made
         again.
         """
-        if length >= self._room.size:
+        if self._syncs_to_grow(length):
             with self._syncing:
                 self._write_placed(arena, segments, length, behind)
         else:
@@ -297,7 +297,7 @@ class StreamWriter(ChangeableFile):
                 return head
         policy = self._policy
         sync = wait and policy == "commit"
-        if sync or packer.total_length >= self._room.size:
+        if sync or self._syncs_to_grow(packer.total_length):
             with self._syncing:
                 return self._commit(packer, hasher, policy, sync, begins)
         return self._commit(packer, hasher, policy, sync, begins)
@@ -386,8 +386,17 @@ class StreamWriter(ChangeableFile):
         self.end.refused()
         return WriteFailed(self.path, refused(error))
 
+    def _syncs_to_grow(self, length: int) -> bool:
+        """Whether the file grows for an operation that ends at `length`, by a sync of its own.
+
+        Under the other policies nobody waits for the sync that follows commits, which takes as
+        long as the disk does. (The policy may become "commit" before the lock is had: then two
+        syncs are under way at the same time.)
+        """
+        return length >= self._room.size and self._policy == "commit"
+
     def _make_room(self, length: int) -> None:
-        """Have at least one unused byte behind `length`; holds both locks."""
+        """Have at least one unused byte behind `length`; holds the lock."""
         try:
             grown = self._room.make(length)
         except OSError as error:

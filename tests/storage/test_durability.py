@@ -23,7 +23,7 @@ class SlowDisk(FaultyDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.syncs = 0
+        self.syncs = self.ended = 0
         self.begun = threading.Semaphore(0)
         self.let = threading.Semaphore(0)
         self.slow = False
@@ -33,7 +33,10 @@ class SlowDisk(FaultyDisk):
         self.syncs += 1
         if self.slow:
             self.begun.release()
-            assert self.let.acquire(timeout=20)
+            try:
+                assert self.let.acquire(timeout=20)
+            finally:
+                self.ended += 1
 
 
 @pytest.fixture
@@ -170,6 +173,30 @@ def test_an_interval_syncs_by_itself(path: Path, disk: SlowDisk) -> None:
         disk.slow = False
         disk.let.release()
         assert more.wait(20)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_file_grows_while_a_sync_is_under_way(path: Path, disk: SlowDisk, behind: bool) -> None:
+    """Who does not wait for the disk does not wait for it there either; seen at once, as ever."""
+    large = b"x" * 1_000_000
+    with DataStream.create(path, sync=1, disk=disk) as stream:
+        disk.slow = True
+        with stream.atomic_op() as op:
+            op.add_entry(1, b"one")
+        assert disk.begun.acquire(timeout=20)
+        size = path.stat().st_size
+        with stream.atomic_op() as op:
+            for _ in range(5):
+                op.add_entry(1, large)
+                if behind:
+                    op.spill()
+        assert path.stat().st_size > size
+        assert stream.total_entries == 6
+        assert not disk.ended
+        disk.let.release(10)
+        stream.sync()
+    with DataStream.open(path) as again:
+        assert items(again) == [(1, b"one"), *[(1, large)] * 5]
 
 
 def test_the_record_while_a_sync_is_under_way(path: Path, disk: SlowDisk) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, WriteFailed
-from datastreamer.storage._placement import Placement
+from datastreamer.storage._placement import Placement, Placer
+from datastreamer.storage.disk import OsFile
 from tests.storage.made import BOOKMARK, FIRST, PAGE, Item, add, items
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,24 +140,56 @@ def test_an_operation_given_up_with_its_block(tmp_path: Path) -> None:
             stream.truncate(0)
 
 
+def test_one_thread_writes_one_placement_after_another(fd: int) -> None:
+    placer = Placer()
+    for at in range(100):
+        placed = Placement(fd, bytes([at]) * 10, [(10 * at, 0, 10)], placer)
+        assert not placer.free
+        placed.finish()
+        assert placer.free
+    assert os.pread(fd, 1001, 0) == b"".join(bytes([at]) * 10 for at in range(100))
+
+
+def test_a_placement_that_is_not_waited_for_has_its_thread_to_itself(fd: int) -> None:
+    placer = Placer()
+    first = Placement(fd, b"first", [(0, 0, 5)], placer)
+    second = Placement(fd, b"second", [(5, 0, 6)], placer)
+    second.finish()
+    assert not placer.free
+    first.finish()
+    assert placer.free
+    assert os.pread(fd, 12, 0) == b"firstsecond"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nobody tells of threads here")
+def test_a_file_has_one_thread_and_none_once_it_is_closed(tmp_path: Path) -> None:
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    fd = os.open(tmp_path / "bytes", os.O_RDWR | os.O_CREAT)
+    file = OsFile(fd)
+    seen = set()
+    for at in range(10):
+        placed = file.place(b"abc", [(3 * at, 0, 3)])
+        seen |= set(tasks.iterdir()) - before
+        placed.finish()
+    assert len(seen) == 1
+    file.close()
+    (task,) = seen
+    deadline = time.monotonic() + 30
+    while task.is_dir() and time.monotonic() < deadline:  # it has said that it ends
+        os.sched_yield()
+    assert not task.is_dir()
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="nobody tells of threads here")
 def test_signals_pass_it_by(fd: int) -> None:
     """One that it took would not end what the main thread waits for."""
-    data, tasks = bytes(64 << 20), Path("/proc/self/task")
+    data, tasks = bytes(1 << 20), Path("/proc/self/task")
     before = set(tasks.iterdir())
-    masks: set[str] = set()
-    for _ in range(50):
-        placed = Placement(fd, data, [(0, 0, len(data))])
-        with contextlib.suppress(OSError):  # it is through
-            for task in set(tasks.iterdir()) - before:
-                while True:
-                    status = (task / "status").read_text()
-                    # (One that is ending has no masks any more, and shows zeros.)
-                    if not re.search(r"Threads:\s*0\n", status):
-                        masks.update(re.findall(r"SigBlk:\s*(\w+)", status))
-        placed.finish()
-        if masks:
-            break
+    placed = Placement(fd, data, [(0, 0, len(data))])
+    (task,) = set(tasks.iterdir()) - before
+    masks = set(re.findall(r"SigBlk:\s*(\w+)", (task / "status").read_text()))
+    placed.finish()
     assert masks
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         assert all(int(mask, 16) >> (number - 1) & 1 for mask in masks), masks
