@@ -32,8 +32,8 @@ PIECE_BYTES: Final = 512 << 10
 
 _PIECE_MILLISECONDS: Final = 2
 
-# So many large pieces that lie ready are taken before other tasks have a turn: 1 or 2 ms.
-_TURN_PIECES: Final = 4
+TURN_SECONDS: Final = 0.002
+"""So long large pieces that lie ready are taken before other tasks have a turn."""
 
 
 class Channel(Protocol):
@@ -60,8 +60,9 @@ class SocketChannel:
         tune(self._socket)
         watch_over(self._socket.setsockopt)
         self._peer = peer
-        # How many pieces were taken without a wait between them, and filled their buffers.
-        self._in_a_row = 0
+        # Until when pieces are taken without a wait between them, while they fill their buffers.
+        self._turn_ends = 0.0
+        self._more = False
 
     async def send(self, data: bytes) -> None:
         sent = self._send_now(data)
@@ -81,25 +82,27 @@ class SocketChannel:
         # An attempt before the wait would mostly be in vain: an answer takes longer than
         # the way back here, and a stream comes in larger pieces when it is left alone. Not
         # so where there was more than went into the buffer.
-        if self._in_a_row:
+        if self._more and trio.current_time() < self._turn_ends:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            await trio.lowlevel.wait_readable(self._socket)
+            await self._wait_readable()
         while True:
             try:
                 count = self._socket.recv_into(buffer)
             except BlockingIOError:
-                self._in_a_row = 0
-                await trio.lowlevel.wait_readable(self._socket)
+                await self._wait_readable()
             except OSError as error:
                 raise connection_lost(self._peer, error) from None
             else:
-                full = count >= PIECE_BYTES >> 1 and count == len(buffer)
-                self._in_a_row = (self._in_a_row + 1) % _TURN_PIECES if full else 0
+                self._more = count >= PIECE_BYTES >> 1 and count == len(buffer)
                 return count
 
     def connection(self) -> socket.socket:
         return self._socket
+
+    async def _wait_readable(self) -> None:
+        await trio.lowlevel.wait_readable(self._socket)
+        self._turn_ends = trio.current_time() + TURN_SECONDS
 
     @contextmanager
     def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:

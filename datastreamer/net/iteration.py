@@ -112,12 +112,17 @@ class Iteration(Generic[Item]):
         if not self._begun:
             await self._begin()
         while not self._over:
-            await self._keep()
-            await self._tell_outage()
-            if not await self._link.join(self):
+            # Asked here: a call that finds nothing to do costs more than the question.
+            if self._cursor is not None:
+                await self._keep()
+            if self.on_outage is not None:
+                await self._tell_outage()
+            if not self._link.connected and not await self._link.join(self):
                 break
-            await self._tell_outage()
-            await self._tell()
+            if self.on_outage is not None:
+                await self._tell_outage()
+            if self._untold:
+                await self._tell()
             item = await self._link.advance(self)
             if item is None:
                 break

@@ -255,6 +255,11 @@ class Link:
     # Losses
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel is not None
+
+    @property
     def total_entries(self) -> int | None:
         """The newest total that the server told on this connection."""
         return self._connection.total_entries

@@ -63,8 +63,10 @@ async def test_receiving() -> None:
 
 async def test_what_lies_ready_is_taken_in_turns_with_others(
     monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Some large pieces in a row, where each filled its buffer; and a cancellation comes first."""
+    """Large pieces in a row for a moment, where each filled its buffer; and a cancellation comes
+    first."""
     monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
     channel, theirs = full_pair()
     buffer = memoryview(bytearray(PIECE))
@@ -76,9 +78,11 @@ async def test_what_lies_ready_is_taken_in_turns_with_others(
         await wait(found)
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
-    for _ in range(9):
-        assert await channel.receive_into(buffer) == len(buffer)
-    assert waits == 3
+    for turn in (1, 2, 3):
+        for _ in range(3):
+            assert await channel.receive_into(buffer) == len(buffer)
+        assert waits == turn
+        autojump_clock.jump(channel_module.TURN_SECONDS)
     assert await channel.receive_into(buffer) == len(buffer)
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -86,9 +90,9 @@ async def test_what_lies_ready_is_taken_in_turns_with_others(
     assert scope.cancelled_caught
     # What is left is less than a buffer: then it waits for more, as ever.
     assert await channel.receive_into(buffer) == len(buffer)
-    assert waits == 3
     assert await channel.receive_into(buffer) == len(buffer)
     assert await channel.receive_into(buffer) == 1000
+    assert waits == 4
     with trio.move_on_after(0) as scope:
         await channel.receive_into(buffer)
     assert scope.cancelled_caught
