@@ -38,19 +38,21 @@ async def _obey(
     link: trio.abc.Stream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
 ) -> None:
     """Say that clients are served, and do what the parent asks until it asks for the end, or
-    is gone. Nobody else sends: the parent may ask before a send has returned."""
+    is gone; then `scope` is cancelled. Nobody else sends: the parent may ask before a send has
+    returned."""
+    # It may be gone at any moment, before it heard that clients are served or an answer.
+    with contextlib.suppress(trio.BrokenResourceError):
+        await _answer_all(link, server, tls)
+    scope.cancel()
+
+
+async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | None) -> None:
+    """Until the parent asks for the end. Raises `trio.BrokenResourceError` where it is gone."""
     await link.send_all(control.READY)
     waiting = b""
     # Changes that this process was told of; one that restarted in the middle was not.
     begun: set[bytes] = set()
-    while True:
-        try:
-            got = await link.receive_some()
-        except trio.BrokenResourceError:
-            got = b""
-        if not got:
-            scope.cancel()
-            return
+    while got := await link.receive_some():
         waiting += got
         while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
             what, number, words = waiting[:1], waiting[1:5], waiting[5:size]
@@ -77,7 +79,6 @@ async def _obey(
             (asked,) = control.NUMBER.unpack(number)
             await link.send_all(control.ANSWER.pack(verdict, asked, len(told)) + told)
             if what == control.QUIT:
-                scope.cancel()
                 return
 
 

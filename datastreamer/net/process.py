@@ -29,6 +29,8 @@ from datastreamer.storage.stream import DataStream
 _log = logging.getLogger(__name__)
 
 _READY_SECONDS = 30.0
+# So often it is looked whether one that starts is still wanted.
+_LOOK_SECONDS = 0.1
 # How often a child that dies is started again before that is given up, and how long
 # one has to live to be counted from the beginning.
 _ATTEMPTS = 5
@@ -36,6 +38,15 @@ _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
 # So long a question may wait for its place on the way to the child.
 _LONGEST = 10.0
+
+
+class Unwanted(Exception):
+    """The end came before the beginning was over."""
+
+
+def never() -> bool:
+    """For what is wanted whatever happens."""
+    return False
 
 
 class ServingProcess:
@@ -87,12 +98,13 @@ class ServingProcess:
             self._release()
             raise
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, unwanted: Callable[[], bool] = never) -> None:
         """Return when it serves; it is watched, and woken by commits, from then on.
 
-        Raises `ServerFailed`; then it is still to be given up.
+        Raises `ServerFailed`, and `Unwanted` when `unwanted()` has become true; then it is still
+        to be given up.
         """
-        self._control = self._ready(self._process, self._starting)
+        self._control = self._ready(self._process, self._starting, unwanted)
         self._stream.add_waker(self._waker)
         self._watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
@@ -149,14 +161,31 @@ class ServingProcess:
                 os.close(fd)
         return process, ours
 
-    def _ready(self, process: subprocess.Popen[bytes], ours: socket.socket) -> socket.socket:
-        """Wait until the child serves. Raises `ServerFailed`; then it is gone."""
+    def _ready(
+        self,
+        process: subprocess.Popen[bytes],
+        ours: socket.socket,
+        unwanted: Callable[[], bool] = never,
+    ) -> socket.socket:
+        """Wait until the child serves. Raises `ServerFailed`, `Unwanted`; then it is gone."""
+        until = time.monotonic() + _READY_SECONDS
         try:
-            ours.settimeout(_READY_SECONDS)
-            try:
-                told = ours.recv(1)
-            except OSError:
-                told = b""
+            ours.settimeout(_LOOK_SECONDS)
+            while True:
+                if unwanted():
+                    raise Unwanted
+                try:
+                    told = ours.recv(1)
+                except TimeoutError:
+                    if time.monotonic() < until:
+                        continue
+                    raise ServerFailed(
+                        f"{self._stream.path}: the serving process did not start within "
+                        f"{_READY_SECONDS:g} s; the machine may have too much to do"
+                    ) from None
+                except OSError:
+                    told = b""
+                break
             if told != control.READY:
                 process.kill()
                 process.wait()

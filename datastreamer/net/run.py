@@ -17,6 +17,7 @@ from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.net import systemd
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
+from datastreamer.net.process import Unwanted
 from datastreamer.net.publishing import Publishing
 from datastreamer.net.scrape import serve_metrics_of
 from datastreamer.net.secure import reload_and_log, reload_on_hangup
@@ -125,13 +126,16 @@ def serve_until_signal(
             if workers == 1:
                 trio.run(main, stream)
             else:
-                many = Workers(stream, listeners, limits, tls, workers, asked)
-                try:
-                    trio.run(look_after, many, stream)
-                    if not ending.caught:
-                        many.check()
-                finally:
-                    many.close()
+                with contextlib.suppress(Unwanted):
+                    many = Workers(
+                        stream, listeners, limits, tls, workers, asked, lambda: bool(ending.caught)
+                    )
+                    try:
+                        trio.run(look_after, many, stream)
+                        if not ending.caught:
+                            many.check()
+                    finally:
+                        many.close()
     finally:
         for listener in (*listeners, *asked):
             listener.close()

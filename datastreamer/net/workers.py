@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from datastreamer.errors import ServerFailed, UsageError
@@ -23,7 +23,7 @@ from datastreamer.format import U64_MAX
 from datastreamer.metrics.exposition import Snapshot, merge
 from datastreamer.net import control
 from datastreamer.net.limits import Limits
-from datastreamer.net.process import ServingProcess
+from datastreamer.net.process import ServingProcess, never
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.turns import shared_block
 from datastreamer.storage.stream import DataStream
@@ -48,7 +48,8 @@ class Workers:
     Metrics are answered with on the listeners `metrics`, by a single process itself, for several
     of them by this one.
 
-    Raises `ServerFailed` where one does not start, and `UsageError`; then nothing is left.
+    Raises `ServerFailed` where one does not start, `UsageError`, and `Unwanted` when `unwanted()`
+    has become true before all serve; then nothing is left.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Workers:
         tls: ServerTLS | None,
         count: int = 1,
         metrics: Sequence[socket.socket] = (),
+        unwanted: Callable[[], bool] = never,
     ) -> None:
         if count < 1:
             raise UsageError(f"workers are a whole number from 1, not {count!r}")
@@ -74,8 +76,11 @@ class Workers:
         self._numbers = stream.share_numbers() if several else None
         own = () if several else metrics
         try:
-            # All are started before the first is waited for.
+            # As many start together as there are processors: with all of them none were quick.
+            together = max(2, os.cpu_count() or 1)
             for at, share in enumerate(shares):
+                if at >= together:
+                    self.processes[at - together].wait_until_ready(unwanted)
                 self.processes.append(
                     ServingProcess(
                         *(stream, listeners, share, tls),
@@ -85,8 +90,8 @@ class Workers:
                         gathered=several,
                     )
                 )
-            for process in self.processes:
-                process.wait_until_ready()
+            for process in self.processes[-together:]:
+                process.wait_until_ready(unwanted)
         except BaseException:
             for process in self.processes:
                 process.give_up()

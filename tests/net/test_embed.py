@@ -610,3 +610,21 @@ async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
                 got += await ours.receive_some()
             assert got == control.READY + control.YES + number + bytes(4)
             await ours.aclose()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_parent_that_is_killed_before_it_hears(stream: DataStream, asked: bool) -> None:
+    """That clients are served, or an answer: the child ends, and has nothing to say."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            if not asked:
+                await ours.aclose()
+            nursery.start_soon(child._obey, theirs, Server(stream), None, nursery.cancel_scope)
+            if asked:
+                assert await ours.receive_some() == control.READY
+                assert isinstance(ours.receive_stream, trio.testing.MemoryReceiveStream)
+                ours.receive_stream.close()
+                await ours.send_all(control.STATS + control.NUMBER.pack(7))
+            await trio.sleep_forever()
+    assert nursery.cancel_scope.cancelled_caught

@@ -6,17 +6,23 @@ import contextlib
 import os
 import selectors
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from datastreamer.errors import UsageError
+from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.net import process
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.limits import Limits
+from datastreamer.net.run import serve_until_signal
 from datastreamer.net.turns import Turns, shared_block
 from datastreamer.net.workers import Workers
 from datastreamer.storage.stream import DataStream
@@ -204,7 +210,7 @@ def test_one_that_cannot_start_leaves_none(path: Path, monkeypatch: pytest.Monke
     pids: list[int] = []
     ready = process.ServingProcess.wait_until_ready
 
-    def fail_at_the_second(self: process.ServingProcess) -> None:
+    def fail_at_the_second(self: process.ServingProcess, *rest: object) -> None:
         pids.append(self.pid)
         if len(pids) == 2:
             raise OSError("made up")
@@ -376,3 +382,59 @@ def test_serve_with_too_many_workers(path: Path) -> None:
         "error: 3 workers for at most 2 clients: each takes one at least"
     ]
     assert not path.exists()
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Serving processes that are started, and never come to the point of serving."""
+    stuck = tmp_path / "stuck"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def noted(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **named))
+        return started[-1]
+
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    return started
+
+
+def test_no_more_start_together_than_there_are_processors(
+    path: Path, begun: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(process, "_READY_SECONDS", 0.2)
+    with pytest.raises(ServerFailed, match=r"did not start within 0\.2 s; the machine"):
+        StreamServer(path, host="127.0.0.1", port=0, workers=64)
+    assert len(begun) == 3
+    assert all(each.returncode == -signal.SIGKILL for each in begun)
+    with DataStream.open(path):
+        pass  # the lock is free again
+
+
+def test_a_signal_while_workers_start(path: Path, begun: list[subprocess.Popen[bytes]]) -> None:
+    """It ends them, and is not kept waiting for the last of them to serve."""
+
+    def opened() -> DataStream:
+        # As soon as there is something to end.
+        threading.Thread(target=interrupt).start()
+        return DataStream.create(path)
+
+    def interrupt() -> None:
+        while not begun:
+            time.sleep(0.001)
+        signal.raise_signal(signal.SIGTERM)
+
+    name = serve_until_signal(
+        opened, host="127.0.0.1", port=0, limits=Limits(), workers=64, listening=never_listens
+    )
+    assert name == "SIGTERM"
+    assert begun
+    assert all(each.returncode == -signal.SIGKILL for each in begun)
+
+
+def never_listens(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
+    raise AssertionError("nobody is served")
