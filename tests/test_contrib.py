@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,11 @@ import yaml
 
 from datastreamer.net.blocking import BlockingClient
 from tests.cli.process import Running, running
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CONTRIB = Path(__file__).resolve().parent.parent / "contrib"
 DOCKER = CONTRIB / "docker"
@@ -67,6 +73,20 @@ def test_the_compose_file_hangs_together() -> None:
 def test_the_metrics_need_what_the_image_has() -> None:
     text = (DOCKER / "Containerfile").read_text()
     assert '"/source[metrics]"' in text
+
+
+def test_the_image_is_built_from_what_it_needs() -> None:
+    root = CONTRIB.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    lines = (DOCKER / "Containerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    taken = {rule[1:] for rule in rules if rule.startswith("!")}
+    needed = {"datastreamer", "pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE"}
+    needed |= {project["project"]["readme"]}
+    needed |= {f"{name}.py" for name in project["tool"]["setuptools"]["py-modules"]}
+    assert taken == needed
+    assert all((root / name).exists() for name in taken)
 
 
 def test_the_commands_of_the_compose_file(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except usage_error as error:
-        logs.say_error(_one_line(error.format_message()))
+        # Where typer has pydantic look at values, it is named in front of what is wrong.
+        told = error.format_message().replace(": Value error, ", ": ")
+        logs.say_error(_one_line(told))
         if error.ctx is not None:
             logs.say(f"{error.ctx.command_path} -h tells how it is used")
         return WRONG_USAGE
