@@ -73,11 +73,12 @@ async def reassemble(
     exactly once.
 
     With `order`, which says the `Block` of a payload, the iterator gives `Applied` and `Reorg`
-    instead; `after` is the parent of the first block. All other events go to `on_event`, which is
-    waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`, `SourceLost`, `SourceBack`,
-    `SourceRolledBack` and `SourceFailed`; without it the last four are logged. `subscribe`,
-    `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; without `follow` nothing
-    ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
+    instead; `after` is the parent of the first block. Those that wait for a parent take up to the
+    `budget` once more; above that the furthest ahead is `Refused`. All other events go to
+    `on_event`, which is waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`,
+    `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`; without it the last four are
+    logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; without
+    `follow` nothing ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
 
     Raises, from the iterator, what all upstreams have failed with (the last of them) where none is
     left that was read and may be again, and what the store raises.

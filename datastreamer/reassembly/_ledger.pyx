@@ -138,6 +138,12 @@ cdef class Ledger:
         """How many payloads were given out and are not forgotten."""
         return self._known
 
+    @property
+    def replaying(self):
+        """Whether a source is not yet where it had been in the run before: until then nothing
+        that was given out is forgotten, but for the budget."""
+        return self._replaying > 0
+
     def checkpoint(self, *, known=True):
         """What a later run goes on with, after all events so far have been dealt with.
 

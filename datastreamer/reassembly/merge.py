@@ -7,10 +7,11 @@ follows what the orderer's. Knows batches and numbers; must not know streams or 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Final
 
 from datastreamer._codec import EntryBatch
 from datastreamer.metrics.exposition import Samples, Tally
@@ -21,6 +22,13 @@ from datastreamer.reassembly.events import Conflict, Event, PayloadComplete
 from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Refused, Reorg
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import Name, Place, Progress
+
+_PART_BYTES: Final = 128
+"""What a part costs beside its own bytes, as Python's objects."""
+
+_MOST_READ_AGAIN: Final = 100_000
+"""So many payloads are known at most for no other reason than that a later run may read them again:
+a block that waits for a parent for ever, as one that lies does, must not make them all stay."""
 
 Order = Callable[[PayloadComplete], Block | None]
 """Where a payload stands; None: nowhere, and it is given out as it comes."""
@@ -88,10 +96,10 @@ class Merge:
         self._floors = {name: place.position for name, place in self._places.items()}
         # Sources that took entries back: where they are now, until they are where they were.
         self._back: dict[str, int] = {}
-        self._fresh: list[Name] = []
+        self._given = _Given(before.known)
         self._ordering = None
         if order is not None:
-            self._ordering = _Ordering(order, after, reorg_threshold, before)
+            self._ordering = _Ordering(order, after, reorg_threshold, budget, before, self._given)
         self.conflicts: Counter[str] = Counter()
         self._seconds = {name: Tally("datastreamer_reassembly_seconds") for name in self._sources}
 
@@ -115,6 +123,8 @@ class Merge:
         if batch.first_number < floor:
             batch = batch[min(len(batch), floor - batch.first_number) :]
         positions = {} if self._ordering is None else self._positions()
+        # What a run before gave out may come from anywhere in what is read again.
+        self._given.begun = 0 if self._reassembler.replaying else self._given.count
         if batch:
             if source in self._back:
                 self._back[source] = batch.first_number
@@ -145,25 +155,24 @@ class Merge:
         """What to keep once everything that was given so far has been dealt with."""
         positions = self._positions()
         seen = self._reassembler.checkpoint(known=False).seen
-        known = self._fresh
+        read_again = self._given.count
         if self._ordering is not None:
-            positions = self._ordering.held(positions)
+            positions, read_again = self._ordering.held(positions)
         places = {}
         for name, place in self._places.items():
             position = positions[name]
             furthest = seen.get(name, place.seen)
             furthest = max(position, min(furthest, self._back.get(name, furthest)))
             places[name] = Place(position, furthest, place.read)
-        count = self._reassembler.known_count
+        known = list(self._given.fresh)
+        count = self._given.needed(self._reassembler.known_count, read_again)
         if self._ordering is None:
-            return Progress(places, list(known), count)
-        chain, lowest = self._ordering.changed()
-        known = [*known, *self._ordering.settled]
-        return Progress(places, known, count + self._ordering.held_count, chain, lowest)
+            return Progress(places, known, count)
+        return Progress(places, known, count, *self._ordering.changed())
 
     def kept(self) -> None:
         """What `progress` said is kept."""
-        self._fresh.clear()
+        self._given.fresh.clear()
         if self._ordering is not None:
             self._ordering.kept()
 
@@ -209,14 +218,46 @@ class Merge:
         if isinstance(event, Conflict):
             self.conflicts[event.source or ""] += 1
         if isinstance(event, PayloadComplete):
+            self._given.count += 1
             if now is not None and event.source in self._seconds:
                 self._seconds[event.source].add(max(0.0, now - event.since))
             block = None if self._ordering is None else self._ordering.block_of(event)
             if block is not None and self._ordering is not None:
                 yield from self._ordering.take(block, event, positions)
                 return
-            self._fresh.append((event.id, event.prefixes))
+            self._given.add((event.id, event.prefixes), self._given.count)
         yield event
+
+
+class _Given:
+    """The names of payloads that a later run must not give out, in the order in which they are
+    kept, and how many of them it needs: those that this run knows, and those that it reads again.
+
+    Payloads have numbers in the order in which they were whole, which is that in which they are
+    forgotten. They are kept in another: a block's when it is settled.
+    """
+
+    def __init__(self, known: Sequence[Name]) -> None:
+        numbers: dict[bytes, int] = {}
+        for own, _ in known:
+            numbers.setdefault(own, len(numbers) + 1)
+        self.count = len(numbers)  # payloads that were whole, before too: the last one's number
+        self.begun = self.count  # the last one's before the batch that is being taken
+        self.fresh: list[Name] = []  # what is not kept yet
+        self._numbers = deque(numbers[own] for own, _ in known)
+
+    def add(self, name: Name, number: int) -> None:
+        self.fresh.append(name)
+        self._numbers.append(number)
+
+    def needed(self, known: int, read_again: int) -> int:
+        """How many of the last ones, where so many payloads are known, and those behind that
+        number may be read again."""
+        read_again = max(read_again, self.count - _MOST_READ_AGAIN)
+        done_with = min(self.count - known, read_again)
+        while self._numbers and self._numbers[0] <= done_with:
+            self._numbers.popleft()
+        return len(self._numbers)
 
 
 @dataclass(slots=True)
@@ -224,7 +265,9 @@ class _Held:
     """A block that the orderer may still need: what it came of, and from where."""
 
     name: Name
+    number: int
     positions: dict[str, int]
+    begun: int  # payloads with higher numbers came from behind these positions
 
 
 class _Ordering:
@@ -234,13 +277,26 @@ class _Ordering:
     back, or waits: the chain is kept, payloads are not.
     """
 
-    def __init__(self, order: Order, after: bytes | None, threshold: int, before: Progress) -> None:
+    def __init__(
+        self,
+        order: Order,
+        after: bytes | None,
+        threshold: int,
+        budget: int,
+        before: Progress,
+        given: _Given,
+    ) -> None:
         self.block_of = order
+        self._given = given
         self._threshold = threshold
         self._payloads = {name[0]: Payload(name[0], None) for _, name in before.chain}
         applied = [(block, self._payloads[name[0]]) for block, name in before.chain]
         self._orderer: Orderer[Payload] = Orderer(
-            None if applied else after, applied=applied, reorg_threshold=threshold
+            None if applied else after,
+            applied=applied,
+            reorg_threshold=threshold,
+            budget=budget,
+            size_of=_size_of,
         )
         # What was given out of the chain; the orderer's may be ahead of it by some events.
         self._chain = {block.number: (block, name) for block, name in before.chain}
@@ -252,7 +308,6 @@ class _Ordering:
         self._held: dict[bytes, _Held] = {}
         self._by_number: dict[int, set[bytes]] = {}
         self._numbers: list[int] = []  # a heap of the keys
-        self.settled: list[Name] = []
         # Of the chain of the run before what was settled before it was read again.
         self._unread = {name[0] for _, name in before.chain}
         self._silenced: set[bytes] = set()
@@ -265,19 +320,20 @@ class _Ordering:
     def take(
         self, block: Block, event: PayloadComplete, positions: dict[str, int]
     ) -> Iterator[Told]:
+        name, number = (event.id, event.prefixes), self._given.count
         if event.id in self._silenced:
             self._silenced.remove(event.id)
+            self._given.add(name, number)
             return
         self._unread.discard(event.id)
         payload = self._payloads.get(event.id)
         if payload is None:
             payload = self._payloads[event.id] = Payload(event.id, event)
         payload.complete = event
-        name = (event.id, event.prefixes)
         if block.hash in self._held:
-            self.settled.append(name)
+            self._given.add(name, number)
         else:
-            self._held[block.hash] = _Held(name, positions)
+            self._held[block.hash] = _Held(name, number, positions, self._given.begun)
             if block.number not in self._by_number:
                 heappush(self._numbers, block.number)
             self._by_number.setdefault(block.number, set()).add(block.hash)
@@ -310,7 +366,7 @@ class _Ordering:
     def _settle(self, own: bytes) -> None:
         held = self._held.pop(own, None)
         if held is not None:
-            self.settled.append(held.name)
+            self._given.add(held.name, held.number)
             self._payloads.pop(held.name[0], None)
 
     def _settle_old(self) -> None:
@@ -324,19 +380,16 @@ class _Ordering:
             if name[0] in self._unread:
                 self._unread.remove(name[0])
                 self._silenced.add(name[0])
-                self.settled.append(name)
+                self._given.add(name, self._given.count)
 
-    def held(self, positions: dict[str, int]) -> dict[str, int]:
-        """From where sources are to be read again, `positions` or before."""
+    def held(self, positions: dict[str, int]) -> tuple[dict[str, int], int]:
+        """From where sources are to be read again, `positions` or before; and the number of the
+        last payload that does not come again then."""
         oldest = next(iter(self._held.values()), None)
         if oldest is None:
-            return positions
-        return {name: min(at, oldest.positions.get(name, at)) for name, at in positions.items()}
-
-    @property
-    def held_count(self) -> int:
-        """How many blocks are given out again after a restart."""
-        return len(self._held)
+            return positions, self._given.begun
+        held = {name: min(at, oldest.positions.get(name, at)) for name, at in positions.items()}
+        return held, min(self._given.begun, oldest.begun)
 
     def changed(self) -> tuple[list[tuple[Block, Name]], int]:
         """The chain from where it has changed on, and the lowest number that is kept of it."""
@@ -347,5 +400,12 @@ class _Ordering:
         return [self._chain[number] for number in numbers], lowest
 
     def kept(self) -> None:
-        self.settled.clear()
         self._changed = None
+
+
+def _size_of(payload: Payload) -> int:
+    """The bytes that a payload takes while its block waits."""
+    if payload.complete is None:
+        return 0
+    parts = payload.complete.parts
+    return sum(len(key) + len(value) for key, value in parts) + _PART_BYTES * len(parts)

@@ -7,7 +7,7 @@ what the application says of a payload - its `Block` - and not what is in it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -67,7 +67,8 @@ class Refused(Generic[T]):
 
     `why` is "old": it, or the place where its branch leaves the chain, is further down than
     what can be rolled back; "weight": it does not weigh more than its parent, or its number
-    does not follow its parent's; "room": too many wait, and it is the furthest ahead.
+    does not follow its parent's; "room": too many wait, or too much,
+    and it is the furthest ahead.
     """
 
     why: Literal["old", "weight", "room"]
@@ -81,8 +82,8 @@ class _Known(NamedTuple, Generic[T]):
 
 
 class Orderer(Generic[T]):
-    """Orderer(after=None, *, applied=(), reorg_threshold=1000, most_waiting=10000): orders
-    payloads.
+    """Orderer(after=None, *, applied=(), reorg_threshold=1000, most_waiting=10000,
+    budget=None, size_of=None): orders payloads.
 
     `after` is the hash that the first block has as its parent: what is before it is settled.
     `applied` is the `chain` of a run before, which this one goes on with. With neither the
@@ -90,8 +91,9 @@ class Orderer(Generic[T]):
 
     Blocks are known, with their payloads, down to `reorg_threshold` numbers below the last
     one applied; a branch that leaves the chain further down is never applied. At most
-    `most_waiting` blocks wait for parents. Of two branches of one weight the one that was
-    applied stays.
+    `most_waiting` blocks wait for parents, and with `budget` at most so many bytes, or one block;
+    `size_of` says how many a payload has, and is asked of those alone that wait. Of two branches
+    of one weight the one that was applied stays.
     """
 
     def __init__(
@@ -101,14 +103,22 @@ class Orderer(Generic[T]):
         applied: Iterable[tuple[Block, T]] = (),
         reorg_threshold: int = 1000,
         most_waiting: int = 10_000,
+        budget: int | None = None,
+        size_of: Callable[[T], int] | None = None,
     ) -> None:
         if reorg_threshold < 0:
             raise ValueError(f"reorg_threshold is at least 0, not {reorg_threshold}")
         if most_waiting < 1:
             raise ValueError(f"most_waiting is at least 1, not {most_waiting}")
+        if budget is not None and budget < 1:
+            raise ValueError(f"a budget is at least a byte, not {budget}")
+        if (budget is None) != (size_of is None):
+            raise UsageError("a budget is for payloads of a size: give `budget` and `size_of`")
         self._after = after
         self._threshold = reorg_threshold
         self._most_waiting = most_waiting
+        self._budget = budget
+        self._size_of = size_of
         self._known: dict[bytes, _Known[T]] = {}
         self._chain: OrderedDict[bytes, None] = OrderedDict()  # of hashes, the oldest first
         self._by_number: dict[int, set[bytes]] = {}
@@ -116,6 +126,8 @@ class Orderer(Generic[T]):
         self._head: Block | None = None
         self._waiting: dict[bytes, dict[bytes, _Known[T]]] = {}  # by the parent's hash
         self._waits_for: dict[bytes, bytes] = {}
+        self._sizes: dict[bytes, int] = {}  # of those that wait
+        self._waiting_bytes = 0
         self._lowest_waiting = 0  # none that waits has a lower number
         for block, payload in applied:
             if self._head is None:
@@ -150,6 +162,11 @@ class Orderer(Generic[T]):
         return len(self._waits_for)
 
     @property
+    def waiting_bytes(self) -> int:
+        """How many bytes these have, by `size_of`."""
+        return self._waiting_bytes
+
+    @property
     def missing(self) -> list[bytes]:
         """The hashes of the parents that are waited for; not of those that wait themselves."""
         return [parent for parent in self._waiting if parent not in self._waits_for]
@@ -173,9 +190,12 @@ class Orderer(Generic[T]):
             told = block.parent in self._waiting or block.parent in self._waits_for
             self._waiting.setdefault(block.parent, {})[block.hash] = _Known(block, payload)
             self._waits_for[block.hash] = block.parent
+            if self._size_of is not None:
+                self._sizes[block.hash] = size = self._size_of(payload)
+                self._waiting_bytes += size
             if not told:
                 events.append(Gap(block.parent, block.number - 1, block, source))
-            if len(self._waits_for) > self._most_waiting:
+            while self._too_much():
                 events.append(self._give_up_furthest())
             return events
         ready = [_Known(block, payload)]
@@ -185,7 +205,7 @@ class Orderer(Generic[T]):
             if self._take(found, events):
                 children = self._waiting.pop(found.block.hash, {})
                 for child in children:
-                    del self._waits_for[child]
+                    self._waits_no_more(child)
                 ready.extend(reversed(children.values()))
         events.extend(self._forget())
         return events
@@ -269,8 +289,18 @@ class Orderer(Generic[T]):
         self._lowest_waiting = min(numbers, default=0)
         return [Refused("old", *known) for known in waited]
 
+    def _too_much(self) -> bool:
+        waiting = len(self._waits_for)
+        if self._budget is not None and self._waiting_bytes > self._budget and waiting > 1:
+            return True
+        return waiting > self._most_waiting
+
+    def _waits_no_more(self, own: bytes) -> bytes:
+        self._waiting_bytes -= self._sizes.pop(own, 0)
+        return self._waits_for.pop(own)
+
     def _give_up(self, block: Block) -> None:
-        parent = self._waits_for.pop(block.hash)
+        parent = self._waits_no_more(block.hash)
         siblings = self._waiting[parent]
         del siblings[block.hash]
         if not siblings:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.position import Position
@@ -79,6 +84,26 @@ def test_a_source_that_took_entries_back_is_where_it_is_now() -> None:
     assert merge.progress().places == {"a": Place(7, 7, Position(7))}
     assert taken(merge, "a", batch_of(*messages_of(5), *messages_of(6), first=7)) == [5, 6]
     assert merge.progress().places == {"a": Place(13, 13, Position(13))}
+
+
+def test_a_source_that_is_again_where_it_was_has_places_as_any_other() -> None:
+    merge = Merge(["a"])
+    assert taken(merge, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
+    merge.take_back("a", Position(3))
+    assert taken(merge, "a", batch_of(*messages_of(3), first=3)) == [3]
+    events = merge.take("a", batch_of(*messages_of(4), *messages_of(5), first=6), Position(12))
+    assert isinstance(next(events), PayloadComplete)
+    # To the message, not to the batch.
+    assert merge.progress().places["a"] == Place(9, 9, Position(6))
+
+
+def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
+    first = Merge(["a"])
+    assert taken(first, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
+    again = Merge(["a"], resume=first.progress())
+    again.take_back("a", Position(3))
+    assert again.progress().places == {"a": Place(3, 3, Position(3))}
+    assert taken(again, "a", batch_of(*messages_of(3), *messages_of(4), first=3)) == [3, 4]
 
 
 def test_entries_before_the_place_are_done_with() -> None:
@@ -221,3 +246,155 @@ def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
     at = progress.places["a"].position
     rest = again.take("a", ahead[at:], Position(ahead.next_number))
     assert numbers_of(rest) == [10_002]
+
+
+def test_two_payloads_of_one_block_are_told_once() -> None:
+    """What came second is known, too, when the block is too old to be looked for."""
+
+    def ordered(resume: Progress | None) -> Merge:
+        return Merge(
+            ["a", "b"],
+            order=lambda payload: block_of_(int(payload.id) % 100),
+            after=b"0",
+            reorg_threshold=2,
+            resume=resume,
+        )
+
+    def block_of_(number: int) -> Block:
+        return Block(number, b"%d" % number, b"%d" % (number - 1))
+
+    def told(merge: Merge, source: str, *numbers: int, first: int) -> list[object]:
+        batch = batch_of(
+            *(message for number in numbers for message in messages_of(number)), first=first
+        )
+        return list(merge.take(source, batch, Position(batch.next_number)))
+
+    first = ordered(None)
+    for source in "ab":
+        first.begin(source, Position(0))
+    # 101 is block 1 once more.
+    events = told(first, "a", 1, 101, 2, 3, 4, first=0)
+    assert [type(event) for event in events] == [Applied] * 4
+    progress = first.progress()
+    assert [int(own) for own, _ in progress.known] == [101, 1]
+    again = ordered(progress)
+    assert told(again, "b", 1, 101, 2, 3, 4, first=0) == []
+
+
+class Kept:
+    """What a store keeps of what it is told."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def save(self, merge: Merge) -> None:
+        told, before = merge.progress(), self.progress
+        known = [*before.known, *told.known]
+        chain = list(before.chain)
+        if told.chain:
+            begin = told.chain[0][0].number
+            chain = [each for each in chain if told.chain_floor <= each[0].number < begin]
+            chain += told.chain
+        known = known[max(0, len(known) - told.known_count) :]
+        self.progress = Progress({**before.places, **told.places}, known, len(known), chain)
+        merge.kept()
+
+
+@given(st.integers(0, 2**32).map(random.Random), st.sampled_from([1, 2, 3]))
+@settings(max_examples=150, deadline=None)
+def test_what_a_slow_source_brings_is_known_however_blocks_are_settled(
+    chance: random.Random, threshold: int
+) -> None:
+    """A chain with many branches, and payloads without a block between: a store that keeps as many
+    names as it is told to has those of the last ones at every moment."""
+    tree = {0: Block(0, b"0", b"")}
+    tip = tree[0]
+    numbers = list(range(1, chance.randrange(2, 30)))
+    for number in numbers:
+        kind = chance.random()
+        if kind < 0.2:
+            continue
+        parent = tip.hash if kind < 0.6 or not tip.number else tip.parent
+        made = Block(tree[int(parent)].number + 1, b"%d" % number, parent)
+        tree[number] = made
+        tip = max(tip, made, key=lambda block: block.number)
+
+    def ordered(resume: Progress | None) -> Merge:
+        return Merge(
+            ["a", "b"],
+            order=lambda payload: tree.get(int(payload.id)),
+            after=b"0",
+            reorg_threshold=threshold,
+            resume=resume,
+        )
+
+    def bare(number: int, first: int) -> EntryBatch:
+        return batch_of(*Splitter().split(b"%032d" % number, {}), first=first)
+
+    store, merge, begun = Kept(), ordered(None), 0
+    for source in "ab":
+        merge.begin(source, Position(0))
+    for at, number in enumerate(numbers):
+        list(merge.take("a", bare(number, at), Position(at + 1)))
+        store.save(merge)
+        if chance.random() < 0.1:
+            merge, begun = ordered(store.progress), at + 1
+            begin = store.progress.places["a"].position
+            for again in range(begin, at + 1):
+                events = list(merge.take("a", bare(numbers[again], again), Position(again + 1)))
+                assert not any(isinstance(event, PayloadComplete) for event in events)
+            store.save(merge)
+    merge = ordered(store.progress)
+    # Of blocks and others twice the threshold is known, of those of the last run.
+    for at, number in enumerate(numbers[begun:][-2 * threshold - 1 :]):
+        events = list(merge.take("b", bare(number, at), Position(at + 1)))
+        assert not any(isinstance(event, PayloadComplete) for event in events)
+
+
+def test_blocks_that_wait_take_no_more_than_the_budget() -> None:
+    """What is given up is told of, and read again by a later run."""
+
+    def large(number: int) -> list[Message]:
+        own = b"%032d" % number
+        return Splitter().split(own, {b"\1" + own: [(b"", bytes(1000))]})
+
+    def applied(events: Iterable[object]) -> list[int]:
+        return [event.block.number for event in events if isinstance(event, Applied)]
+
+    first = Merge(["a", "b"], order=block_of, after=b"0", budget=10_000)
+    for source in "ab":
+        first.begin(source, Position(0))
+    refused = []
+    for number in range(2, 22):
+        at = 2 * (number - 2)
+        events = first.take("a", batch_of(*large(number), first=at), Position(at + 2))
+        refused += [event.block.number for event in events if isinstance(event, Refused)]
+    # Of 1,161 bytes each eight are below it.
+    assert refused == list(range(10, 22))
+    assert applied(first.take("b", batch_of(*large(1)), Position(2))) == list(range(1, 10))
+    progress = first.progress()
+    assert progress.places["a"].position == 0
+    again = Merge(["a", "b"], order=block_of, budget=10_000, resume=progress)
+    whole = batch_of(*(message for number in range(2, 22) for message in large(number)))
+    assert applied(again.take("a", whole, Position(40))) == list(range(10, 22))
+
+
+def test_the_names_that_are_kept_do_not_grow_with_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks, with payloads that have none between them; and one that waits for ever."""
+    monkeypatch.setattr("datastreamer.reassembly.merge._MOST_READ_AGAIN", 30)
+
+    def order(payload: PayloadComplete) -> Block | None:
+        number = int(payload.id)
+        return None if number % 2 else Block(number // 2, b"%d" % number, b"%d" % (number - 2))
+
+    for how, most, begin in ((order, 17, 1), (order, 31, 0), (None, 9, 1)):
+        store, merge = Kept(), Merge(["a"], order=how, after=how and b"0", reorg_threshold=3)
+        merge.begin("a", Position(0))
+        for at in range(begin, 300):
+            # Block 500 comes first, or not at all.
+            batch = batch_of(*Splitter().split(b"%032d" % (at or 1000), {}), first=at)
+            list(merge.take("a", batch, Position(at + 1)))
+            store.save(merge)
+            assert len(store.progress.known) <= most

@@ -288,3 +288,46 @@ def test_wrong_use() -> None:
         Orderer(reorg_threshold=-1)
     with pytest.raises(ValueError, match="most_waiting"):
         Orderer(most_waiting=0)
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    orderer: Orderer[bytes] = Orderer(b"0", budget=100, size_of=len)
+
+    def block(number: int) -> Block:
+        return Block(number, b"%d" % number, b"%d" % (number - 1))
+
+    for number, size in [(3, 40), (5, 20), (9, 40)]:
+        assert [type(event) for event in orderer.receive(block(number), bytes(size))] == [Gap]
+    assert orderer.waiting_bytes == 100
+    # The furthest ahead go, as many as it takes.
+    assert orderer.receive(block(4), bytes(50)) == [
+        Refused("room", block(9), bytes(40)),
+        Refused("room", block(5), bytes(20)),
+    ]
+    assert (orderer.waiting, orderer.waiting_bytes) == (2, 90)
+    # Itself, where it is the one.
+    assert orderer.receive(block(7), bytes(11)) == [
+        Gap(b"6", 6, block(7), None),
+        Refused("room", block(7), bytes(11)),
+    ]
+    # What is applied does not wait any more.
+    orderer.receive(block(1), bytes(1000))
+    assert len(orderer.receive(block(2), b"")) == 3
+    assert (orderer.waiting, orderer.waiting_bytes) == (0, 0)
+    # Nor what is too old. And one alone may be as large as it is.
+    orderer = Orderer(b"0", reorg_threshold=1, budget=100, size_of=len)
+    orderer.receive(block(3), bytes(1000))
+    assert orderer.waiting_bytes == 1000
+    orderer.receive(block(1), b"")
+    for number in (2, 3, 4):
+        orderer.receive(Block(number, b"other %d" % number, orderer.head.hash), b"")  # type: ignore[union-attr]
+    assert (orderer.waiting, orderer.waiting_bytes) == (0, 0)
+
+
+def test_a_budget_wants_sizes() -> None:
+    with pytest.raises(ValueError, match="at least a byte"):
+        Orderer(budget=0, size_of=len)
+    with pytest.raises(UsageError, match="`budget` and `size_of`"):
+        Orderer(budget=1)
+    with pytest.raises(UsageError, match="`budget` and `size_of`"):
+        Orderer(size_of=len)
