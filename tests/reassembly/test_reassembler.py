@@ -166,6 +166,19 @@ def test_two_counts_for_one_prefix_never_give_a_payload_out_early() -> None:
         ]
 
 
+def test_a_part_beyond_the_smaller_of_two_counts_is_taken_when_it_comes_again() -> None:
+    nested = name(0xFF, b"n")
+    reassembler = Reassembler()
+    feed(reassembler, header(A, (nested, 2)), (nested + b"1", records((P, 1))), (P + b"1", b""))
+    (early,) = feed(reassembler, (P + b"2", b""), source="a")
+    assert isinstance(early, Malformed)
+    (conflict,) = feed(reassembler, (nested + b"2", records((P, 2))))
+    assert isinstance(conflict, Conflict)
+    assert whole(feed(reassembler, (P + b"2", b""), source="b")) == [
+        (A, [(P + b"1", b""), (P + b"2", b"")])
+    ]
+
+
 @pytest.mark.parametrize(
     "key, value, reason",
     [
