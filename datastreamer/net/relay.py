@@ -189,6 +189,8 @@ class Relay:
         # Where commits of upstreams ended, of those that told, the last ones.
         self._commits: deque[int] = deque(maxlen=_COMMITS_KEPT)
         self._said = 0.0
+        # What we held when the upstream in use was joined.
+        self._joined_at = 0
         self._changed = trio.Event()
 
     @property
@@ -347,7 +349,7 @@ class Relay:
 
     async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
         """Download from one upstream while that goes well; whether it did at all."""
-        began, before = trio.current_time(), stream.total_entries
+        began, before, steady = trio.current_time(), stream.total_entries, False
         try:
             async with client_of(
                 state.upstream,
@@ -377,7 +379,8 @@ class Relay:
         except DatastreamerError as error:
             # Of the connection, or of our own disk: both may be well again.
             self._lost(state, error)
-        steady = trio.current_time() - began >= _STEADY_SECONDS
+            lasted = trio.current_time() - began >= _STEADY_SECONDS
+            steady = lasted and isinstance(error, PeerError)
         return steady or stream.total_entries > before
 
     def _ensure_understood(self, state: UpstreamState, client: Client) -> None:
@@ -532,18 +535,27 @@ class Relay:
         for each in self.states:
             # Those that are behind have time again, should this one be lost.
             each.behind_since = None
-        _log.info(
-            "relaying from %s: entry %d is next, it holds %d",
-            state.upstream.name,
-            stream.total_entries,
-            header.total_entries,
-        )
-        state.lost = ""
+        self._joined_at = stream.total_entries
+        if not state.lost:
+            self._say_relaying(state)
         self._said = trio.current_time()
         self._progress(state, stream.total_entries)
 
+    def _say_relaying(self, state: UpstreamState) -> None:
+        _log.info(
+            "relaying from %s: entry %d is next, it holds %d",
+            state.upstream.name,
+            self._joined_at,
+            state.entries,
+        )
+
     def _progress(self, state: UpstreamState, next_number: int) -> None:
         self._tell()
+        here = 0 if self.stream is None else self.stream.total_entries
+        if state.lost and (here > self._joined_at or next_number >= (state.entries or 0)):
+            # Not before: what fails after each join is said once.
+            state.lost = ""
+            self._say_relaying(state)
         if next_number >= (state.entries or 0):
             state.entries = next_number
             if not self.caught_up:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from datastreamer.errors import StreamFileError
 from datastreamer.net import keeping, whole
 from datastreamer.net.client import connect
 from datastreamer.net.relay import Relay
@@ -51,9 +53,14 @@ class Watched(Relay):
 
 
 async def watching(
-    nursery: trio.Nursery, path: Path, *ports: int, on_rewrite: str = "stop", **options: Any
+    nursery: trio.Nursery,
+    path: Path,
+    *ports: int,
+    made: type[Watched] | None = None,
+    on_rewrite: str = "stop",
+    **options: Any,
 ) -> tuple[Rig, Watched]:
-    relay = Watched(
+    relay = (made or Watched)(
         [("127.0.0.1", port) for port in ports],
         path,
         **{
@@ -416,6 +423,52 @@ async def test_what_comes_after_the_backlog_is_seen_whole(
                 op.add_entry(1, bytes(200))
         await rig.has(source.stream.total_entries)
     assert relay.seen == [source.stream.total_entries]
+
+
+# What fails.
+
+
+async def test_what_fails_after_each_join_is_said_once(
+    tmp_path: Path, source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is full, say: the upstream is there, and nothing of it can be kept."""
+    caplog.set_level(logging.INFO)
+    tries = 0
+
+    class Full(Watched):
+        async def _open(self) -> DataStream:
+            stream = await super()._open()
+            noted = stream.commit_guard
+
+            def before_commit() -> None:
+                nonlocal tries
+                tries += 1
+                if 2 <= tries <= 6:
+                    raise StreamFileError("relay.bin", "the disk is full")
+                assert noted is not None
+                noted()
+
+            stream.commit_guard = before_commit
+            return stream
+
+    source.commit([8] * 5)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source.stream)
+        path = tmp_path / "relay.bin"
+        rig, relay = await watching(nursery, path, server.port, made=Full)
+        await rig.has(5)
+        source.commit([8] * 5)
+        await rig.has(10)
+    assert relay.seen == [5, 10]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("relay")]
+    name = f"127.0.0.1:{server.port}"
+    assert said == [
+        f"relaying from {name}: entry 0 is next, it holds 5",
+        f"caught up with {name} at entry 5",
+        f"{name}: relay.bin: the disk is full",
+        f"relaying from {name}: entry 5 is next, it holds 10",
+        f"caught up with {name} at entry 10",
+    ]
 
 
 # Upstreams that tell nothing.
