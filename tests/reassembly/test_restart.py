@@ -174,3 +174,17 @@ def test_reading_again_ends() -> None:
     for number in range(4):
         reassembler.receive(b"\0%32d" % (number + 100), b"", "a", number + 6)
     assert reassembler.known_count <= 4
+
+
+def test_above_the_budget_what_may_come_again_is_known_until_something_may_go() -> None:
+    known = [(b"%32d" % number, []) for number in range(50)]
+    checkpoint = Checkpoint({"dead": 0}, {"dead": 10}, known)
+    reassembler = Reassembler(resume=checkpoint, reorg_threshold=3, budget=1000)
+    for number in range(3):
+        assert reassembler.replaying
+        reassembler.receive(b"\0%32d" % (number + 100), b"", "a", number)
+    assert reassembler.known_count == 53
+    # One more than the threshold: those of before go, all at once.
+    reassembler.receive(b"\0%32d" % 200, b"", "a", 3)
+    assert not reassembler.replaying
+    assert reassembler.known_count == 4
