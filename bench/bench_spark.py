@@ -17,6 +17,7 @@ import pytest
 from bench.measure import Done
 from bench.spark_session import local_session
 from datastreamer import DataStream, arrow
+from datastreamer.spark import frame
 from datastreamer.zkevm import L2Block, encode
 
 _SIZE = 155  # of an entry, as in the streams of production nodes
@@ -115,12 +116,13 @@ def test_entries(
     promised: float | None,
 ) -> None:
     ours = spark.read.format("datastream").load(str(stream))
+    shorter = frame(spark, stream)
     rival = spark.read.parquet(str(stream.parent / "parquet"))
-    assert ours.count() == rival.count()
+    assert ours.count() == shorter.count() == rival.count()
     versus(
         f"Spark, entries of {_SIZE} bytes: {name}",
         lambda: work(ours),
-        {"spark.read.parquet": lambda: work(rival)},
+        {"spark.read.parquet": lambda: work(rival), "frame": lambda: work(shorter)},
         unit="GB/s",
         amount=stream.stat().st_size / 1e9,
         rounds=3,

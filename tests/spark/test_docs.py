@@ -22,7 +22,9 @@ TABLE = re.findall(r"^\| (`.*?) \| .* \| (.*?) ?\|$", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "example, printed", [(0, ["11318"]), (1, ["100"])], ids=["blocks", "a range"]
+    "example, printed",
+    [(0, ["11318"]), (1, ["100"]), (2, ["100"])],
+    ids=["blocks", "the shorter way", "a range"],
 )
 def test_examples(
     example: int,
