@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import socket
 import threading
 import time
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
-    NotSupported,
     PeerError,
-    ServerRefused,
     StreamClosed,
     UsageError,
 )
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
+from datastreamer.net.attachment import Attachment
 from datastreamer.net.blocking_iteration import LOST, Iteration, Lost
 from datastreamer.net.peers import (
     answer_timeout,
@@ -43,7 +41,6 @@ from datastreamer.protocol.resume import (
     BACKOFF,
     Backoff,
     Endurance,
-    Recovery,
     Resumable,
 )
 
@@ -59,7 +56,7 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.1
 
 
-class BlockingLink:
+class BlockingLink(Attachment):
     """The connection of a `BlockingClient`, which says what its arguments are."""
 
     def __init__(
@@ -77,22 +74,13 @@ class BlockingLink:
         heartbeat: float | None = None,
         batch_reads: bool = True,
     ) -> None:
-        self.stream_type = stream_type
         self._place = place_of(host, port, tls, tls_server_name)
-        self.peer = self._place.peer
-        self._timeout = timeout
-        self._endurance = Endurance(resume, retry_for, backoff, heartbeat)
-        # Whether this server has ever said anything, on an earlier connection.
-        self._answered = False
+        endurance = Endurance(resume, retry_for, backoff, heartbeat)
+        super().__init__(stream_type, self._place.peer, timeout, endurance, batch_reads)
         self._active: Iteration[Any] | None = None
-        self._suspect = False
-        self._closed = False
         # Held during a call; never waited for, so that a signal's handler may come to it, too.
         self._turn = threading.Lock()
         self._socket: socket.socket | None = None
-        # Whether this server may be asked what it can do: some close on the question.
-        self._may_ask = self._extensions = batch_reads
-        self._connection = ClientConnection(extensions=batch_reads)
         self._connect()
 
     def close(self) -> None:
@@ -145,22 +133,18 @@ class BlockingLink:
         try:
             if self._socket is None or self._suspect or self._active is not None:
                 self._prepare()
-            again = self._resumes
+            again = self.resumes
             while True:
                 before = self._connection.received_bytes
                 try:
                     return self._drive(exchange(self._connection, *what, **named), self._timeout)
                 except ConnectionLost:
-                    # A connection that was good once and is stale: asked again over another.
-                    stale = again and 0 < before == self._connection.received_bytes
-                    if not stale and not self._lost_by_asking():
+                    if not self._is_asked_again(before, again):
                         raise
                     again = False
                 self._drop()
                 self._prepare()
         except BaseException as error:
-            if isinstance(error, ConnectFailed):
-                self._extensions = self._may_ask
             self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
@@ -174,13 +158,6 @@ class BlockingLink:
             if not self._survives(iteration, error):
                 raise
         self._active = iteration
-
-    def _lost_by_asking(self) -> bool:
-        """Whether the server closed on the question what it can do: it is not asked again."""
-        if not self._connection.probing:
-            return False
-        self._extensions = False
-        return True
 
     def join(self, iteration: Iteration[Any]) -> None:
         """Join the stream again where its connection was lost, until it is stopped."""
@@ -209,7 +186,7 @@ class BlockingLink:
             if isinstance(error, PeerError) and iteration.over:
                 self._drop()
                 return None
-            if isinstance(error, PeerError) and self._resumes:
+            if isinstance(error, PeerError) and self.resumes:
                 try:
                     lost = self._survives(iteration, error)
                 except PeerError:
@@ -226,27 +203,15 @@ class BlockingLink:
         finally:
             self._release()
 
-    @property
-    def _resumes(self) -> bool:
-        return self._endurance.resume and not self._closed
-
     def _survives(self, iteration: Iteration[Any], error: PeerError) -> bool:
         """Whether to join again after `error`; when, says the iteration's recovery.
 
         Raises what is no loss of a connection, or one time too many.
         """
-        answered = self._connection.received_bytes > 0
-        self._answered = self._answered or answered
-        if isinstance(error, ConnectionLost):
-            self._lost_by_asking()
-        if not (self._resumes and self._answered and isinstance(iteration.work, Resumable)):
-            return False
-        now, luck = time.monotonic(), random.random()  # noqa: S311
-        if iteration.recovery is None:
-            iteration.recovery = Recovery(self._endurance, now)
-        if iteration.recovery.lost(error, answered=answered, now=now, luck=luck):
+        again, news = self._outlives(iteration, error, time.monotonic())
+        if news:
             say_lost(_log, self.peer, error)
-        return True
+        return again
 
     def _rejoin(self, iteration: Iteration[Any], work: Resumable) -> bool:
         """One attempt; false where it failed and there is to be another."""
@@ -381,11 +346,7 @@ class BlockingLink:
 
     def _connect(self) -> None:
         if not self._closed:
-            if self._connection.refused:
-                self._extensions = False
-            self._connection = ClientConnection(
-                self.stream_type, peer=self.peer, extensions=self._extensions
-            )
+            self._connection = self._new_connection()
             self._socket = connect_blocking(self._place, self._timeout)
             watch_over(self._socket.setsockopt)
         # From here on who closes it finds the socket.
@@ -423,13 +384,7 @@ class BlockingLink:
 
     def _judge(self, error: BaseException, *, in_step: bool) -> None:
         """What `error` means for the connection; one that is out of step is given up."""
-        if self._connection.out_of_step:
-            self._drop()
-        elif isinstance(error, NotSupported):
-            pass
-        elif isinstance(error, ServerRefused) and not self._connection.outstanding:
-            self._suspect = True
-        elif isinstance(error, PeerError) or not in_step:
+        if self._is_spent(error, in_step=in_step):
             self._drop()
 
     def _drop(self) -> None:
@@ -441,7 +396,6 @@ class BlockingLink:
 
     def _hang_up(self) -> None:
         channel, self._socket = self._socket, None
-        self._answered = self._answered or self._connection.received_bytes > 0
-        self._suspect = False
+        self._note_end()
         if channel is not None:
             close_blocking(channel)

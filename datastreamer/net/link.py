@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,12 +21,11 @@ import trio
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
-    NotSupported,
     PeerError,
-    ServerRefused,
     StreamClosed,
     UsageError,
 )
+from datastreamer.net.attachment import Attachment
 from datastreamer.net.channel import Channel, SocketChannel, channel_over
 from datastreamer.net.listen import leads_to
 from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_server
@@ -35,7 +33,7 @@ from datastreamer.net.pouring import Settle, Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow
-from datastreamer.protocol.resume import Endurance, Recovery, Resumable
+from datastreamer.protocol.resume import Endurance, Resumable
 
 if TYPE_CHECKING:
     from datastreamer.net.iteration import Iteration
@@ -55,7 +53,7 @@ Lost: TypeAlias = Literal[_Lost.LOST]
 _log = logging.getLogger(__name__)
 
 
-class Link:
+class Link(Attachment):
     """One connection at a time, and one exchange at a time on it."""
 
     def __init__(
@@ -68,29 +66,20 @@ class Link:
         endurance: Endurance,
         batch_reads: bool = True,
     ) -> None:
-        self.stream_type = stream_type
-        self.peer = peer
-        self._timeout = timeout
+        super().__init__(stream_type, peer, timeout, endurance, batch_reads)
         self._redial = redial
-        # Whether this server may be asked what it can do: some close on the question.
-        self._may_ask = self._extensions = batch_reads
-        self.closed_on_asking = False
-        """Whether it did, without a word: that may have been an accident."""
-        self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
         self._channel: Channel | None = channel_over(stream, peer)
         # The iteration that is open, on which the server may send at any time.
         self._active: Iteration[Any] | None = None
-        # After a refusal: does the connection still work?
-        self._suspect = False
-        self._closed = False
         self._busy = False
         self._sending = False
         self._released: trio.Event | None = None
-        self._endurance = endurance
         self._rejoining: trio.CancelScope | None = None
         self._patience: trio.CancelScope | None = None
-        # Whether this server has ever said anything, on an earlier connection.
-        self._answered = False
+
+    @property
+    def _redials(self) -> bool:
+        return self._redial is not None
 
     # Exchanges
 
@@ -111,33 +100,16 @@ class Link:
                 try:
                     return await self._drive(exchange(self._connection, *what, **named))
                 except ConnectionLost:
-                    # A connection that was good once and is stale: asked again over another.
-                    stale = again and 0 < before == self._connection.received_bytes
-                    if not stale and not self._lost_by_asking():
+                    if not self._is_asked_again(before, again):
                         raise
                     again = False
                 await self._drop()
                 await self._prepare()
         except BaseException as error:
-            if isinstance(error, ConnectFailed):
-                self._extensions = self._may_ask
             await self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
             self._release()
-
-    def _lost_by_asking(self) -> bool:
-        """Whether the server closed on the question what it can do: it is not asked again."""
-        if not self._connection.probing or self._redial is None:
-            return False
-        self.closed_on_asking = not self._connection.refused
-        self._extensions = False
-        return True
-
-    def _new_connection(self) -> ClientConnection:
-        if self._connection.refused:
-            self._extensions = False
-        return ClientConnection(self.stream_type, peer=self.peer, extensions=self._extensions)
 
     async def begin(self, iteration: Iteration[Any]) -> None:
         """The first part of an exchange of many parts."""
@@ -259,16 +231,6 @@ class Link:
         """Whether there is a connection, as far as is known."""
         return self._channel is not None
 
-    @property
-    def total_entries(self) -> int | None:
-        """The newest total that the server told on this connection."""
-        return self._connection.total_entries
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a lost connection can and shall be replaced without a word."""
-        return self._endurance.resume and self._redial is not None and not self._closed
-
     @contextmanager
     def _bounded(self) -> Iterator[None]:
         """Bound the time in which nothing comes. Raises `NoAnswer`."""
@@ -289,19 +251,10 @@ class Link:
 
         Raises what is no loss of a connection, or one time too many.
         """
-        answered = self._connection.received_bytes > 0
-        self._answered = self._answered or answered
-        if isinstance(error, ConnectionLost):
-            self._lost_by_asking()
-        if not (self._answered and self._lasting(iteration)):
-            return False
-        now, luck = trio.current_time(), random.random()  # noqa: S311
-        if iteration.recovery is None:
-            iteration.recovery = Recovery(self._endurance, now)
-        news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
+        again, news = self._outlives(iteration, error, trio.current_time())
         if news and iteration.on_outage is None:
             say_lost(_log, self.peer, error)
-        return True
+        return again
 
     async def _rejoin(self, iteration: Iteration[Any], work: Resumable) -> bool:
         assert self._redial is not None
@@ -446,13 +399,7 @@ class Link:
 
     async def _judge(self, error: BaseException, *, in_step: bool) -> None:
         """What `error` means for the connection; one that is out of step is given up."""
-        if self._sending or self._connection.out_of_step:
-            await self._drop()
-        elif isinstance(error, NotSupported):
-            pass
-        elif isinstance(error, ServerRefused) and not self._connection.outstanding:
-            self._suspect = True
-        elif isinstance(error, PeerError) or not in_step:
+        if self._is_spent(error, in_step=in_step) or self._sending:
             await self._drop()
 
     async def _drop(self) -> None:
@@ -464,8 +411,7 @@ class Link:
 
     async def _hang_up(self) -> None:
         channel, self._channel = self._channel, None
-        self._answered = self._answered or self._connection.received_bytes > 0
-        self._suspect = False
+        self._note_end()
         self._sending = False
         if channel is not None:
             with trio.CancelScope(shield=True):
