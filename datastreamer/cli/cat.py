@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import typer
@@ -161,8 +161,13 @@ def cat(
         if follow:
             end_with_reader()
         at = begin if isinstance(begin, int) else None
-        with _progress(source, follow, header.total_entries) as progress, _told_how_to_go_on():
-            for batch in stream.batches(begin, stop, wanted or None):
+        with (
+            _progress(source, follow, header.total_entries) as progress,
+            _told_how_to_go_on(),
+            # Here, and not wherever it is collected: a signal gets lost there, with a traceback.
+            closing(stream.batches(begin, stop, wanted or None)) as batches,
+        ):
+            for batch in batches:
                 chosen = batch if count is None else batch[:count]
                 if chosen:
                     write_out(form.render(chosen))

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple, Protocol
 
 import typer
@@ -54,7 +54,7 @@ class Source(Protocol):
 
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
-    ) -> Iterator[EntryBatch]:
+    ) -> Generator[EntryBatch, None, None]:
         """Entries from a number or bookmark on, up to and not including `stop`; with `types`
         those of these alone.
 
@@ -179,7 +179,7 @@ class FileSource:
 
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
-    ) -> Iterator[EntryBatch]:
+    ) -> Generator[EntryBatch, None, None]:
         stream = self._stream
         number = start if isinstance(start, int) else stream.bookmark(start)
         epoch = stream.epoch
@@ -256,7 +256,7 @@ class ServerSource:
 
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
-    ) -> Iterator[EntryBatch]:
+    ) -> Generator[EntryBatch, None, None]:
         client = self._client
         try:
             if isinstance(start, int) and stop is not None and self._batch_reads:

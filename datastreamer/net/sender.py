@@ -491,7 +491,10 @@ class Sender:
         """Nothing left to send: leave it to the pass until there is a reason not to."""
         alone = self._filtered is not None or self._told is not None
         if self.transport.socket_fd is None or alone:
+            # No part of the pass, and as live to whoever looks.
+            self.state = State.LIVE
             await self._park()
+            self.state = State.CATCH_UP
             return
         self._wake = trio.Event()
         self._live.join(self)

@@ -20,9 +20,11 @@ from datastreamer.cli.source import open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import Header
 from datastreamer.net.embed import StreamServer
+from datastreamer.protocol.messages import Stop
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
-from tests.cli.process import ENVIRONMENT, command, done, piped, running
+from tests.cli.process import ENVIRONMENT, PATIENCE, command, done, piped, running
+from tests.net.stub import Stub, StubServer, sample
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,40 @@ def test_a_closed_pipe_is_silent(
     code, output, errors = piped(called, into, made.parent)
     assert (code, errors) == (0, "")
     assert len(output.splitlines()) == lines
+
+
+def test_a_reader_that_goes_while_the_server_is_told_so(tmp_path: Path) -> None:
+    """What says that the pipe is closed may come when that is known already, and the streaming
+    is being ended: that is not the place for a traceback."""
+    stub = Stub(sample(5))
+    ours, theirs = socket.socketpair()
+
+    def handle(connection: socket.socket) -> None:
+        while not any(isinstance(event, Stop) for event in stub.seen):
+            connection.sendall(stub.receive(connection.recv(65536)))
+        following.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):
+            connection.recv(1)
+
+    with StubServer(handle) as server, ours:
+        following = subprocess.Popen(
+            command("cat", f"127.0.0.1:{server.port}", "--follow"),
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            # Where exactly it is interrupted is chance; it may end with a socket that is open.
+            env={key: value for key, value in ENVIRONMENT.items() if key != "PYTHONWARNINGS"},
+        )
+        theirs.close()
+        assert b'"number"' in ours.recv(65536)
+        ours.close()
+        [connection] = server.connections
+        connection.sendall(stub.append(*sample(6)[5:]))
+        try:
+            _, errors = following.communicate(timeout=PATIENCE)
+        finally:
+            following.kill()
+    assert (following.returncode, errors) == (0, b"")
 
 
 def test_more_than_a_pipe_holds(tmp_path: Path) -> None:

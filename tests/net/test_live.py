@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import struct
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from datastreamer.format import COMMAND_COMMIT_START
 from datastreamer.net.sender import State
 from datastreamer.storage.stream import DataStream
+from tests.net import filters
 from tests.net import model as wire
-from tests.net.conftest import Peer, Rig, append, over_loopback
+from tests.net.conftest import Open, Peer, Rig, append, over_loopback, until
 from tests.net.model import BOOKMARK, OK, Model, packets, result
 
 SMALL_BUFFER = 4096
@@ -178,6 +181,25 @@ async def test_a_file_that_is_cut_under_a_client(
 async def until_live(rig: Rig) -> None:
     await wait_all_tasks_blocked()
     assert all(session.state is State.LIVE for session in rig.server.sessions)
+
+
+@pytest.mark.parametrize("kind", ["plain", "commits", "types", "tls"])
+async def test_whoever_has_all_is_live_to_who_looks(
+    stream: DataStream, secured: Open, kind: str
+) -> None:
+    """Also those whom the pass does not serve: operators would see them catch up for ever."""
+    request = {
+        "commits": struct.pack(">QQQ", COMMAND_COMMIT_START, 1, 0),
+        "types": filters.start(0, 1, 2),
+    }.get(kind, wire.start(0))
+    append(stream, (1, b"a"), (2, b"b"))
+    rigged = secured(stream) if kind == "tls" else over_loopback(stream)
+    async with rigged as rig, rig.client() as peer:
+        await peer.ask(request, OK)
+        for turn in range(3):
+            await until(lambda due=2 + turn: rig.server.counts.entries_sent == due)
+            await until(lambda: {s.state for s in rig.server.sessions} == {State.LIVE})
+            append(stream, (2, b"more"))
 
 
 async def test_who_reads_nothing_hurts_nobody_and_loses_nothing(stream: DataStream) -> None:

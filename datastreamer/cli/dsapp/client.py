@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from itertools import chain
 from typing import Annotated
 
@@ -113,8 +114,9 @@ def client(
             return
         _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
         end_with_reader()
-        for batch in source.batches(begin, None):
-            _print_entries(batch)
+        with closing(source.batches(begin, None)) as batches:
+            for batch in batches:
+                _print_entries(batch)
 
 
 def _check(source: Source, header: Header, begin: int | bytes) -> None:
