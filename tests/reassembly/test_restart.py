@@ -176,6 +176,13 @@ def test_reading_again_ends() -> None:
     assert reassembler.known_count <= 4
 
 
+def test_a_checkpoint_above_the_budget_is_cut_at_once() -> None:
+    known = [(b"%32d" % number, [b"\1%32d" % number]) for number in range(50)]
+    reassembler = Reassembler(resume=Checkpoint({}, {}, known), budget=1000)
+    assert reassembler.known_count == 50
+    assert reassembler.stats().used <= 1000 + 50 * 144
+
+
 def test_above_the_budget_what_may_come_again_is_known_until_something_may_go() -> None:
     known = [(b"%32d" % number, []) for number in range(50)]
     checkpoint = Checkpoint({"dead": 0}, {"dead": 10}, known)

@@ -144,7 +144,8 @@ def test_whatever_is_sent_beside_them_honest_payloads_are_whole(
     assert sorted(done) == sorted(payload(number)[0][0][1:] for number in range(30))
     for event in events:
         if isinstance(event, Dropped):
-            assert {*event.positions} == {"liar"}
+            # Where it sends ahead what is true, it is not alone in what goes.
+            assert "liar" in event.positions
 
 
 def test_of_two_sources_the_one_with_more_gives_way() -> None:
