@@ -9,9 +9,6 @@ was not taken yet is read again from the file. Knows no commands.
 from __future__ import annotations
 
 import enum
-import fcntl
-import struct
-import termios
 
 import trio
 
@@ -19,9 +16,10 @@ from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.net.filtering import PATIENCE_SECONDS, Filtered
 from datastreamer.net.live import Live
+from datastreamer.net.promised import Promised
+from datastreamer.net.referred import Referred
 from datastreamer.net.transport import Transport
-from datastreamer.protocol import messages
-from datastreamer.storage.reader import Chunk, Cursor, Span
+from datastreamer.storage.reader import Cursor, Span
 
 # Entries this near to the end are copied into the socket; older ones go by sendfile,
 # which queues references to the file's pages and would show a later change of them.
@@ -54,12 +52,7 @@ class Sender:
         self.cursor = Cursor(0, 0)
         self.at = 0
         self.span: Span | None = None
-        # Where a part of the stream ends that is sent as the answer to a question.
-        self._bound: Cursor | None = None
-        # The end of a commit that it was told, up to which it is sent entries then; None: it
-        # is not told any. And what of that is not sent yet.
-        self._told: Cursor | None = None
-        self._untold = b""
+        self._promised = Promised()
         # Where it is sent the entries of some types alone.
         self._filtered: Filtered | None = None
         # Results to put between two entries, and what to do after them.
@@ -68,10 +61,7 @@ class Sender:
         """Whether the client has not taken what was there for it."""
         self._live = live
         self._stream = live.stream
-        # What the kernel was only pointed to, in this streaming or in an earlier one that it
-        # may still be busy with: nothing before this entry, nothing behind this offset.
-        self._sent_from = 0
-        self._sent_by_file = 0
+        self._referred = Referred(transport)
         # The last file offset from which on something was read ahead of sending it.
         self._warm = -1
         self._results_sent = trio.Event()
@@ -88,30 +78,26 @@ class Sender:
         alone, in frames; with `commits` it is told where operations end."""
         self.state = State.CATCH_UP
         self._filtered = Filtered(self._live, types) if types else None
-        self._told = Cursor(0, start) if commits else None
-        self._untold = b""
+        self._promised.to_stream(start, commits=commits)
         self._set_out(Cursor(0, start))
 
     def begin_part(self, place: Cursor, bound: Cursor) -> None:
         """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
         It is promised them: a change of any of these concerns it."""
-        self._bound = bound
-        self._filtered = self._told = None
+        self._promised.to_send_part(bound)
+        self._filtered = None
         self._set_out(place)
 
     def end_part(self) -> None:
         """It was sent them."""
         self.streaming = False
-        self._bound = None
+        self._promised.bound = None
 
     def _set_out(self, place: Cursor) -> None:
         # From here on a change of the stream may concern it.
         self.streaming = True
-        start = place.number
         self.cursor, self.at = place, place.offset
-        if not self._unacknowledged():
-            self._sent_from, self._sent_by_file = start, 0
-        self._sent_from = min(self._sent_from, start)
+        self._referred.begin(place.number)
         self.span = None
         self._ending = False
         self.results = []
@@ -138,7 +124,7 @@ class Sender:
     @property
     def unbounded(self) -> bool:
         """Whether it is sent entries as they are committed, from a Start on."""
-        return self.streaming and self._bound is None
+        return self.streaming and self._promised.bound is None
 
     async def end_with(self, result: bytes) -> None:
         """End the entry that is being sent, send `result` and stop; return when that is done."""
@@ -176,9 +162,9 @@ class Sender:
     # Sending.
 
     def _at_last(self) -> bool:
-        last = self._last
-        if self._bound is not None:
-            return self.cursor.number >= self._bound.number
+        last, bound = self._last, self._promised.bound
+        if bound is not None:
+            return self.cursor.number >= bound.number
         if last is None or self.results or self.cursor.number < last:
             return False
         return not self.half_sent if last else self._between_entries()
@@ -191,8 +177,8 @@ class Sender:
             await self._park()
         elif placed and self.results and self._between_entries():
             # Of what is told before the next entries a part may be sent.
-            results, self.results = b"".join((self._untold, *self.results)), []
-            self._untold = b""
+            results, self.results = b"".join((self._promised.untold, *self.results)), []
+            self._promised.untold = b""
             self.blocked = True
             await self.transport.send(results)
             self.blocked = False
@@ -208,7 +194,7 @@ class Sender:
             else:
                 # Where a Result waits, or the end, only to the end of the entry.
                 await self._send_some(1 if self.results or self._last == 0 else _COPY_BYTES)
-        elif behind < 0 or self.half_sent or self._bound is not None:
+        elif behind < 0 or self.half_sent or self._promised.bound is not None:
             # Committed, but the pass is not through with it.
             await self._park()
         elif not placed:
@@ -302,16 +288,16 @@ class Sender:
         by_file = far and self.transport.socket_fd is not None
         if far and await self._warmed():
             return
-        if self._told is not None and self.cursor.number >= self._told.number:
+        if self._promised.is_told_at(self.cursor.number):
             if live.outdated():
                 return
-            self._tell_commit()
+            self._promised.tell(self._stream.reader.head)
         try:
             if by_file and self.span is None and not self.half_sent:
-                self.span = self._up_to_bound(view.span(self.cursor))
+                self.span = self._promised.cut_span(view.span(self.cursor))
                 self.at = self.span.start
             if self.span is not None:
-                if self._untold and not live.outdated():
+                if self._promised.untold and not live.outdated():
                     self.blocked = True
                     await self._send_before(b"")
                     self.blocked = False
@@ -326,7 +312,7 @@ class Sender:
             raise
         if live.outdated():
             return
-        chunk = self._cut_at_bound(chunk)
+        chunk = self._promised.cut_chunk(chunk)
         at = max(self.at, chunk.start)
         rest = chunk.data[at - chunk.start :]
         if self.transport.socket_fd is None:
@@ -350,29 +336,23 @@ class Sender:
         else:
             await trio.lowlevel.checkpoint()
 
-    def _tell_commit(self) -> None:
-        """What it is sent next belongs to the operations that end where the stream does now."""
-        head = self._stream.reader.head
-        self._told = Cursor(*head)
-        self._untold = messages.encode_commit(head.entries)
-
     async def _send_before(self, rest: memoryview | bytes) -> None:
         """What is to be told before these entries, and the entries."""
-        told, self._untold = self._untold, b""
+        told, self._promised.untold = self._promised.untold, b""
         self._live.counts.bytes_sent += len(told)
         await self.transport.send(b"".join((told, rest)) if told else rest)
 
     async def _send_now(self, rest: memoryview) -> int:
         """The same, as much as goes without waiting; how many bytes of the entries that were."""
-        told = self._untold
+        told = self._promised.untold
         if not told:
             return self.transport.send_now(rest)
         sent = self.transport.send_now(b"".join((told, rest)))
         if sent >= len(told):
-            self._untold = b""
+            self._promised.untold = b""
             self._live.counts.bytes_sent += len(told)
             return sent - len(told)
-        self._untold = told[sent:]
+        self._promised.untold = told[sent:]
         self._live.counts.bytes_sent += sent
         return 0
 
@@ -427,18 +407,6 @@ class Sender:
             await self.transport.wait_writable()
         self.blocked = False
 
-    def _up_to_bound(self, span: Span) -> Span:
-        bound = self._bound or self._told
-        if bound is None or span.next.number < bound.number or span.end <= bound.offset:
-            return span
-        return Span(span.start, bound.offset, bound)
-
-    def _cut_at_bound(self, chunk: Chunk) -> Chunk:
-        bound = self._bound or self._told
-        if bound is None or chunk.next.number <= bound.number:
-            return chunk
-        return chunk._replace(data=chunk.data[: bound.offset - chunk.start], next=bound)
-
     async def _warmed(self) -> bool:
         """Whether what comes next had to be read from the disk first, which takes this turn."""
         span, cold = self.span, self._live.cold
@@ -472,7 +440,7 @@ class Sender:
             raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
         self._live.counts.bytes_sent += sent
         self.at += sent
-        self._sent_by_file = max(self._sent_by_file, self.at)
+        self._referred.sent(self.at)
         if self.at == span.end:
             self._move(span.next)
             self.span = None
@@ -489,7 +457,7 @@ class Sender:
 
     async def _go_live(self) -> None:
         """Nothing left to send: leave it to the pass until there is a reason not to."""
-        alone = self._filtered is not None or self._told is not None
+        alone = self._filtered is not None or self._promised.commits
         if self.transport.socket_fd is None or alone:
             # No part of the pass, and as live to whoever looks.
             self.state = State.LIVE
@@ -520,7 +488,7 @@ class Sender:
         """
         if self.streaming:
             half_sent = self.half_sent
-            promised = self._bound or self._frame_end or self._told
+            promised = self._frame_end or self._promised.end
             if stop is None and promised is not None and promised.number > start:
                 return True
             if stop is not None and self._frame_touches(start, stop):
@@ -529,33 +497,15 @@ class Sender:
                 return True
             if half_sent and offset < self.at < end:
                 return True  # it would get the end of another entry than the beginning
-        if self._sent_by_file <= offset:
-            return False
-        if late:
-            return stop is None or self._sent_from < stop
-        unsent = self._unacknowledged()
-        if not unsent or stop is None:
-            return unsent > 0
-        return self._sent_from < stop and min(self.at, self._sent_by_file) - unsent < end
+        return self._referred.concerned(offset, stop, end, self.at, late=late)
 
     def note_received(self) -> None:
         """No change concerns bytes that the peer has confirmed before it."""
-        if self._sent_by_file and not self._unacknowledged() and not self._live.outdated():
-            self._sent_by_file = 0
+        if self._referred.any and not self._live.outdated():
+            self._referred.note_received()
 
     def cut_short(self, start: int, offset: int) -> None:
         """The entries from `start` on, at file offset `offset`, are about to go."""
         span = self.span
         if span is not None and span.end > offset:
             self.span = Span(span.start, offset, Cursor(offset, start))
-
-    def _unacknowledged(self) -> int:
-        """An upper bound for the bytes that the kernel was pointed to and the peer has not
-        confirmed."""
-        fd = self.transport.socket_fd
-        if fd is None or not self.transport.by_reference:
-            return 0
-        packed = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
-        queued = int(struct.unpack("i", packed)[0])
-        # File offsets count the padding between pages, the socket does not.
-        return queued and queued + (1 << 20) * (1 + queued // (1 << 20))
