@@ -14,7 +14,7 @@ except ImportError:
 
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
-from datastreamer.spark.frame import frame
+from datastreamer.spark.frames import frame
 from datastreamer.spark.java import find_java
 from datastreamer.spark.lanes import STATE_SETTINGS
 from datastreamer.spark.reassembly import messages, reassemble, reassemble_stream

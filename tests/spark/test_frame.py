@@ -62,7 +62,7 @@ def test_a_server(spark: Any, make: Make) -> None:
 
 
 def test_pandas_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datastreamer.spark.frame.find_spec", lambda _: None)
+    monkeypatch.setattr("datastreamer.spark.frames.find_spec", lambda _: None)
     spark: Any = None
     with pytest.raises(ExtraMissing, match=r"pandas .*pip install 'datastreamer\[spark\]'"):
         frame(spark, "a.bin")
