@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import sys
 
 import pytest
 import trio
@@ -11,6 +13,7 @@ import trio.testing
 from datastreamer.errors import ConnectionLost
 from datastreamer.net import channel as channel_module
 from datastreamer.net.channel import Channel, SocketChannel, StreamChannel, channel_over
+from datastreamer.net.tcp import tcp_info
 
 
 async def pair() -> tuple[Channel, trio.SocketStream]:
@@ -123,6 +126,28 @@ async def test_a_connection_that_broke(over: str) -> None:
     with pytest.raises(ConnectionLost, match=r"the connection to peer:1 is lost: \w"):
         await use()
     await channel.aclose()
+
+
+async def test_the_system_is_asked_about_what_is_under_tls() -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    stream = await trio.open_tcp_stream(*listener.socket.getsockname())
+    plain = channel_over(stream, "peer:1")
+    found = plain.connection()
+    assert found is not None
+    fileno = found.fileno()
+    under = trio.SocketStream(trio.socket.from_stdlib_socket(found))
+    secured = channel_over(trio.SSLStream(under, ssl.create_default_context()), "peer:1")
+    found = secured.connection()
+    assert found is not None
+    assert found.fileno() == fileno
+    assert tcp_info(found) is not None or sys.platform != "linux"
+    await trio.aclose_forcefully(under)
+    await listener.aclose()
+
+
+async def test_in_memory_there_is_nothing_to_ask() -> None:
+    ours, _ = trio.testing.memory_stream_pair()
+    assert channel_over(ours, "peer:1").connection() is None
 
 
 async def test_closing_wakes_whoever_waits() -> None:
