@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer.reassembly import Event, Malformed, PayloadComplete, Reassembler
-from tests.reassembly.made_up import deliveries, subscriptions
+from tests.reassembly.made_up import Message, deliveries, name, records, subscriptions
 from tests.reassembly.twin import Twin
 
 many = settings(max_examples=400, deadline=None)
@@ -96,3 +99,66 @@ def test_same_after_a_restart(made: Any, given_options: dict[str, Any], data: An
             events = ours.receive(key, value, source, position, now)
             assert told(events) == told(twin.receive(key, value, source, position, now))
             same(ours, twin)
+
+
+def long_payload(chance: random.Random, number: int) -> list[Message]:
+    """A header with two prefixes, one of them of a nested header, and all their parts."""
+    own, flat, nested, inner = (name(first, f"{number}") for first in (0, 1, 0xFF, 2))
+    flats, inners = chance.randrange(1, 6), chance.randrange(4)
+    return [
+        (own, records((flat, flats), (nested, 1))),
+        (nested, records((inner, inners))),
+        *((flat + b"%d" % at, bytes(chance.randrange(300))) for at in range(flats)),
+        *((inner + b"%d" % at, b"inner") for at in range(inners)),
+    ]
+
+
+def long_world(chance: random.Random) -> Iterator[tuple[Message, str, int, float]]:
+    """Three sources tell 40 payloads, each in an order of its own, some messages never and some
+    twice, and beside them what nobody asked for."""
+    messages = [message for number in range(40) for message in long_payload(chance, number)]
+    apart, lost = chance.choice([0, 5, 40]), chance.choice([0.0, 0.02, 0.3])
+    lone = chance.choice([0, 0, 1, 8])
+    told = []
+    for source in "abc":
+        order = [(at + chance.uniform(0, apart), key) for at, key in enumerate(messages)]
+        order += chance.sample(order, 20)
+        for number in range(lone * (source == "a") * 40):
+            order.append((7.3 * number, (name(3, f"lone {number}"), bytes(200))))
+        kept = [place for place in order if chance.random() >= lost]
+        pace = chance.choice([1.0, 1.0, 1.5])
+        told += [(pace * at, source, key) for at, key in kept]
+    positions = dict.fromkeys("abc", -1)
+    for at, source, message in sorted(told):
+        positions[source] += 1
+        yield message, source, positions[source], at + chance.choice([0.0, 0.0, -30.0])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_same_for_long(seed: int) -> None:
+    """So long that what was given out is forgotten, thinned and its place used again."""
+    chance = random.Random(seed)
+    given_options: dict[str, Any] = {
+        "reorg_threshold": chance.choice([0, 1, 2, 5, 20]),
+        "budget": chance.choice([1500, 3000, 6000, 12_000, 40_000, 1 << 30]),
+        "max_age": chance.choice([None, 20.0, 100.0]),
+    }
+    ours, twin = Reassembler(**given_options), Twin(**given_options)
+    world = list(long_world(chance))
+    restart = chance.randrange(2 * len(world))
+    again = {}
+    if restart < len(world):
+        for (key, value), source, position, now in world[:restart]:
+            ours.receive(key, value, source, position, now)
+            twin.receive(key, value, source, position, now)
+        checkpoint = ours.checkpoint()
+        again = checkpoint.positions
+        ours = Reassembler(**given_options, resume=checkpoint)
+        twin = Twin(**given_options, resume=checkpoint)
+    for (key, value), source, position, now in world:
+        if position >= again.get(source, 0):
+            events = ours.receive(key, value, source, position, now)
+            assert told(events) == told(twin.receive(key, value, source, position, now))
+            same(ours, twin)
+    assert told(ours.expire(1e9)) == told(twin.expire(1e9))
+    same(ours, twin)

@@ -353,6 +353,12 @@ def test_time_does_not_go_back_and_none_is_no_time() -> None:
     reassembler.receive(Q, b"x", now=50.0)
     assert reassembler.stats().oldest == 100.0
     assert feed(reassembler, (name(3), b"")) == []
+    events = reassembler.expire(110.5)
+    assert [(event.prefix, event.since) for event in events] == [
+        (P, 100.0),
+        (Q, 100.0),
+        (name(3), 100.0),
+    ]
     assert Reassembler(max_age=None).expire(1e12) == ()
 
 
