@@ -25,7 +25,7 @@ from tests.net import model
 from tests.net.network import Network
 from tests.net.secure import Authority, dial
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 
 def seeds(short: int, long: int) -> pytest.MarkDecorator:
