@@ -67,8 +67,7 @@ class Refused(Generic[T]):
 
     `why` is "old": it, or the place where its branch leaves the chain, is further down than
     what can be rolled back; "weight": it does not weigh more than its parent, or its number
-    does not follow its parent's; "room": too many wait, or too much,
-    and it is the furthest ahead.
+    does not follow its parent's; "room": too many wait, or too much, and it is the furthest ahead.
     """
 
     why: Literal["old", "weight", "room"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -241,8 +241,6 @@ class Muting:
 
     def __init__(self, port: int) -> None:
         self.mute = False
-        self.waiting = trio.Event()
-        """Set when a connection has come while it was mute."""
         self.accepted: list[trio.SocketStream] = []
         self._target = port
 
@@ -254,7 +252,6 @@ class Muting:
     async def _pass_on(self, client: trio.SocketStream) -> None:
         self.accepted.append(client)
         if self.mute:
-            self.waiting.set()
             await trio.sleep_forever()
         server = await trio.open_tcp_stream("127.0.0.1", self._target)
         async with client, server, trio.open_nursery() as nursery:
@@ -270,28 +267,39 @@ class Muting:
             await target.aclose()
 
 
-async def test_a_path_that_falls_silent_with_operations_underway(
-    stream: DataStream, token_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nor is a question answered on another connection: the operation is sent again on a third."""
+async def silenced(
+    stream: DataStream,
+    token_file: Path,
+    caplog: pytest.LogCaptureFixture,
+    silence: Callable[[Muting], object],
+) -> int:
+    """The port of a path on which nothing comes any more while an operation is underway, until
+    that is noticed; the operation is sent again."""
     async with serving(stream, token_file) as (_, port), trio.open_nursery() as nursery:
         muting = Muting(port)
-        between = await nursery.start(muting.run)
+        between: int = await nursery.start(muting.run)
         async with publisher_at(between, lease=0.5, retry_for=PATIENCE) as publisher:
             publisher._timeout = 2
             await put(publisher, b"before")
             caplog.clear()
-            muting.mute = True
+            silence(muting)
             op = publisher.atomic_op()
             op.add_entry(3, b"underway")
             pending = await op.commit(wait=False)
-            await muting.waiting.wait()
             while "trying again" not in caplog.text:
                 await trio.testing.wait_all_tasks_blocked(0.002)
             muting.mute, publisher._timeout = False, 10
             await pending.wait()
         nursery.cancel_scope.cancel()
     assert contents(stream) == [(3, b"before"), (3, b"underway")]
+    return between
+
+
+async def test_a_path_that_falls_silent_with_operations_underway(
+    stream: DataStream, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is a question answered on another connection: the operation is sent again on a third."""
+    await silenced(stream, token_file, caplog, lambda muting: setattr(muting, "mute", True))
     assert "for 2.5 s, and no answer on another connection within 2 s" in caplog.text
 
 
@@ -300,23 +308,9 @@ async def test_a_host_that_is_gone_with_operations_underway(
     stream: DataStream, token_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system sees it, long before it gives the connection up."""
-    async with serving(stream, token_file) as (_, port), trio.open_nursery() as nursery:
-        muting = Muting(port)
-        between = await nursery.start(muting.run)
-        async with publisher_at(between, lease=0.5, retry_for=PATIENCE) as publisher:
-            publisher._timeout = 2
-            await put(publisher, b"before")
-            caplog.clear()
-            vanish(muting.accepted[-1].socket)
-            op = publisher.atomic_op()
-            op.add_entry(3, b"underway")
-            pending = await op.commit(wait=False)
-            while "trying again" not in caplog.text:
-                await trio.testing.wait_all_tasks_blocked(0.002)
-            publisher._timeout = 10
-            await pending.wait()
-        nursery.cancel_scope.cancel()
-    assert contents(stream) == [(3, b"before"), (3, b"underway")]
+    between = await silenced(
+        stream, token_file, caplog, lambda muting: vanish(muting.accepted[-1].socket)
+    )
     assert f"the host of 127.0.0.1:{between} has not answered for" in caplog.text
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -384,17 +383,25 @@ def test_serve_with_too_many_workers(path: Path) -> None:
     assert not path.exists()
 
 
+class Begun(list["subprocess.Popen[bytes]"]):
+    """What was started; `any` is set with the first."""
+
+    def __init__(self) -> None:
+        self.any = threading.Event()
+
+
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begun:
     """Serving processes that are started, and never come to the point of serving."""
     stuck = tmp_path / "stuck"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o755)
-    started: list[subprocess.Popen[bytes]] = []
+    started = Begun()
     popen = subprocess.Popen
 
     def noted(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
         started.append(popen(*words, **named))
+        started.any.set()
         return started[-1]
 
     monkeypatch.setattr(sys, "executable", str(stuck))
@@ -403,7 +410,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Po
 
 
 def test_no_more_start_together_than_there_are_processors(
-    path: Path, begun: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    path: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr(process, "_READY_SECONDS", 0.2)
@@ -415,7 +422,7 @@ def test_no_more_start_together_than_there_are_processors(
         pass  # the lock is free again
 
 
-def test_a_signal_while_workers_start(path: Path, begun: list[subprocess.Popen[bytes]]) -> None:
+def test_a_signal_while_workers_start(path: Path, begun: Begun) -> None:
     """It ends them, and is not kept waiting for the last of them to serve."""
 
     def opened() -> DataStream:
@@ -424,8 +431,7 @@ def test_a_signal_while_workers_start(path: Path, begun: list[subprocess.Popen[b
         return DataStream.create(path)
 
     def interrupt() -> None:
-        while not begun:
-            time.sleep(0.001)
+        begun.any.wait()
         signal.raise_signal(signal.SIGTERM)
 
     name = serve_until_signal(
