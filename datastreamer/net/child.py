@@ -89,7 +89,7 @@ def _stats(server: Server) -> dict[str, Any]:
     values = {name: getattr(counts, name) for name in names}
     plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
     plain = {k: v.histogram() if isinstance(v, Tally) else v for k, v in plain.items()}
-    return {**plain, "clients": len(server.sessions)}
+    return {**plain, "clients": server.clients}
 
 
 async def _end_with(parent: int, scope: trio.CancelScope) -> None:

@@ -108,6 +108,11 @@ class Server:
                     task_status.started([name_of(listener) for listener in listeners])
 
     @property
+    def clients(self) -> int:
+        """How many connections have a place here: one that ends keeps it until it is closed."""
+        return self._gate.clients
+
+    @property
     def unready(self) -> str:
         """Why new clients had better go elsewhere; empty where they are served."""
         if self._finishing:
