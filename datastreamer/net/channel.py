@@ -35,6 +35,9 @@ _PIECE_MILLISECONDS: Final = 2
 TURN_SECONDS: Final = 0.002
 """So long large pieces that lie ready are taken before other tasks have a turn."""
 
+_MOMENT_SECONDS: Final = 0.0002
+"""So long, within a turn, what comes next is waited for; it is due after some 30 us."""
+
 
 class Channel(Protocol):
     """A connection's bytes. Errors are `ConnectionLost`."""
@@ -62,7 +65,7 @@ class SocketChannel:
         self._peer = peer
         # Until when pieces are taken without a wait between them, while they fill their buffers.
         self._turn_ends = 0.0
-        self._more = False
+        self._much = False
 
     async def send(self, data: bytes) -> None:
         sent = self._send_now(data)
@@ -82,27 +85,41 @@ class SocketChannel:
         # An attempt before the wait would mostly be in vain: an answer takes longer than
         # the way back here, and a stream comes in larger pieces when it is left alone. Not
         # so where there was more than went into the buffer.
-        if self._more and trio.current_time() < self._turn_ends:
+        if self._much and trio.current_time() < self._turn_ends:
             await trio.lowlevel.checkpoint_if_cancelled()
-        else:
-            await self._wait_readable()
-        while True:
-            try:
-                count = self._socket.recv_into(buffer)
-            except BlockingIOError:
-                await self._wait_readable()
-            except OSError as error:
-                raise connection_lost(self._peer, error) from None
-            else:
-                self._more = count >= PIECE_BYTES >> 1 and count == len(buffer)
+            count = self._receive_now(buffer)
+            if count is None and self._is_soon_readable():
+                count = self._receive_now(buffer)
+            if count is not None:
+                # A small piece ends the turn: its sender waits for something.
+                self._much = count >= PIECE_BYTES >> 3
                 return count
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            count = self._receive_now(buffer)
+            if count is not None:
+                break
+        self._turn_ends = trio.current_time() + TURN_SECONDS
+        self._much = count >= PIECE_BYTES >> 1 and count == len(buffer)
+        return count
+
+    def _receive_now(self, buffer: memoryview) -> int | None:
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise connection_lost(self._peer, error) from None
+
+    def _is_soon_readable(self) -> bool:
+        """Wait for a moment without the loop, the way through which takes as long."""
+        try:
+            return bool(select.select((self._socket,), (), (), _MOMENT_SECONDS)[0])
+        except ValueError:  # a descriptor above what select takes
+            return False
 
     def connection(self) -> socket.socket:
         return self._socket
-
-    async def _wait_readable(self) -> None:
-        await trio.lowlevel.wait_readable(self._socket)
-        self._turn_ends = trio.current_time() + TURN_SECONDS
 
     @contextmanager
     def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import sys
+from typing import Any
 
 import pytest
 import trio
@@ -31,12 +32,12 @@ async def pair() -> tuple[Channel, trio.SocketStream]:
 PIECE = 4096
 
 
-def full_pair() -> tuple[SocketChannel, socket.socket]:
-    """A socket channel to which 12 pieces and 1000 bytes have been sent, and its other end."""
+def full_pair(more: int = 1000) -> tuple[SocketChannel, socket.socket]:
+    """A socket channel to which 12 pieces and `more` bytes have been sent, and its other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     channel = SocketChannel(trio.SocketStream(trio.socket.from_stdlib_socket(ours)), "peer:1")
-    theirs.sendall(bytes(12 * PIECE + 1000))
+    theirs.sendall(bytes(12 * PIECE + more))
     return channel, theirs
 
 
@@ -104,6 +105,38 @@ async def test_what_lies_ready_is_taken_in_turns_with_others(
     theirs.close()
     assert await channel.receive_into(buffer) == 0
     await channel.aclose()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
+    taken: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """For a moment; not where `select` does not take so large a descriptor."""
+    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
+    channel, theirs = full_pair(1024)
+    buffer = memoryview(bytearray(PIECE))
+    for _ in range(12):
+        assert await channel.receive_into(buffer) == PIECE
+    assert await channel.receive_into(buffer) == 1024
+    select, waits = channel_module.select.select, 0
+
+    def counted(*what: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        theirs.sendall(b"late")
+        if not taken:
+            raise ValueError("filedescriptor out of range in select()")
+        return select(*what)
+
+    monkeypatch.setattr(channel_module.select, "select", counted)
+    assert await channel.receive_into(buffer) == 4
+    assert waits == 1
+    # What was small ended the turn: the loop waits for what comes now.
+    theirs.sendall(b"later")
+    assert await channel.receive_into(buffer) == 5
+    assert waits == 1
+    await channel.aclose()
+    theirs.close()
 
 
 @pytest.mark.parametrize("over", ["socket", "stream"])
