@@ -41,43 +41,33 @@ def _recv_loop(stored: Any) -> dict[str, Any]:
     return {"bare recv loop, our server": lambda: catch_up(address, entries=entries, size=SIZE)}
 
 
-def _trio_batches(stored: Any) -> Callable[[], Done]:
+def test_batches(versus: Any, reference: Any, stored: Any) -> None:
     _, entries, address = stored
 
-    async def main() -> float:
-        async with connect(*address) as client:
-            begin = time.perf_counter()
-            got = 0
-            async with client.batches(from_entry=0, stop=entries) as batches:
-                async for batch in batches:
-                    got += len(batch)
-            assert got == entries
-            return time.perf_counter() - begin
+    def ours() -> Done:
+        async def main() -> float:
+            async with connect(*address) as client:
+                begin = time.perf_counter()
+                got = 0
+                async with client.batches(from_entry=0, stop=entries) as batches:
+                    async for batch in batches:
+                        got += len(batch)
+                assert got == entries
+                return time.perf_counter() - begin
 
-    return lambda: Done(entries, trio.run(main))
+        return Done(entries, trio.run(main))
 
-
-def test_batches(versus: Any, stored: Any) -> None:
     versus(
         "catch-up, Trio client, batches, 200 B",
-        _trio_batches(stored),
-        {"5 M a second": 5e6, **_recv_loop(stored)},
-        unit="entries/s",
-        at_least={"5 M a second": 1.0, "bare recv loop, our server": 0.7},
-    )
-
-
-def test_beside_the_reference(versus: Any, reference: Any, stored: Any) -> None:
-    """By itself: what runs right behind the seconds of the reference's client is slower for it."""
-    _, entries, address = stored
-    versus(
-        "catch-up, Trio client, batches, beside the reference's",
-        _trio_batches(stored),
+        ours,
         {
+            **_recv_loop(stored),
+            "5 M a second": 5e6,
             "reference's client (Go), our server": reference
             and (lambda: reference.client_catch_up(address, entries)),
         },
         unit="entries/s",
+        at_least={"5 M a second": 1.0, "bare recv loop, our server": 0.7},
     )
 
 
