@@ -213,7 +213,7 @@ class ClientConnection:
 
     def _turn_over(self) -> None:
         """Go on in a buffer with room, the unread bytes at its beginning."""
-        old, unread = self._buffer, bytes(self._buffer[self._start : self._end])
+        old, unread = self._buffer, self._buffer[self._start : self._end]
         # More unread than one packet needs: somebody feeds much without taking events.
         wanted = self._need if len(unread) < self._need else 2 * len(unread)
         size = max(self._size, wanted + (self._size >> 2))

@@ -47,7 +47,7 @@ class Trail:
     def hashes(self) -> bytes:
         """8 bytes an entry, oldest first."""
         if self._unhashed:
-            found = b"".join([hashes_of(batch) for batch in self._unhashed])
+            found = b"".join([hashes_of(batch[-KEPT:]) for batch in self._unhashed])
             self._hashes = (self._hashes + found)[-KEPT * HASH_SIZE :]
             self._unhashed = []
         return self._hashes
@@ -59,11 +59,10 @@ class Trail:
 
     def extend(self, batch: EntryBatch) -> None:
         """These came next. They may be held, and their buffer, until others come."""
-        last = batch[-KEPT:] if len(batch) > KEPT else batch
-        if len(last) == KEPT:
-            self._hashes, self._unhashed = b"", [last]
+        if len(batch) >= KEPT:
+            self._hashes, self._unhashed = b"", [batch]
         else:
-            self._unhashed.append(last)
+            self._unhashed.append(batch)
             if len(self._unhashed) > HELD:
                 self._let_go()
         self.next_number = batch.next_number
