@@ -39,7 +39,7 @@ _DAMAGE_PAUSE = 1.0
 
 
 class Live:
-    """The end of one stream, as clients see it. `run` keeps it going."""
+    """The end of one stream, as clients see it. `run` and `poll` keep it going."""
 
     def __init__(self, stream: DataStream, counts: Counts) -> None:
         self.stream = stream
@@ -60,6 +60,10 @@ class Live:
         # How many changes of what was committed are under way in this process.
         self._held = 0
         self._settling = trio.lowlevel.ParkingLot()
+        # A pass is under way; another is due; when the last look at the file was.
+        self._looking = False
+        self._due = False
+        self._looked_at = 0.0
         # Set when somebody waits for commits.
         self._company = trio.Event()
 
@@ -67,31 +71,59 @@ class Live:
         """Make a pass whenever `wakeup` can be read, for ever. `start_over` is called, and
         calls `begin_anew`, when another process has changed what was committed."""
         while True:
-            await self._settle()
-            self.cold.look_again(trio.current_time())
-            try:
-                self.stream.refresh()
-            except (StreamFileError, OSError) as error:
-                # The file may be repaired.
-                if str(error) != self.trouble:
-                    self.trouble = str(error)
-                    _log.error("nothing new can be seen: %s", self.trouble)
-                await trio.sleep(_DAMAGE_PAUSE)
-                continue
-            self.trouble = ""
-            if self.stream.epoch != self._epoch:
-                start_over()
-            if self._settling and not self.changing:
-                self.begin_anew(self._epoch)
-            await self._catch_up_live()
-            with trio.move_on_after(_POLL_SECONDS):
-                if not self._live and not self.parked and not self.watchers:
-                    # Nobody waits for commits: many of them are one turn of this.
-                    self._company = trio.Event()
-                    await self._company.wait()
-                await trio.lowlevel.wait_readable(wakeup)
+            await self._look(start_over)
+            if not self._live and not self.parked and not self.watchers:
+                # Nobody waits for commits: many of them are one turn of `poll`.
+                self._company = trio.Event()
+                await self._company.wait()
+            # Without a deadline, which would cost as much as the rest of the way from here to
+            # the clients.
+            await trio.lowlevel.wait_readable(wakeup)
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 4096)
+
+    async def poll(self, start_over: Callable[[], None]) -> None:
+        """Beside `run`, which nothing may have woken: make a pass where there has been none for a
+        moment, for ever."""
+        rest = 0.0
+        while True:
+            await trio.sleep(rest if rest > 0 else _POLL_SECONDS)
+            rest = self._looked_at + _POLL_SECONDS - trio.current_time()
+            if rest <= 0 and not self._looking:
+                await self._look(start_over)
+
+    async def _look(self, start_over: Callable[[], None]) -> None:
+        """Make a pass; where one is under way, that goes on to what is new."""
+        self._due = True
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            while self._due:
+                self._due = False
+                if self._held:
+                    await self._settle()
+                try:
+                    self.stream.refresh()
+                except (StreamFileError, OSError) as error:
+                    # The file may be repaired.
+                    if str(error) != self.trouble:
+                        self.trouble = str(error)
+                        _log.error("nothing new can be seen: %s", self.trouble)
+                    await trio.sleep(_DAMAGE_PAUSE)
+                    self._due = True
+                    continue
+                self.trouble = ""
+                if self.stream.epoch != self._epoch:
+                    start_over()
+                if self._settling and not self.changing:
+                    self.begin_anew(self._epoch)
+                await self._catch_up_live()
+                # Behind the pass, for which clients wait.
+                self._looked_at = trio.current_time()
+                self.cold.look_again(self._looked_at)
+        finally:
+            self._looking = False
 
     # Who is live.
 

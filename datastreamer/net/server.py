@@ -103,6 +103,7 @@ class Server:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.live.run, woken, self._start_over)
+                    nursery.start_soon(self.live.poll, self._start_over)
                     nursery.start_soon(guard, self.sessions, self.limits, self._gate)
                     nursery.start_soon(self._accept_all, listeners, nursery)
                     task_status.started([name_of(listener) for listener in listeners])

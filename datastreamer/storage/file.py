@@ -135,11 +135,25 @@ class StreamFile:
         """
         # As it was: also what an open judged not to have reached the disk stays so.
         moved = False
-        if self.file.read(_SEEN_BYTES, 0) != self._seen:
+        seen = self.file.read(_SEEN_BYTES, 0)
+        if seen != self._seen:
             with self._lock:
-                moved = self._see(read_page(self.file))
+                found = self._see_commits(seen)
+                moved = self._see(read_page(self.file)) if found is None else found
         self._ensure_whole()
         return moved
+
+    def _see_commits(self, seen: bytes) -> bool | None:
+        """As `_see`, of the part of the page that commits write; None where more has changed."""
+        if self._unsettled:
+            return None
+        head, before = records.committed_since(seen, self._seen), self.reader.head
+        if head is None or head.length < before.length or head.entries < before.entries:
+            return None
+        self._page[:_SEEN_BYTES] = seen
+        self.reader.head = head
+        self._seen = seen
+        return head != before
 
     def _ensure_whole(self) -> None:
         """Raise where the writer died in the middle of an update, and left a mixture."""

@@ -18,7 +18,7 @@ from datastreamer.net.listen import open_listeners
 from datastreamer.net.server import Server
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
-from tests.net.conftest import Open, Peer, append, in_memory, over_loopback, over_unix
+from tests.net.conftest import Open, Peer, append, in_memory, over_loopback, over_unix, until
 from tests.net.model import OK, Model
 
 SMALL_BUFFER = 4096
@@ -84,10 +84,10 @@ async def test_what_was_asked_is_answered(stream: DataStream) -> None:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(peer.send, b"".join(map(wire.entry, asked)))
-        await wait_all_tasks_blocked(0.002)
+        await until(lambda: any(each.answers.blocked for each in rig.server.sessions))
         [session] = rig.server.sessions
-        assert session.answers.blocked
         nursery.start_soon(rig.server.finish, 10)
+        await until(lambda: rig.server.unready)
         await wait_all_tasks_blocked(0.002)
         taken = session.taken
         for number in asked[:taken]:

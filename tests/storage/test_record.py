@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from datastreamer.format import HEADER_PAGE_SIZE, MAGIC, Header
 from datastreamer.storage import record as records
 from datastreamer.storage.record import Change, CommitRecord, Head, Mark, SyncedHeader, Writer
+from datastreamer.storage.recovery import visible
 
 u64 = st.integers(0, 2**64 - 1)
 heads = st.builds(Head, u64, u64)
@@ -202,3 +203,54 @@ def test_damaged_changes_are_none(at: int, bit: int) -> None:
     made[at] ^= 1 << bit
     assert records.get_changes(made) == []
     assert records.changes_between(made, 5, 6) is None
+
+
+@given(st.data())
+def test_where_commits_alone_came_readers_go_as_far_as_by_a_look_at_each_value(
+    data: st.DataObject,
+) -> None:
+    """And where more was changed, or the page is not whole, nothing is said."""
+    before = page()
+    records.put_mark(before, RECORD.epoch, RECORD.after)
+    after = data.draw(heads)
+    mark = Head(data.draw(u64 | st.just(after.length)), data.draw(u64))
+    made = bytearray(before)
+    changed = data.draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "stream_id": sixteen,
+                "boot_id": sixteen,
+                "epoch": st.integers(4, 7),
+                "marked_epoch": st.integers(4, 7),
+                "version": st.integers(0, 255),
+            },
+        )
+    )
+    version = changed.pop("version", HEADER.version)
+    marked_epoch = changed.pop("marked_epoch", RECORD.epoch)
+    record = RECORD._replace(after=after, first_hash=data.draw(u64), **changed)
+    records.put_header(made, Header(version, 1101, 1, *after))
+    records.put_record(made, record)
+    records.put_mark(made, marked_epoch, mark)
+    found = records.committed_since(bytes(made[:1584]), bytes(before[:1584]))
+    same = record._replace(after=after, first_hash=0) == RECORD._replace(after=after, first_hash=0)
+    if same and (version, marked_epoch) == (HEADER.version, RECORD.epoch):
+        assert (found and (found, record.epoch)) == visible(bytes(made))
+    else:
+        assert found is None
+
+
+@given(st.data())
+def test_of_a_page_that_is_not_whole_no_commit_is_believed(data: st.DataObject) -> None:
+    before = page()
+    records.put_mark(before, RECORD.epoch, RECORD.after)
+    made = bytearray(before)
+    after = Head(6000, 9)
+    records.put_header(made, Header(3, 1101, 1, *after))
+    records.put_record(made, RECORD._replace(after=after))
+    records.put_mark(made, RECORD.epoch, after)
+    assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) == after
+    spoiled = data.draw(st.integers(0, 191) | st.integers(1536, 1583))
+    made[spoiled] ^= data.draw(st.integers(1, 255))
+    assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) is None

@@ -49,6 +49,15 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any]) -> Mutant:
     return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
+def both(one: Mutant, other: Mutant) -> Mutant:
+    @contextlib.contextmanager
+    def mutants() -> Iterator[None]:
+        with one(), other():
+            yield
+
+    return mutants
+
+
 def no_sync_but_in_a_commit(_: Any) -> Any:
     return lambda self: None
 
@@ -120,6 +129,14 @@ def refused_parts_are_left(finish: Any) -> Any:
         with contextlib.suppress(OSError):
             finish(self)
         self._write = None
+
+    return mutant
+
+
+def header_after_commits_is_believed(_: Any) -> Any:
+    def mutant(page: bytes, before: bytes) -> Head | None:
+        record = get_record(page)
+        return None if record is None or page[:16] != before[:16] else record.after
 
     return mutant
 
@@ -216,7 +233,10 @@ MUTANTS: dict[str, Mutant] = {
     "a commit does not wait for a batch that is placed": replaced(
         StreamWriter, "_finish_placing", not_waited_for(True)
     ),
-    "readers believe the header": replaced(file_module, "visible", header_is_believed),
+    "readers believe the header": both(
+        replaced(file_module, "visible", header_is_believed),
+        replaced(file_module.records, "committed_since", header_after_commits_is_believed),
+    ),
     "the index keeps what was cut off": replaced(
         BookmarkKeeper, "truncation", index_keeps_what_was_cut
     ),
