@@ -15,7 +15,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.format import COMMAND_COMMIT_START
+from datastreamer.net import live as live_module
+from datastreamer.net.live import Live
 from datastreamer.net.sender import State
+from datastreamer.storage.record import Head
 from datastreamer.storage.stream import DataStream
 from tests.net import filters
 from tests.net import model as wire
@@ -176,6 +179,35 @@ async def test_a_file_that_is_cut_under_a_client(
         os.truncate(stream.path, size)
         async with rig.client() as other:
             await other.ask(wire.header(), OK + model.header())
+
+
+async def test_one_pass_at_a_time_whoever_begins_it(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll finds a pass in the middle of its clients, at every turn: the view never goes
+    back, and nobody gets anything twice."""
+    monkeypatch.setattr(live_module, "_PASS_NS", 0)
+    monkeypatch.setattr(live_module, "_POLL_SECONDS", 0)
+    move, views = Live._move_view, []
+
+    def noted(self: Live, head: Head) -> None:
+        views.append(head)
+        move(self, head)
+
+    monkeypatch.setattr(Live, "_move_view", noted)
+    async with over_loopback(stream) as rig, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
+        for peer in peers:
+            await peer.ask(wire.start(0), OK)
+        await until(lambda: {s.state for s in rig.server.sessions} == {State.LIVE})
+        for number in range(200):
+            append(stream, (1, b"%d" % number))
+            await trio.lowlevel.checkpoint()
+        for peer in peers:
+            await peer.expect(modelled(stream).packed())
+            await peer.nothing_more()
+    assert views == sorted(views)
+    assert len(views) > 10
 
 
 async def until_live(rig: Rig) -> None:
