@@ -13,7 +13,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
 
 import trio
 
@@ -58,6 +58,9 @@ class Channel(Protocol):
 class SocketChannel:
     """A TCP or Unix connection by its raw non-blocking socket, taken out of trio's stream."""
 
+    # Who had a turn last.
+    _last: ClassVar[SocketChannel | None] = None
+
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
         tune(self._socket)
@@ -66,6 +69,9 @@ class SocketChannel:
         # Until when pieces are taken without a wait between them, while they fill their buffers.
         self._turn_ends = 0.0
         self._much = False
+        # Whether no other connection had a turn since the one before: where many are busy, the
+        # moments that each waits would add up.
+        self._alone = False
 
     async def send(self, data: bytes) -> None:
         sent = self._send_now(data)
@@ -88,7 +94,7 @@ class SocketChannel:
         if self._much and trio.current_time() < self._turn_ends:
             await trio.lowlevel.checkpoint_if_cancelled()
             count = self._receive_now(buffer)
-            if count is None and self._is_soon_readable():
+            if count is None and self._alone and self._is_soon_readable():
                 count = self._receive_now(buffer)
             if count is not None:
                 # A small piece ends the turn: its sender waits for something.
@@ -100,6 +106,7 @@ class SocketChannel:
             if count is not None:
                 break
         self._turn_ends = trio.current_time() + TURN_SECONDS
+        self._alone, SocketChannel._last = SocketChannel._last is self, self
         self._much = count >= PIECE_BYTES >> 1 and count == len(buffer)
         return count
 
@@ -145,6 +152,8 @@ class SocketChannel:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     async def aclose(self) -> None:
+        if SocketChannel._last is self:
+            SocketChannel._last = None
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
 

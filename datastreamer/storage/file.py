@@ -55,6 +55,8 @@ class StreamFile:
         # What of it a reader beside a writer looked at last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
+        # Whether that was believed for its record: only then commits alone say how it goes on.
+        self._by_record = False
         # By what name the journal of an update is found; None where only a descriptor is known.
         self._named: tuple[Disk, str] | None = None
         # The rises of `epoch` that this reader saw, and what each was about.
@@ -135,17 +137,19 @@ class StreamFile:
         """
         # As it was: also what an open judged not to have reached the disk stays so.
         moved = False
+        before = self._seen
         seen = self.file.read(_SEEN_BYTES, 0)
-        if seen != self._seen:
+        if seen != before:
             with self._lock:
-                found = self._see_commits(seen)
+                # Where another thread has looked meanwhile, his may be the later look.
+                found = self._see_commits(seen) if self._seen is before else None
                 moved = self._see(read_page(self.file)) if found is None else found
         self._ensure_whole()
         return moved
 
     def _see_commits(self, seen: bytes) -> bool | None:
         """As `_see`, of the part of the page that commits write; None where more has changed."""
-        if self._unsettled:
+        if not self._by_record or self._unsettled or len(seen) < _SEEN_BYTES:
             return None
         head, before = records.committed_since(seen, self._seen), self.reader.head
         if head is None or head.length < before.length or head.entries < before.entries:
@@ -204,6 +208,7 @@ class StreamFile:
         for _ in range(_TORN_READS):
             header = read_header(page, self.path)
             seen = visible(page)
+            by_record = seen is not None
             if seen is not None:
                 record = records.get_record(page)
                 assert record is not None
@@ -218,6 +223,7 @@ class StreamFile:
             page = again
         else:
             return False
+        self._by_record = by_record
         self._page[:] = page
         self._unsettled = changing(page)
         head, epoch = seen

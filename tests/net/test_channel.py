@@ -115,8 +115,11 @@ async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
     monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
     channel, theirs = full_pair(1024)
     buffer = memoryview(bytearray(PIECE))
-    for _ in range(12):
+    for at in range(12):
         assert await channel.receive_into(buffer) == PIECE
+        if at == 6:
+            # The next turn follows one of the same connection.
+            autojump_clock.jump(channel_module.TURN_SECONDS)
     assert await channel.receive_into(buffer) == 1024
     select, waits = channel_module.select.select, 0
 
@@ -137,6 +140,30 @@ async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
     assert waits == 1
     await channel.aclose()
     theirs.close()
+
+
+async def test_where_other_connections_are_busy_too_nothing_is_waited_for_in_place(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The moments would add up."""
+    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
+    pairs = [full_pair(1024), full_pair(1024)]
+    buffer = memoryview(bytearray(PIECE))
+    for at in range(12):
+        for channel, _ in pairs:
+            assert await channel.receive_into(buffer) == PIECE
+        if at == 6:
+            autojump_clock.jump(channel_module.TURN_SECONDS)
+    waits: list[object] = []
+    monkeypatch.setattr(channel_module.select, "select", lambda *what: waits.append(what))
+    for channel, theirs in pairs:
+        assert await channel.receive_into(buffer) == 1024
+        with trio.move_on_after(1) as scope:
+            await channel.receive_into(buffer)
+        assert scope.cancelled_caught
+        await channel.aclose()
+        theirs.close()
+    assert not waits
 
 
 @pytest.mark.parametrize("over", ["socket", "stream"])

@@ -473,3 +473,32 @@ def test_what_a_recovery_took_is_not_told(path: Path) -> None:
         follower.refresh()
         assert follower.epoch == epoch + 1
         assert follower.changes_since(epoch) is None
+
+
+def test_who_came_while_a_failed_sync_was_got_over_learns_whose_stream_it_is(path: Path) -> None:
+    """No page is whole at that time: what it says is believed, whose it is nobody says yet."""
+    disk = FaultyDisk()
+    opened: list[DataStream] = []
+    syncs = 0
+
+    def sync() -> None:
+        nonlocal syncs
+        syncs += 1
+        disk.faults = {"sync": errno.EIO} if syncs == 1 else {}
+        if syncs == 2:
+            opened.append(DataStream.open(path, follow=True, index="memory"))
+
+    with DataStream.create(path, sync="os", index="memory", disk=disk) as writer:
+        add(writer, ONE, TWO)
+        writer.truncate(1)
+        add(writer, TWO)
+        disk.before["sync"] = sync
+        writer.sync()
+        disk.before.clear()
+        [reader] = opened
+        with reader:
+            for _ in range(2):
+                add(writer, TWO)
+                reader.refresh()
+            assert reader.total_entries == writer.total_entries
+            assert (reader.stream_id, reader.epoch) == (writer.stream_id, writer.epoch)
