@@ -54,7 +54,8 @@ def connection_lost(peer: str, error: Exception) -> PeerError:
 
 def silent_server(peer: str, seconds: float, error: PeerError) -> ConnectionLost:
     """The exception for a server that sends nothing and does not answer a second connection."""
-    return ConnectionLost(f"nothing from {peer} for {seconds:g} s, and {error}")
+    kind = NoAnswer if isinstance(error, NoAnswer) else ConnectionLost
+    return kind(f"nothing from {peer} for {seconds:g} s, and {error}")
 
 
 def silent_twice(peer: str, seconds: float, timeout: float) -> NoAnswer:

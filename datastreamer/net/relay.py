@@ -7,6 +7,7 @@ How a file is compared with an upstream is `upstream`'s, how it is written `keep
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -22,6 +23,7 @@ from datastreamer.errors import (
     ConnectionLost,
     DatastreamerError,
     FileMissing,
+    NoAnswer,
     PeerError,
     UsageError,
 )
@@ -349,7 +351,7 @@ class Relay:
 
     async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
         """Download from one upstream while that goes well; whether it did at all."""
-        began, before, steady = trio.current_time(), stream.total_entries, False
+        joined_at, before, steady = math.inf, stream.total_entries, False
         try:
             async with client_of(
                 state.upstream,
@@ -368,6 +370,7 @@ class Relay:
                     return True
                 self._ensure_understood(state, client)
                 self._joined(state, stream, joined.header)
+                joined_at = trio.current_time()
                 try:
                     if await self._stream_on(state, stream, joined):
                         return True
@@ -379,7 +382,10 @@ class Relay:
         except DatastreamerError as error:
             # Of the connection, or of our own disk: both may be well again.
             self._lost(state, error)
-            lasted = trio.current_time() - began >= _STEADY_SECONDS
+            if isinstance(error, NoAnswer):
+                # Another attempt would take as long, and come to the same.
+                return False
+            lasted = trio.current_time() - joined_at >= _STEADY_SECONDS
             steady = lasted and isinstance(error, PeerError)
         return steady or stream.total_entries > before
 

@@ -84,8 +84,8 @@ def unexpected(connection: ClientConnection, event: Event) -> PeerError:
         return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
     if not connection.received_bytes:
         return ConnectionLost(
-            f"{told} without an answer; servers do that to a client of another stream type "
-            f"than theirs: is it {connection.stream_type}?"
+            f"{told} without an answer: servers do that to a client of another stream type "
+            f"than theirs (is it {connection.stream_type}?), and where they have no place for more"
         )
     return ConnectionLost(f"{told}; connect again to go on")
 

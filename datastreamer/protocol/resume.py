@@ -41,8 +41,9 @@ Reading: TypeAlias = Streaming | BatchReading | ChosenReading
 Remembered: TypeAlias = Trail | ChosenTrail
 
 UNANSWERED_LIMIT: Final = 16
-"""After so many connections in a row that were closed without a word the server is taken
-for one of another stream type, to which that is what a server does."""
+"""After so many connections in a row that were closed without a word it is said again that the
+server is lost, with what that may come of: a server of another stream type does so, and one that
+has no place for more clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Recovery:
         self._attempts = 0
         self._unanswered = 0
         self._violated = False
+        self._last = False
         self.down = False
         self.error: PeerError | None = None
         self.due = now
@@ -133,7 +135,8 @@ class Recovery:
         """Another attempt failed with `error`: `due` says when the next is. Or raises it.
 
         `answered` tells whether anything was received on the connection, if there was
-        one. Whether it is `down` only since now, which somebody may want to know.
+        one. Whether somebody may want to know: it is `down` only since now, or looks as if it
+        were not the right one.
         """
         if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
             raise error
@@ -145,18 +148,21 @@ class Recovery:
             self._violated = True
         heard = answered or isinstance(error, ConnectFailed | NoAnswer)
         self._unanswered = 0 if heard else self._unanswered + 1
-        if self._unanswered >= UNANSWERED_LIMIT:
-            raise error
         wait = self._backoff.wait(self._attempts, luck)
-        if self._retry_for is not None and now + wait > self._since + self._retry_for:
-            raise ConnectionLost(
-                f"given up after {max(0.0, now - self._since):.1f} s: {error}"
-            ) from error
+        if self._retry_for is not None:
+            left = self._since + self._retry_for - now
+            if self._last or left <= 0:
+                raise ConnectionLost(
+                    f"given up after {max(0.0, now - self._since):.1f} s: {error}"
+                ) from error
+            # The last attempt is when the time is over.
+            self._last = wait >= left
+            wait = min(wait, left)
         self._attempts += 1
         self.error = error
         self.due = now + wait
         news, self.down = not self.down, True
-        return news
+        return news or self._unanswered == UNANSWERED_LIMIT
 
 
 class Resumable:
