@@ -6,6 +6,7 @@ Owns no socket, no turn and no clock. Must not import trio.
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from datastreamer.errors import (
     NotSupported,
     PeerError,
     ServerRefused,
+    UsageError,
 )
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Work
@@ -49,6 +51,20 @@ class Attachment:
         # After a refusal: does the connection still work?
         self._suspect = False
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def _ours(self) -> bool:
+        """Whether this is not the copy in a forked child."""
+        return os.getpid() == self._process
+
+    def _ensure_ours(self) -> None:
+        """Raise in a forked child: of two processes that read one connection each gets some of
+        its bytes, from the middle of entries."""
+        if not self._ours:
+            raise UsageError(
+                "this client is of the process that was forked; make one in this process"
+            )
 
     @property
     def total_entries(self) -> int | None:

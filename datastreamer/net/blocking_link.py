@@ -101,7 +101,7 @@ class BlockingLink(Attachment):
         and the connection is given up; the next call makes another.
         """
         active = self._active
-        if active is None:
+        if active is None or not self._ours:
             return
         active.finish()
         if self._turn.acquire(blocking=False):
@@ -115,7 +115,7 @@ class BlockingLink(Attachment):
     def _interrupt(self) -> None:
         """Wake who waits for the connection; he sees that it has ended, and why."""
         channel = self._socket
-        if channel is not None:
+        if channel is not None and self._ours:
             with contextlib.suppress(OSError):
                 # Not TLS's own, which takes its state from under the thread that is in it.
                 socket.socket.shutdown(channel, socket.SHUT_RDWR)
@@ -252,7 +252,7 @@ class BlockingLink(Attachment):
 
     def settle(self, iteration: Iteration[Any]) -> None:
         """The end of it, at the cost of the connection if it must be."""
-        if self._active is iteration:
+        if self._active is iteration and self._ours:
             self._claim()
             try:
                 self._restore()
@@ -260,6 +260,7 @@ class BlockingLink(Attachment):
                 self._release()
 
     def _claim(self) -> None:
+        self._ensure_ours()
         if not self._turn.acquire(blocking=False):
             raise UsageError("this client is in use; give each thread its own")
 

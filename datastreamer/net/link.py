@@ -193,7 +193,7 @@ class Link(Attachment):
 
     async def settle(self, iteration: Iteration[Any]) -> None:
         """The end of it, at the cost of the connection if it must be."""
-        if self._active is iteration:
+        if self._active is iteration and self._ours:
             self._claim()
             try:
                 await self._restore()
@@ -303,6 +303,7 @@ class Link(Attachment):
     # Turns
 
     def _claim(self) -> None:
+        self._ensure_ours()
         if self._busy:
             raise UsageError("another task is using this client; give each task its own")
         self._busy = True

@@ -110,8 +110,14 @@ def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
         return listeners
 
 
+def unbracketed(host: str) -> str:
+    """An IPv6 address that is written as before a port, without its brackets."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def _resolve(host: str | None, port: int) -> Iterator[_Place]:
     """What to bind for one host."""
+    host = host and unbracketed(host)
     shown = address_of((host or "*", port))
     if not 0 <= port < 1 << 16:
         raise ListenFailed(f"cannot listen on {shown}: ports run from 0 to 65535")

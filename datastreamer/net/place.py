@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from datastreamer.errors import UsageError
-from datastreamer.net.listen import UNIX, address_of, tune
+from datastreamer.net.listen import UNIX, address_of, tune, unbracketed
 from datastreamer.net.peers import check_port, connect_failed, connect_timeout
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def place_of(
         path = os.path.abspath(host[len(UNIX) :])
         return Place(UNIX + path, path, host, 0, None, "")
     check_port(port)
+    host = unbracketed(host)
     context = None
     if tls is not False:
         from datastreamer.net.tls import client_tls

@@ -404,3 +404,11 @@ def test_where_a_connection_to_a_listener_of_both_families_leads() -> None:
         socket.create_connection(("127.0.0.1", both.getsockname()[1]), 20) as connection,
     ):
         assert leads_to(connection, [both])
+
+
+@needs_ipv6
+def test_an_address_in_brackets_is_that_address(path: Path) -> None:
+    with StreamServer(path, host="[::1]", port=0) as server:
+        assert server.addresses[0][0] == "::1"
+        with BlockingClient("[::1]", server.addresses[0][1]) as client:
+            assert client.header().total_entries == 0

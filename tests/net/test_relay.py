@@ -12,11 +12,13 @@ import trio
 import trio.testing
 
 from datastreamer.errors import FileMissing, ListenFailed, UsageError
+from datastreamer.net import relay as relay_module
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.blocking_relay import BlockingRelay
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.relay import Relay
+from datastreamer.protocol.messages import HeaderQuery
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, End, Fault, FaultyServer
 from tests.net.relaying import (
@@ -187,6 +189,36 @@ async def test_a_silent_upstream_is_told_from_a_quiet_one(tmp_path: Path) -> Non
     with (
         FaultyServer((silent, NONE), (silent, half_open)) as first,
         FaultyServer(*[(silent, NONE)] * 5) as second,
+    ):
+        async with nursery_for() as nursery:
+            relay = await relaying(
+                nursery,
+                tmp_path / "relay.bin",
+                first.port,
+                second.port,
+                look_seconds=1000,
+                heartbeat=0.05,
+                timeout=0.2,
+            )
+            await relay.has(120)
+            assert relay.relay.current is relay.relay.states[1]
+
+
+async def test_a_frozen_upstream_is_left_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes connections for ever and answers none: that it takes long to find out is no sign
+    that all is well with it."""
+    monkeypatch.setattr(relay_module, "_STEADY_SECONDS", 0.05)
+    entries = sample(120)
+    frozen = functools.partial(Stub, entries, deaf=(HeaderQuery,))
+    with (
+        FaultyServer(
+            (functools.partial(Stub, entries), NONE),
+            (functools.partial(Stub, entries), Fault(600, End.HALF_OPEN)),
+            *[(frozen, NONE)] * 100,
+        ) as first,
+        FaultyServer(*[(functools.partial(Stub, entries), NONE)] * 5) as second,
     ):
         async with nursery_for() as nursery:
             relay = await relaying(
