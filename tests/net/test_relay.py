@@ -181,44 +181,21 @@ async def test_a_connection_that_is_cut_anywhere(
             ]
 
 
-async def test_a_silent_upstream_is_told_from_a_quiet_one(tmp_path: Path) -> None:
-    """It takes connections and says nothing on them; the next upstream has the rest."""
-    entries = sample(120)
-    silent = functools.partial(Stub, entries)
-    half_open = Fault(600, End.HALF_OPEN)
-    with (
-        FaultyServer((silent, NONE), (silent, half_open)) as first,
-        FaultyServer(*[(silent, NONE)] * 5) as second,
-    ):
-        async with nursery_for() as nursery:
-            relay = await relaying(
-                nursery,
-                tmp_path / "relay.bin",
-                first.port,
-                second.port,
-                look_seconds=1000,
-                heartbeat=0.05,
-                timeout=0.2,
-            )
-            await relay.has(120)
-            assert relay.relay.current is relay.relay.states[1]
-
-
-async def test_a_frozen_upstream_is_left_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("then", ["gone", "frozen"])
+async def test_a_silent_upstream_is_told_from_a_quiet_one(
+    tmp_path: Path, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes connections for ever and answers none: that it takes long to find out is no sign
-    that all is well with it."""
+    """It says nothing any more; the next upstream has the rest. Where it goes on to take
+    connections, and answers none, that it takes long to find out is no sign that all is well."""
     monkeypatch.setattr(relay_module, "_STEADY_SECONDS", 0.05)
     entries = sample(120)
+    good = functools.partial(Stub, entries)
     frozen = functools.partial(Stub, entries, deaf=(HeaderQuery,))
+    half_open = Fault(600, End.HALF_OPEN)
+    after = [(frozen, NONE)] * 100 if then == "frozen" else []
     with (
-        FaultyServer(
-            (functools.partial(Stub, entries), NONE),
-            (functools.partial(Stub, entries), Fault(600, End.HALF_OPEN)),
-            *[(frozen, NONE)] * 100,
-        ) as first,
-        FaultyServer(*[(functools.partial(Stub, entries), NONE)] * 5) as second,
+        FaultyServer((good, NONE), (good, half_open), *after) as first,
+        FaultyServer(*[(good, NONE)] * 5) as second,
     ):
         async with nursery_for() as nursery:
             relay = await relaying(
