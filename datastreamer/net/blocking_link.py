@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from datastreamer.errors import (
     ConnectFailed,
@@ -36,7 +36,7 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.exchanges import Flow, Work
 from datastreamer.protocol.resume import (
     BACKOFF,
     Backoff,
@@ -46,6 +46,8 @@ from datastreamer.protocol.resume import (
 
 if TYPE_CHECKING:
     import ssl
+
+    from datastreamer._codec import EntryBatch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,8 +182,11 @@ class BlockingLink(Attachment):
         try:
             if iteration.over:
                 return None
-            watched = work if isinstance(work, Resumable) else None
-            item = self._drive(work.advance(), timeout, watched)
+            item: T | None = None
+            if isinstance(work, Resumable):
+                item = cast("T | None", self._arrived(work, timeout))
+            if item is None:
+                item = self._drive(work.advance(), timeout, work)
         except BaseException as error:
             if isinstance(error, PeerError) and iteration.over:
                 self._drop()
@@ -274,17 +279,30 @@ class BlockingLink(Attachment):
         if self._closed and self._socket is not None and self._turn.acquire(blocking=False):
             self._release()
 
-    def _drive(self, flow: Flow[T], timeout: float | None, watched: Resumable | None = None) -> T:
+    def _arrived(self, work: Resumable, timeout: float | None) -> EntryBatch | None:
+        """The next run, where it comes as most do: one wait at most, and none of the steps of an
+        exchange. None: it is to be driven."""
+        run = work.arrived()
+        if run is None and work.hungry and self._socket is not None:
+            try:
+                self._receive_watched(self._socket, timeout, work)
+            except PeerError:
+                self._ensure_open()
+                raise
+            run = work.arrived()
+        return run
+
+    def _drive(self, flow: Flow[T], timeout: float | None, work: Work[Any] | None = None) -> T:
         channel, connection = self._socket, self._connection
         if channel is None:
             raise ConnectionLost(f"the connection to {self.peer} is lost")
-        seconds = None if watched is None else self._endurance.heartbeat
-        channel.settimeout(timeout if seconds is None else seconds)
+        watched = work if isinstance(work, Resumable) else None
+        _set_timeout(channel, timeout)
         try:
             while True:
                 data = next(flow)
-                if data is None and watched is not None and seconds is not None:
-                    self._receive_watched(channel, connection, watched, seconds)
+                if data is None and watched is not None:
+                    self._receive_watched(channel, timeout, watched)
                 elif data is None:
                     self._receive(channel, connection)
                 elif data:
@@ -293,9 +311,12 @@ class BlockingLink(Attachment):
             outcome: T = done.value
             return outcome
         except PeerError:
-            if self._closed:
-                raise StreamClosed("this client was closed while it was in use") from None
+            self._ensure_open()
             raise
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise StreamClosed("this client was closed while it was in use") from None
 
     def _receive(self, channel: socket.socket, connection: ClientConnection) -> None:
         try:
@@ -319,12 +340,13 @@ class BlockingLink(Attachment):
             return outcome
 
     def _receive_watched(
-        self,
-        channel: socket.socket,
-        connection: ClientConnection,
-        work: Resumable,
-        seconds: float,
+        self, channel: socket.socket, timeout: float | None, work: Resumable
     ) -> None:
+        connection, seconds = self._connection, self._endurance.heartbeat
+        _set_timeout(channel, timeout if seconds is None else seconds)
+        if seconds is None:
+            self._receive(channel, connection)
+            return
         while True:
             try:
                 connection.received(channel.recv_into(connection.receive_buffer()))
@@ -351,8 +373,7 @@ class BlockingLink(Attachment):
             self._socket = connect_blocking(self._place, self._timeout)
             watch_over(self._socket.setsockopt)
         # From here on who closes it finds the socket.
-        if self._closed:
-            raise StreamClosed("this client was closed while it was in use")
+        self._ensure_open()
 
     def _prepare(self) -> None:
         """Make the connection fit for a request, or make another."""
@@ -400,3 +421,9 @@ class BlockingLink(Attachment):
         self._note_end()
         if channel is not None:
             close_blocking(channel)
+
+
+def _set_timeout(channel: socket.socket, timeout: float | None) -> None:
+    # Setting it calls the system, also where it says nothing new.
+    if channel.gettimeout() != timeout:
+        channel.settimeout(timeout)

@@ -9,10 +9,11 @@ in which nothing happens, and a query is as quick as its loop has few turns.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
 
 import trio
@@ -37,6 +38,16 @@ TURN_SECONDS: Final = 0.002
 
 _MOMENT_SECONDS: Final = 0.0002
 """So long, within a turn, what comes next is waited for; it is due after some 30 us."""
+
+_MUCH_BYTES: Final = 32 << 10
+_SOON_SECONDS: Final = 0.0005
+"""Where pieces of so much follow one another so soon there is more to come: that begins a turn.
+A smaller one ends it, as its sender waits for something. Of several connections that are busy
+each would have others wait: they have a turn only for what fills a large buffer."""
+
+_GATHERED_BYTES: Final = 64 << 10
+"""Within a turn so much is waited for, a moment long: a stream that is taken as fast as it comes
+is taken in too many pieces."""
 
 
 class Channel(Protocol):
@@ -66,9 +77,13 @@ class SocketChannel:
         tune(self._socket)
         watch_over(self._socket.setsockopt)
         self._peer = peer
-        # Until when pieces are taken without a wait between them, while they fill their buffers.
+        # Until when pieces are taken without the loop between them, while they are large.
         self._turn_ends = 0.0
         self._much = False
+        # When something was asked for, in a turn, or came by the loop.
+        self._last_at = -math.inf
+        # Whether the socket is ready only for `_GATHERED_BYTES`.
+        self._gathers = False
         # Whether no other connection had a turn since the one before: where many are busy, the
         # moments that each waits would add up.
         self._alone = False
@@ -90,25 +105,38 @@ class SocketChannel:
     async def receive_into(self, buffer: memoryview) -> int:
         # An attempt before the wait would mostly be in vain: an answer takes longer than
         # the way back here, and a stream comes in larger pieces when it is left alone. Not
-        # so where there was more than went into the buffer.
-        if self._much and trio.current_time() < self._turn_ends:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        # so where much comes.
+        if self._much:
+            self._last_at = trio.current_time()
+            if self._last_at < self._turn_ends:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await trio.lowlevel.checkpoint()
+                self._begin_turn(trio.current_time())
+            if self._alone:
+                self._gather()
             count = self._receive_now(buffer)
-            if count is None and self._alone and self._is_soon_readable():
-                count = self._receive_now(buffer)
             if count is not None:
-                # A small piece ends the turn: its sender waits for something.
-                self._much = count >= PIECE_BYTES >> 3
+                self._much = self._is_much(count, len(buffer))
                 return count
+        self._set_gathers(False)
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             count = self._receive_now(buffer)
             if count is not None:
                 break
-        self._turn_ends = trio.current_time() + TURN_SECONDS
-        self._alone, SocketChannel._last = SocketChannel._last is self, self
-        self._much = count >= PIECE_BYTES >> 1 and count == len(buffer)
+        now = trio.current_time()
+        soon = now - self._last_at < _SOON_SECONDS
+        self._begin_turn(now)
+        self._much = soon and self._is_much(count, len(buffer))
         return count
+
+    def _is_much(self, count: int, room: int) -> bool:
+        return count >= (_MUCH_BYTES if self._alone else max(room, PIECE_BYTES >> 1))
+
+    def _begin_turn(self, now: float) -> None:
+        self._last_at, self._turn_ends = now, now + TURN_SECONDS
+        self._alone, SocketChannel._last = SocketChannel._last is self, self
 
     def _receive_now(self, buffer: memoryview) -> int | None:
         try:
@@ -118,12 +146,23 @@ class SocketChannel:
         except OSError as error:
             raise connection_lost(self._peer, error) from None
 
-    def _is_soon_readable(self) -> bool:
+    def _gather(self) -> None:
         """Wait for a moment without the loop, the way through which takes as long."""
-        try:
-            return bool(select.select((self._socket,), (), (), _MOMENT_SECONDS)[0])
-        except ValueError:  # a descriptor above what select takes
-            return False
+        self._set_gathers(True)
+        # A descriptor above what select takes is not waited for.
+        with suppress(ValueError):
+            select.select((self._socket,), (), (), _MOMENT_SECONDS)
+
+    def _set_gathers(self, gathers: bool) -> None:
+        if gathers != self._gathers:
+            self._set_least(_GATHERED_BYTES if gathers else 1)
+            self._gathers = gathers
+
+    def _set_least(self, least: int) -> None:
+        """The socket is ready from so many bytes on, and at its end."""
+        # Some systems refuse it for a connection that has ended.
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def connection(self) -> socket.socket:
         return self._socket
@@ -145,11 +184,12 @@ class SocketChannel:
             except OSError as error:
                 raise connection_lost(self._peer, error) from None
 
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, PIECE_BYTES)
+        self._set_least(PIECE_BYTES)
         try:
             yield receive_into
         finally:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            self._set_least(1)
+            self._gathers = False
 
     async def aclose(self) -> None:
         if SocketChannel._last is self:

@@ -14,7 +14,17 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 import trio
 
@@ -32,10 +42,11 @@ from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_se
 from datastreamer.net.pouring import Settle, Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.exchanges import Flow, Work
 from datastreamer.protocol.resume import Endurance, Resumable
 
 if TYPE_CHECKING:
+    from datastreamer._codec import EntryBatch
     from datastreamer.net.iteration import Iteration
 
 P = ParamSpec("P")
@@ -150,7 +161,11 @@ class Link(Attachment):
         self._claim()
         work = iteration.work
         try:
-            item = await self._drive(work.advance(), work if isinstance(work, Resumable) else None)
+            item: T | None = None
+            if isinstance(work, Resumable):
+                item = cast("T | None", await self._arrived(work))
+            if item is None:
+                item = await self._drive(work.advance(), work)
         except BaseException as error:
             if isinstance(error, PeerError) and isinstance(work, Resumable) and self.resumes:
                 if work.stopping:
@@ -272,8 +287,7 @@ class Link(Attachment):
             self._rejoining = None
             if not joined:
                 await self._hang_up()
-        if self._closed:
-            raise StreamClosed("this client was closed while it was in use")
+        self._ensure_open()
         if joined:
             if iteration.recovery is not None:
                 iteration.recovery.down = False
@@ -314,11 +328,24 @@ class Link(Attachment):
             self._released.set()
             self._released = None
 
-    async def _drive(self, flow: Flow[T], watched: Resumable | None = None) -> T:
-        channel, connection = self._channel, self._connection
+    async def _arrived(self, work: Resumable) -> EntryBatch | None:
+        """The next run, where it comes as most do: one wait at most, and none of the steps of an
+        exchange. None: it is to be driven."""
+        run = work.arrived()
+        if run is None and work.hungry and self._channel is not None:
+            try:
+                await self._receive(self._channel, work)
+            except (trio.ClosedResourceError, ConnectionLost):
+                self._ensure_open()
+                raise
+            run = work.arrived()
+        return run
+
+    async def _drive(self, flow: Flow[T], work: Work[Any] | None = None) -> T:
+        channel = self._channel
         if channel is None:
             raise ConnectionLost(f"the connection to {self.peer} is lost")
-        seconds = None if self._redial is None else self._endurance.heartbeat
+        watched = work if isinstance(work, Resumable) else None
         try:
             while True:
                 data = next(flow)
@@ -326,28 +353,31 @@ class Link(Attachment):
                     self._sending = True
                     await channel.send(data)
                     self._sending = False
-                elif data is None and watched is not None and seconds is not None:
-                    await self._receive_watched(channel, connection, watched, seconds)
                 elif data is None:
-                    connection.received(await channel.receive_into(connection.receive_buffer()))
-                    if self._patience is not None:
-                        self._patience.deadline = trio.current_time() + self._timeout
+                    await self._receive(channel, watched)
         except StopIteration as done:
             outcome: T = done.value
             return outcome
         except (trio.ClosedResourceError, ConnectionLost):
-            if self._closed:
-                raise StreamClosed("this client was closed while it was in use") from None
+            self._ensure_open()
             raise
 
-    async def _receive_watched(
-        self, channel: Channel, connection: ClientConnection, work: Resumable, seconds: float
-    ) -> None:
+    async def _receive(self, channel: Channel, watched: Resumable | None) -> None:
+        connection, seconds = self._connection, self._endurance.heartbeat
+        if watched is None or seconds is None or self._redial is None:
+            connection.received(await channel.receive_into(connection.receive_buffer()))
+            if self._patience is not None:
+                self._patience.deadline = trio.current_time() + self._timeout
+            return
         while True:
             with trio.move_on_after(seconds):
                 connection.received(await channel.receive_into(connection.receive_buffer()))
                 return
-            await self._look_after(work, seconds)
+            await self._look_after(watched, seconds)
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise StreamClosed("this client was closed while it was in use") from None
 
     async def _send(self, data: bytes) -> None:
         if data and self._channel is not None:

@@ -162,6 +162,11 @@ class ClientConnection:
         return self.asked_at is not None and (self.refused or self.received_bytes == self.asked_at)
 
     @property
+    def hungry(self) -> bool:
+        """Whether only more bytes, or the server's end, bring the next event."""
+        return self._end - self._start < self._need and not self.over
+
+    @property
     def over(self) -> bool:
         """Whether nothing good can come any more: the server ended, or broke the protocol."""
         return self._ended or self._failure is not None
@@ -267,6 +272,24 @@ class ClientConnection:
             self._failure = failure
             raise
         return PeerEnded(self._end - self._start) if self._ended else None
+
+    def next_run(self) -> EntryBatch | None:
+        """The streamed entries that came next, as `next_event` would hand them out; None where
+        it is anything else, or nothing yet: `next_event` says.
+
+        Raises `ProtocolViolation`, and from then on always that.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self.streaming or self._types is not None or self._range_last is not None:
+            return None
+        if self._end - self._start < self._need or self._buffer[self._start] != PACKET_ENTRY:
+            return None
+        try:
+            return self._run()
+        except ProtocolViolation as failure:
+            self._failure = failure
+            raise
 
     def _result(self) -> Event | None:
         if self._lacks(RESULT_HEAD_SIZE):
@@ -493,6 +516,14 @@ class ClientConnection:
             return self._stray_entry()
         if self._types is not None and self._range_last is None:
             raise self._violation("an entry outside of the frames of a filtered streaming")
+        batch = self._run()
+        if batch is None:
+            return None
+        if self._range_last is not None:
+            self._advance_range(batch, self._range_last)
+        return EntriesReceived(batch)
+
+    def _run(self) -> EntryBatch | None:
         try:
             batch = scan(self._buffer, self._next_number, start=self._start, end=self._end)
         except CorruptEntries as damage:
@@ -511,9 +542,7 @@ class ClientConnection:
             raise self._violation(
                 f"entry {batch.next_number - 1}, where a commit ends at entry {self.commit_ahead}"
             )
-        if self._range_last is not None:
-            self._advance_range(batch, self._range_last)
-        return EntriesReceived(batch)
+        return batch
 
     def _advance_range(self, batch: EntryBatch, last: int) -> None:
         if batch.next_number > last + 1:

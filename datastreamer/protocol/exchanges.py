@@ -201,6 +201,8 @@ class Streaming:
         self._complete = stop == start
         self._stop_sent = self._complete
         self._stopped = self._complete
+        # The run in which it ends.
+        self._last: EntryBatch | None = None
         self._connection: ClientConnection
 
     @property
@@ -217,16 +219,38 @@ class Streaming:
         if not isinstance(event, ResultReceived):
             raise unexpected(connection, event)
 
+    @property
+    def hungry(self) -> bool:
+        """Whether `advance` would do nothing before more bytes are there."""
+        return self._open and self._connection.hungry
+
+    @property
+    def _open(self) -> bool:
+        return not (self._complete or self._stopped) and self._last is None
+
+    def arrived(self) -> EntryBatch | None:
+        """What `advance` would say, without its steps, where the next run has arrived and is not
+        the last; None: ask `advance`."""
+        if not self._open:
+            return None
+        run = self._connection.next_run()
+        if run is not None and self._stop is not None and run.next_number >= self._stop:
+            self._last = run
+            return None
+        return run
+
     def advance(self) -> Flow[EntryBatch | None]:
         if self._complete or self._stopped:
             return None
-        event = yield from next_event(self._connection)
-        if isinstance(event, ResultReceived):
-            self._stopped = True
-            return None
-        if not isinstance(event, EntriesReceived):
-            raise unexpected(self._connection, event)
-        batch = event.batch
+        batch = self._last
+        if batch is None:
+            event = yield from next_event(self._connection)
+            if isinstance(event, ResultReceived):
+                self._stopped = True
+                return None
+            if not isinstance(event, EntriesReceived):
+                raise unexpected(self._connection, event)
+            batch = event.batch
         if self._stop is not None and batch.next_number >= self._stop:
             # The Stop goes out at once, so that the server does not send on; what it
             # has sent already is read when the connection is needed.

@@ -326,6 +326,25 @@ class Resumable:
                 first_differing=total,
             )
 
+    @property
+    def hungry(self) -> bool:
+        """Whether `advance` would do nothing before more bytes are there."""
+        streaming = self._streaming
+        return self._ahead is None and isinstance(streaming, Streaming) and streaming.hungry
+
+    def arrived(self) -> EntryBatch | None:
+        """What `advance` would say, without its steps, where that has arrived and is the next of
+        many runs; None: ask `advance`."""
+        streaming = self._streaming
+        if self._ahead is not None or self._trail is None or not isinstance(streaming, Streaming):
+            return None
+        self._settle()
+        batch = streaming.arrived()
+        if batch is None:
+            return None
+        self._handed = batch
+        return batch if self._types is None else batch.select(self._types)
+
     def advance(self) -> Flow[EntryBatch | None]:
         self._settle()
         if self._ahead is not None:

@@ -65,41 +65,68 @@ async def test_receiving() -> None:
     await channel.aclose()
 
 
-async def test_what_lies_ready_is_taken_in_turns_with_others(
-    monkeypatch: pytest.MonkeyPatch,
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """Large pieces in a row for a moment, where each filled its buffer; and a cancellation comes
-    first."""
+@pytest.fixture
+def counted_waits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the loop was asked to wait for; and pieces of `PIECE` are large ones."""
     monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
-    channel, theirs = full_pair()
-    buffer = memoryview(bytearray(PIECE))
-    wait, waits = trio.lowlevel.wait_readable, 0
+    monkeypatch.setattr(channel_module, "_MUCH_BYTES", PIECE)
+    waits: list[object] = []
+    wait = trio.lowlevel.wait_readable
 
     async def counted(found: socket.socket) -> None:
-        nonlocal waits
-        waits += 1
+        waits.append(found)
         await wait(found)
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
-    for turn in (1, 2, 3):
-        for _ in range(3):
-            assert await channel.receive_into(buffer) == len(buffer)
-        assert waits == turn
-        autojump_clock.jump(channel_module.TURN_SECONDS)
-    assert await channel.receive_into(buffer) == len(buffer)
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await channel.receive_into(buffer)
-    assert scope.cancelled_caught
-    # What is left is less than a buffer: then it waits for more, as ever.
-    assert await channel.receive_into(buffer) == len(buffer)
-    assert await channel.receive_into(buffer) == len(buffer)
-    assert await channel.receive_into(buffer) == 1000
-    assert waits == 4
+    return waits
+
+
+def least(channel: SocketChannel) -> int:
+    """From how many bytes on the socket is ready."""
+    return channel.connection().getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+async def test_what_comes_fast_is_taken_in_turns_with_others(
+    counted_waits: list[object], autojump_clock: trio.testing.MockClock
+) -> None:
+    """Large pieces in a row for a moment; and a cancellation comes first."""
+    channel, theirs = full_pair()
+    buffer = memoryview(bytearray(PIECE))
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            assert await channel.receive_into(buffer) == PIECE
+        # The first two showed that it comes fast.
+        assert len(counted_waits) == 2
+        nursery.start_soon(count)
+        for turn in range(2):
+            autojump_clock.jump(channel_module.TURN_SECONDS)
+            for _ in range(2):
+                assert await channel.receive_into(buffer) == PIECE
+            # Of those that are ready at once the loop takes any first.
+            assert turn <= others <= turn + 1
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await channel.receive_into(buffer)
+        assert scope.cancelled_caught
+        for _ in range(2):
+            assert await channel.receive_into(buffer) == PIECE
+        # A small piece ends the turn, and the next is one by the loop, however small it is.
+        assert await channel.receive_into(buffer) == 1000
+        assert least(channel) > 1
+        assert len(counted_waits) == 2
+        nursery.cancel_scope.cancel()
     with trio.move_on_after(0) as scope:
         await channel.receive_into(buffer)
     assert scope.cancelled_caught
+    assert least(channel) == 1
     theirs.send(b"more")
     assert await channel.receive_into(buffer) == 4
     theirs.close()
@@ -107,23 +134,35 @@ async def test_what_lies_ready_is_taken_in_turns_with_others(
     await channel.aclose()
 
 
-@pytest.mark.parametrize("taken", [True, False])
-async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
-    taken: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+async def test_large_pieces_that_come_one_by_one_have_no_turn(
+    counted_waits: list[object], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """For a moment; not where `select` does not take so large a descriptor."""
-    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
-    channel, theirs = full_pair(1024)
+    """Nothing is to be waited for in place behind them."""
+    channel, theirs = full_pair()
     buffer = memoryview(bytearray(PIECE))
     for at in range(12):
         assert await channel.receive_into(buffer) == PIECE
-        if at == 6:
-            # The next turn follows one of the same connection.
-            autojump_clock.jump(channel_module.TURN_SECONDS)
-    assert await channel.receive_into(buffer) == 1024
+        assert len(counted_waits) == at + 1
+        autojump_clock.jump(0.001)
+    await channel.aclose()
+    theirs.close()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
+    taken: bool, counted_waits: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment; not where `select` does not take so large a descriptor."""
+    channel, theirs = full_pair(0)
+    buffer = memoryview(bytearray(PIECE))
+    monkeypatch.setattr(channel_module, "_SOON_SECONDS", 60)
+    monkeypatch.setattr(channel_module, "TURN_SECONDS", 60)
+    for _ in range(12):
+        assert await channel.receive_into(buffer) == PIECE
+    assert len(counted_waits) == 2
     select, waits = channel_module.select.select, 0
 
-    def counted(*what: Any) -> Any:
+    def late(*what: Any) -> Any:
         nonlocal waits
         waits += 1
         theirs.sendall(b"late")
@@ -131,39 +170,70 @@ async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
             raise ValueError("filedescriptor out of range in select()")
         return select(*what)
 
-    monkeypatch.setattr(channel_module.select, "select", counted)
+    monkeypatch.setattr(channel_module.select, "select", late)
     assert await channel.receive_into(buffer) == 4
     assert waits == 1
+    assert len(counted_waits) == 2
     # What was small ended the turn: the loop waits for what comes now.
     theirs.sendall(b"later")
     assert await channel.receive_into(buffer) == 5
     assert waits == 1
+    assert len(counted_waits) == 3
     await channel.aclose()
     theirs.close()
 
 
+async def test_a_piece_is_gathered_for_a_moment_only(
+    counted_waits: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is less than was waited for is taken all the same."""
+    monkeypatch.setattr(channel_module, "_SOON_SECONDS", 60)
+    monkeypatch.setattr(channel_module, "TURN_SECONDS", 60)
+    channel, theirs = await pair()
+    assert isinstance(channel, SocketChannel)
+    buffer = memoryview(bytearray(PIECE))
+    async with theirs:
+        for _ in range(2):
+            await theirs.send_all(bytes(PIECE))
+            got = 0
+            while got < PIECE:
+                got += await channel.receive_into(buffer[got:])
+        waited = len(counted_waits)
+        channel._much = True  # whatever pieces the system made of it
+        await theirs.send_all(b"less")
+        assert await channel.receive_into(buffer) == 4
+        assert least(channel) == channel_module._GATHERED_BYTES
+        assert len(counted_waits) == waited
+        await theirs.send_all(b"l")
+        assert await channel.receive_into(buffer) == 1
+        assert len(counted_waits) == waited + 1
+        assert least(channel) == 1
+    await channel.aclose()
+
+
 async def test_where_other_connections_are_busy_too_nothing_is_waited_for_in_place(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    counted_waits: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     """The moments would add up."""
-    monkeypatch.setattr(channel_module, "PIECE_BYTES", 2 * PIECE)
     pairs = [full_pair(1024), full_pair(1024)]
     buffer = memoryview(bytearray(PIECE))
+    gathered: list[object] = []
+    monkeypatch.setattr(channel_module.select, "select", lambda *what: gathered.append(what))
     for at in range(12):
         for channel, _ in pairs:
             assert await channel.receive_into(buffer) == PIECE
         if at == 6:
             autojump_clock.jump(channel_module.TURN_SECONDS)
-    waits: list[object] = []
-    monkeypatch.setattr(channel_module.select, "select", lambda *what: waits.append(what))
-    for channel, theirs in pairs:
+    # What lies ready and fills the buffer is taken in turns here, too.
+    assert len(counted_waits) < 24
+    for channel, _ in pairs:
         assert await channel.receive_into(buffer) == 1024
-        with trio.move_on_after(1) as scope:
-            await channel.receive_into(buffer)
-        assert scope.cancelled_caught
+    assert not gathered
+    for channel, theirs in pairs:
         await channel.aclose()
         theirs.close()
-    assert not waits
 
 
 @pytest.mark.parametrize("over", ["socket", "stream"])

@@ -66,11 +66,30 @@ def asked(*commands: Command) -> ClientConnection:
     return connection
 
 
+@pytest.fixture(params=["events", "runs"], autouse=True)
+def runs_first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is told the same where runs of entries are asked for by themselves."""
+    monkeypatch.setattr("tests.protocol.test_client.RUNS_FIRST", request.param == "runs")
+
+
+RUNS_FIRST = False
+
+
 def taken(connection: ClientConnection) -> list[Any]:
     """The events that are ready, runs of entries as entries."""
     events: list[Any] = []
-    while (event := connection.next_event()) is not None:
+    while True:
+        while RUNS_FIRST and (run := connection.next_run()) is not None:
+            assert run
+            events += list(run)
+        hungry = connection.hungry
+        event = connection.next_event()
+        if event is None:
+            assert connection.hungry
+            break
+        assert not hungry
         if isinstance(event, EntriesReceived):
+            assert not (RUNS_FIRST and connection.streaming)
             events += list(event.batch)
         else:
             events.append(event)

@@ -13,6 +13,7 @@ from datastreamer.errors import (
     AlreadyStopped,
     BadFromEntry,
     ConnectionLost,
+    PeerError,
     ProtocolViolation,
     UnknownEntry,
     UsageError,
@@ -130,6 +131,43 @@ def test_a_streaming() -> None:
     assert peer.drive(work.advance()) is None
     assert peer.drive(work.end(None))
     assert peer.heard == b""
+
+
+def test_runs_that_have_arrived_need_no_steps() -> None:
+    peer = Peer(OK, packed(5)[:10], packed(5)[10:] + packed(6), packed(7, 8, 9))
+    work = Streaming(5, 9)
+    peer.begun(work)
+    for _ in range(2):
+        assert work.arrived() is None
+        assert work.hungry
+        peer.connection.feed(peer.says.pop(0))
+    assert not work.hungry
+    assert numbers(work.arrived()) == [5, 6]
+    assert work.arrived() is None
+    peer.connection.feed(peer.says.pop(0))
+    # Something is to be said with the last one, and so again and again.
+    for _ in range(2):
+        assert work.arrived() is None
+        assert not work.hungry
+    assert numbers(peer.drive(work.advance())) == [7, 8]
+    assert peer.heard == sent(Stop())
+    # Nothing more is waited for.
+    assert work.arrived() is None
+    assert not work.hungry
+    assert peer.drive(work.advance()) is None
+
+
+@pytest.mark.parametrize("says", [END, b"\0", encode_result(3, "no such entry")])
+def test_what_is_no_run_is_told_by_the_steps(says: bytes) -> None:
+    peer = Peer(OK + packed(5))
+    work = Streaming(5)
+    peer.begun(work)
+    assert numbers(work.arrived()) == [5]
+    peer.connection.feed(says)
+    assert work.arrived() is None
+    assert not work.hungry
+    with pytest.raises(PeerError):
+        peer.drive(work.advance())
 
 
 def test_a_streaming_to_a_number_sends_its_stop_with_the_last_entries() -> None:
