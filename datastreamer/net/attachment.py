@@ -18,6 +18,7 @@ from datastreamer.errors import (
     ServerRefused,
     UsageError,
 )
+from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Work
 from datastreamer.protocol.resume import Endurance, Recovery, Resumable
@@ -116,6 +117,13 @@ class Attachment:
             iteration.recovery = Recovery(self._endurance, now)
         luck = random.random()  # noqa: S311
         return True, iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
+
+    def _explained(self, error: PeerError) -> PeerError:
+        """`error`, which the system told, with what may be behind it on a new connection."""
+        connection = self._connection
+        if connection.received_bytes or not isinstance(error, ConnectionLost):
+            return error
+        return exchanges.unanswered(connection, f"{str(error).partition(';')[0]},")
 
     def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
         """Whether the connection is to be given up for `error`: one that is out of step is."""

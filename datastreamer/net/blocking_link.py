@@ -324,7 +324,7 @@ class BlockingLink(Attachment):
         except TimeoutError:
             raise answer_timeout(self.peer, self._timeout) from None
         except OSError as error:
-            raise connection_lost(self.peer, error) from None
+            raise self._explained(connection_lost(self.peer, error)) from None
 
     def _exchange(self, flow: Flow[T], channel: socket.socket, connection: ClientConnection) -> T:
         """One exchange on a connection of its own."""
@@ -353,7 +353,7 @@ class BlockingLink(Attachment):
             except TimeoutError:
                 self._look_after(work, seconds)
             except OSError as error:
-                raise connection_lost(self.peer, error) from None
+                raise self._explained(connection_lost(self.peer, error)) from None
             else:
                 return
 

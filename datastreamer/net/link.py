@@ -363,17 +363,24 @@ class Link(Attachment):
             raise
 
     async def _receive(self, channel: Channel, watched: Resumable | None) -> None:
-        connection, seconds = self._connection, self._endurance.heartbeat
+        seconds = self._endurance.heartbeat
         if watched is None or seconds is None or self._redial is None:
-            connection.received(await channel.receive_into(connection.receive_buffer()))
+            await self._receive_from(channel)
             if self._patience is not None:
                 self._patience.deadline = trio.current_time() + self._timeout
             return
         while True:
             with trio.move_on_after(seconds):
-                connection.received(await channel.receive_into(connection.receive_buffer()))
+                await self._receive_from(channel)
                 return
             await self._look_after(watched, seconds)
+
+    async def _receive_from(self, channel: Channel) -> None:
+        connection = self._connection
+        try:
+            connection.received(await channel.receive_into(connection.receive_buffer()))
+        except ConnectionLost as error:
+            raise self._explained(error) from None
 
     def _ensure_open(self) -> None:
         if self._closed:

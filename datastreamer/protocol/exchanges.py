@@ -83,11 +83,16 @@ def unexpected(connection: ClientConnection, event: Event) -> PeerError:
     if event.unread:
         return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
     if not connection.received_bytes:
-        return ConnectionLost(
-            f"{told} without an answer: servers do that to a client of another stream type "
-            f"than theirs (is it {connection.stream_type}?), and where they have no place for more"
-        )
+        return unanswered(connection, told)
     return ConnectionLost(f"{told}; connect again to go on")
+
+
+def unanswered(connection: ClientConnection, told: str) -> ConnectionLost:
+    """The exception for a connection that ended before anything was received on it."""
+    return ConnectionLost(
+        f"{told} without an answer: servers do that to a client of another stream type "
+        f"than theirs (is it {connection.stream_type}?), and where they have no place for more"
+    )
 
 
 def header(connection: ClientConnection) -> Flow[Header]:

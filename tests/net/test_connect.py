@@ -17,6 +17,7 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
+from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import connect
 from datastreamer.protocol.messages import EntryQuery
 from tests.net.stub import Stub, StubServer, handler, key, sample
@@ -92,6 +93,38 @@ async def test_a_lost_socket() -> None:
             with pytest.raises(ConnectionLost, match=re.escape(client.peer)):
                 await client.entry(3)
             assert await client.entry(3) == TEN[3]
+
+
+@pytest.mark.parametrize("words", [16, 24])
+async def test_who_is_never_answered_is_told_why_that_may_be(words: int) -> None:
+    """Whether the server ends the connection or resets it, as one does that has no place."""
+
+    def turn_away(connection: Any) -> None:
+        connection.recv(words)
+
+    told = r"without an answer: .*no place for more$"
+    with StubServer(turn_away, turn_away) as server:
+        async with connect("127.0.0.1", server.port) as client:
+            with pytest.raises(ConnectionLost, match=told):
+                await client.header()
+        with (
+            BlockingClient("127.0.0.1", server.port) as blocking,
+            pytest.raises(ConnectionLost, match=told),
+        ):
+            blocking.header()
+
+
+async def test_who_was_answered_is_not() -> None:
+    def once(connection: Any) -> None:
+        stub = Stub(TEN)
+        connection.sendall(stub.receive(connection.recv(24)))
+        connection.recv(16)
+
+    with StubServer(once) as server:
+        async with connect("127.0.0.1", server.port, resume=False) as client:
+            await client.header()
+            with pytest.raises(ConnectionLost, match=r"connect again to go on$"):
+                await client.header()
 
 
 async def test_closing_a_socket_under_a_task() -> None:
