@@ -6,7 +6,6 @@ Owns no socket, no turn and no clock. Must not import trio.
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any, Protocol
 
@@ -16,8 +15,8 @@ from datastreamer.errors import (
     NotSupported,
     PeerError,
     ServerRefused,
-    UsageError,
 )
+from datastreamer.net.ours import Ours
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Work
@@ -31,12 +30,13 @@ class Lasting(Protocol):
     recovery: Recovery | None
 
 
-class Attachment:
+class Attachment(Ours):
     """To one server, by one connection after another."""
 
     def __init__(
         self, stream_type: int, peer: str, timeout: float, endurance: Endurance, batch_reads: bool
     ) -> None:
+        super().__init__()
         self.stream_type = stream_type
         self.peer = peer
         self.closed_on_asking = False
@@ -52,20 +52,6 @@ class Attachment:
         # After a refusal: does the connection still work?
         self._suspect = False
         self._closed = False
-        self._process = os.getpid()
-
-    @property
-    def _ours(self) -> bool:
-        """Whether this is not the copy in a forked child."""
-        return os.getpid() == self._process
-
-    def _ensure_ours(self) -> None:
-        """Raise in a forked child: of two processes that read one connection each gets some of
-        its bytes, from the middle of entries."""
-        if not self._ours:
-            raise UsageError(
-                "this client is of the process that was forked; make one in this process"
-            )
 
     @property
     def total_entries(self) -> int | None:

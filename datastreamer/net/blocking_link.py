@@ -419,8 +419,13 @@ class BlockingLink(Attachment):
     def _hang_up(self) -> None:
         channel, self._socket = self._socket, None
         self._note_end()
-        if channel is not None:
+        if channel is None:
+            return
+        if self._ours:
             close_blocking(channel)
+        else:
+            # TLS would tell the server that the parent's connection ends.
+            socket.socket.close(channel)
 
 
 def _set_timeout(channel: socket.socket, timeout: float | None) -> None:

@@ -30,7 +30,7 @@ from datastreamer.net.peers import answer_timeout, connection_lost, say_back, sa
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.protocol.exchanges import TIMEOUT
-from datastreamer.protocol.publisher import Outgoing, SourceConnection, Underway
+from datastreamer.protocol.publisher import Outgoing, Underway
 from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.resume import BACKOFF, Backoff
 
@@ -72,9 +72,8 @@ class BlockingPublisher(Standing):
         backoff: Backoff = BACKOFF,
         max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
     ) -> None:
+        super().__init__(terms_of(stream_type, token, epoch, take_over, next_entry, lease))
         self._place = place_of(host, port, tls, tls_server_name)
-        terms = terms_of(stream_type, token, epoch, take_over, next_entry, lease)
-        self._source = SourceConnection(terms)
         self._timeout = timeout
         self._retry_for = retry_for
         self._backoff = backoff
@@ -99,6 +98,7 @@ class BlockingPublisher(Standing):
 
     def atomic_op(self) -> BlockingOp:
         """As `Publisher.atomic_op`."""
+        self._ensure_ours()
         if self._open is not None:
             raise OperationOpen("an operation is open already; commit it or roll it back")
         self._open = BlockingOp(self, self._source.next_entry)
@@ -106,16 +106,19 @@ class BlockingPublisher(Standing):
 
     def flush(self) -> None:
         """Return when all that was committed is on disk. Raises what keeps it from that."""
+        self._ensure_ours()
         with self._turn:
             self._until(lambda: not self._source.underway)
 
     def resend(self) -> None:
         """After a refusal that passes: have everything without a receipt sent again."""
+        self._ensure_ours()
         with self._turn:
             self._source.resend()
 
     def drop(self) -> None:
         """After a refusal: forget the operations without a receipt."""
+        self._ensure_ours()
         with self._turn:
             self._source.drop()
         self._open = None
@@ -126,8 +129,14 @@ class BlockingPublisher(Standing):
         self._retry_for = 0.0
 
     def close(self) -> None:
-        """Give the lease up. What is underway is not waited for."""
+        """Give the lease up. What is underway is not waited for. In a forked child it stays the
+        parent's."""
         self._closed.set()
+        if not self._ours:
+            # The turn may be that of a thread that is not here.
+            if self._socket is not None:
+                socket.socket.close(self._socket)
+            return
         with self._turn:
             self._disconnect()
         self._keeper.join()
@@ -156,6 +165,7 @@ class BlockingPublisher(Standing):
             raise StreamClosed("the publisher is closed")
 
     def _put(self, operation: Outgoing) -> Underway:
+        self._ensure_ours()
         source = self._source
         with self._turn:
             self._check()
@@ -165,6 +175,7 @@ class BlockingPublisher(Standing):
             return made
 
     def _receipt(self, operation: Underway) -> Receipt:
+        self._ensure_ours()
         with self._turn:
             self._until(lambda: operation.receipt is not None or operation.dropped)
         if operation.receipt is None:

@@ -40,7 +40,7 @@ from datastreamer.net.place import Place, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.net.tcp import tcp_info
 from datastreamer.protocol.exchanges import TIMEOUT
-from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
+from datastreamer.protocol.publisher import Outgoing, SourceTerms, Underway
 from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.resume import BACKOFF, Backoff
 
@@ -123,9 +123,9 @@ class Publisher(Standing):
         backoff: Backoff,
         most: int,
     ) -> None:
+        super().__init__(terms)
         self._place = place
         self._stream_type = terms.stream_type
-        self._source = SourceConnection(terms)
         self._timeout = timeout
         self._retry_for = retry_for
         self._backoff = backoff
@@ -141,6 +141,7 @@ class Publisher(Standing):
 
         Raises `OperationOpen` where the last one was neither.
         """
+        self._ensure_ours()
         if self._open is not None:
             raise OperationOpen("an operation is open already; commit it or roll it back")
         self._open = PublishedOp(self, self._source.next_entry)
@@ -187,6 +188,7 @@ class Publisher(Standing):
 
     async def _put(self, operation: Outgoing) -> Underway:
         source = self._source
+        self._ensure_ours()
         await trio.lowlevel.checkpoint_if_cancelled()
         while source.size >= self._most and source.failure is None:
             await self._moves()

@@ -16,6 +16,7 @@ from datastreamer.errors import (
     OperationTooSlow,
     SourceBusy,
 )
+from datastreamer.net.ours import Ours
 from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
 
@@ -35,10 +36,14 @@ PASSING: Final = (
 """What another connection may put right, of what ends one; for a source that had the lease."""
 
 
-class Standing:
+class Standing(Ours):
     """Where a publisher stands."""
 
-    _source: SourceConnection
+    _called = "publisher"
+
+    def __init__(self, terms: SourceTerms) -> None:
+        super().__init__()
+        self._source = SourceConnection(terms)
 
     @property
     def epoch(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -439,44 +438,3 @@ def test_nobody_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", never)
     with pytest.raises(ConnectFailed, match="no answer within 3 s"):
         BlockingClient("127.0.0.1", timeout=3)
-
-
-def test_the_copy_in_a_forked_child_takes_nothing_from_its_parent(tmp_path: Path) -> None:
-    """It raises, and whatever it ends or closes is its own."""
-    script = """
-import os, sys
-from datastreamer import BlockingClient, StreamServer
-from datastreamer.errors import UsageError
-with StreamServer(sys.argv[1], host="127.0.0.1", port=0, sync="os") as server:
-    with server.stream.atomic_op() as op:
-        op.add_entries(1, [bytes(1000)] * 20_000)
-    with BlockingClient(*server.addresses[0]) as client, BlockingClient(
-        *server.addresses[0]
-    ) as asking:
-        batches = client.batches(from_entry=0, stop=20_000)
-        got = len(next(batches))
-        if (pid := os.fork()) == 0:
-            told = 0
-            for use in (lambda: next(batches), lambda: asking.entry(3), client.header):
-                try:
-                    use()
-                except UsageError as error:
-                    told += "make one in this process" in str(error)
-            client.stop()
-            batches.close()
-            client.close()
-            asking.close()
-            os._exit(told)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert got + sum(len(batch) for batch in batches) == 20_000
-        assert asking.entry(3).number == 3
-"""
-    done = subprocess.run(
-        [sys.executable, "-Werror", "-Wignore::DeprecationWarning", "-c", script, tmp_path / "s"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
