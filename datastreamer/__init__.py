@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from datastreamer.net.upstream import Upstream as Upstream
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
-    from datastreamer.protocol.resume import Backoff as Backoff
+    from datastreamer.protocol.endurance import Backoff as Backoff
     from datastreamer.protocol.resume import Rollback as Rollback
     from datastreamer.storage.cursors import FileCursor as FileCursor
     from datastreamer.storage.cursors import LmdbCursor as LmdbCursor
     from datastreamer.storage.stream import DataStream as DataStream
 
 _HOME = {
-    "Backoff": "datastreamer.protocol.resume",
+    "Backoff": "datastreamer.protocol.endurance",
     "BlockingClient": "datastreamer.net.blocking",
     "BlockingPublisher": "datastreamer.net.blocking_publisher",
     "BlockingReassembly": "datastreamer.net.blocking_reassemble",

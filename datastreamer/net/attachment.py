@@ -19,8 +19,9 @@ from datastreamer.errors import (
 from datastreamer.net.ours import Ours
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.endurance import Endurance, Recovery
 from datastreamer.protocol.exchanges import Work
-from datastreamer.protocol.resume import Endurance, Recovery, Resumable
+from datastreamer.protocol.resume import Resumable
 
 
 class Lasting(Protocol):

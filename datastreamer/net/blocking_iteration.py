@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeAlias, TypeVar
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import UsageError
 from datastreamer.position import CursorStore, Position
+from datastreamer.protocol.endurance import Recovery
 from datastreamer.protocol.exchanges import Work
-from datastreamer.protocol.resume import Recovery, Resumable, Rollback
+from datastreamer.protocol.resume import Resumable, Rollback
 
 if TYPE_CHECKING:
     from datastreamer.net.blocking_link import BlockingLink

@@ -36,13 +36,9 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance
 from datastreamer.protocol.exchanges import Flow, Work
-from datastreamer.protocol.resume import (
-    BACKOFF,
-    Backoff,
-    Endurance,
-    Resumable,
-)
+from datastreamer.protocol.resume import Resumable
 
 if TYPE_CHECKING:
     import ssl

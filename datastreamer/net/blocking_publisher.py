@@ -29,10 +29,10 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.peers import answer_timeout, connection_lost, say_back, say_lost, watch_over
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
+from datastreamer.protocol.endurance import BACKOFF, Backoff
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, Underway
 from datastreamer.protocol.publishing import Receipt
-from datastreamer.protocol.resume import BACKOFF, Backoff
 
 if TYPE_CHECKING:
     import ssl

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from datastreamer.errors import StreamClosed, UsageError
 from datastreamer.net.observed import Observed
+from datastreamer.protocol.endurance import BACKOFF, Backoff
 from datastreamer.protocol.exchanges import TIMEOUT
-from datastreamer.protocol.resume import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Merge, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore

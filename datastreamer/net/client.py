@@ -35,8 +35,9 @@ from datastreamer.protocol.batches import (
     read,
     wait_ms,
 )
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance
 from datastreamer.protocol.messages import Capabilities
-from datastreamer.protocol.resume import BACKOFF, Backoff, Endurance, Resumable, Rollback, streaming
+from datastreamer.protocol.resume import Resumable, Rollback, streaming
 
 if TYPE_CHECKING:
     import ssl

@@ -18,8 +18,9 @@ from datastreamer.errors import PeerError, UsageError
 from datastreamer.net.link import LOST, Link
 from datastreamer.net.pouring import Settle, Take
 from datastreamer.position import CursorStore, Position
+from datastreamer.protocol.endurance import Recovery
 from datastreamer.protocol.exchanges import Work
-from datastreamer.protocol.resume import Recovery, Resumable, Rollback
+from datastreamer.protocol.resume import Resumable, Rollback
 
 Item = TypeVar("Item")
 

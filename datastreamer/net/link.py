@@ -42,8 +42,9 @@ from datastreamer.net.peers import answer_timeout, say_back, say_lost, silent_se
 from datastreamer.net.pouring import Settle, Take, pour
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.endurance import Endurance
 from datastreamer.protocol.exchanges import Flow, Work
-from datastreamer.protocol.resume import Endurance, Resumable
+from datastreamer.protocol.resume import Resumable
 
 if TYPE_CHECKING:
     from datastreamer._codec import EntryBatch

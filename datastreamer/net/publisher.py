@@ -39,10 +39,10 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import Place, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.net.tcp import tcp_info
+from datastreamer.protocol.endurance import BACKOFF, Backoff
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceTerms, Underway
 from datastreamer.protocol.publishing import Receipt
-from datastreamer.protocol.resume import BACKOFF, Backoff
 
 if TYPE_CHECKING:
     import ssl

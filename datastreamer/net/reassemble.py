@@ -25,8 +25,8 @@ from datastreamer.net.reassembling import (
     say,
 )
 from datastreamer.net.sources import Reading, Sources, Start
+from datastreamer.protocol.endurance import BACKOFF, Backoff
 from datastreamer.protocol.exchanges import TIMEOUT
-from datastreamer.protocol.resume import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Merge, Order
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.reassembly.progress import ReassemblyStore

@@ -50,7 +50,7 @@ from datastreamer.net.upstream import (
 )
 from datastreamer.net.whole import whole_before
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.resume import BACKOFF, Backoff
+from datastreamer.protocol.endurance import BACKOFF, Backoff
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName

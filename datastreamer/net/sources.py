@@ -42,14 +42,8 @@ from datastreamer.net.reassembling import (
 from datastreamer.net.upstream import Upstream
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.resume import (
-    BACKOFF,
-    Backoff,
-    Endurance,
-    Recovery,
-    Rollback,
-    another_stream,
-)
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, Recovery
+from datastreamer.protocol.resume import Rollback, another_stream
 from datastreamer.protocol.trail import Trail
 from datastreamer.reassembly.progress import Place
 from datastreamer.storage.stream import DataStream

@@ -1,8 +1,8 @@
 """What a client connection may expect next: requests out, the server's bytes in.
 
-Owns the receive buffers and the matching of answers with requests. Must not know
-sockets, clocks or when to ask what (`exchanges` says that). Entries are found in
-runs, by the one scanner; a run keeps the buffer in which it arrived.
+Owns the matching of answers with requests. Must not know sockets, clocks or when to ask
+what (`exchanges` says that), nor how the bytes are kept (`receiving` does). Entries are
+found in runs, by the one scanner; a run keeps the buffer in which it arrived.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ from datastreamer.protocol.messages import (
     Stop,
     encode_command,
 )
+from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER, Receiving
 
 # Built once: a union is built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
@@ -87,16 +88,9 @@ _MAX_TEXT: Final = 1024
 _MAX_CAPABILITIES: Final = 4096
 # What a server may answer to a batch that was asked for without a limit of bytes.
 _MAX_BATCH_BYTES: Final = 64 << 20
-# Buffers: of a connection that only asks, of one that streams - two of them are used in turn,
-# and should stay in a processor's own cache - and of one that is given large answers.
-_SMALL_BUFFER: Final = 32 << 10
-_STREAM_BUFFER: Final = 512 << 10
-_LARGE_BUFFER: Final = 1 << 20
-# How many buffers, still held by batches when they were full, are looked at again.
-_KEPT_BUFFERS: Final = 3
 
 
-class ClientConnection:
+class ClientConnection(Receiving):
     """One connection as its client sees it.
 
     Send what `request` returns. Read into `receive_buffer` and tell `received` how
@@ -114,10 +108,10 @@ class ClientConnection:
     def __init__(
         self, stream_type: int = 1, *, peer: str = "the server", extensions: bool = True
     ) -> None:
+        super().__init__()
         self.stream_type = stream_type
         self.peer = peer
         self.streaming = False
-        self.received_bytes = 0
         self.capabilities: Capabilities | None = None if extensions else NO_EXTENSIONS
         self.asked_at: int | None = None
         """At how many received bytes it was asked, while that is not answered to the end."""
@@ -140,15 +134,6 @@ class ClientConnection:
         self._next_number: int | None = None
         self._range_last: int | None = None
         self._failure: ProtocolViolation | None = None
-        self._ended = False
-        self._buffer = bytearray(_SMALL_BUFFER)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
-        self._need = 1
-        self._lent = False
-        self._size = _SMALL_BUFFER
-        self._kept: list[bytearray] = []
 
     @property
     def outstanding(self) -> int:
@@ -181,60 +166,8 @@ class ClientConnection:
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
         if isinstance(command, _OF_MANY_ENTRIES):
-            large = isinstance(command, _READS)
-            self._size = max(self._size, _LARGE_BUFFER if large else _STREAM_BUFFER)
+            self._expect(LARGE_BUFFER if isinstance(command, _READS) else STREAM_BUFFER)
         return sent
-
-    # Bytes
-
-    def receive_buffer(self) -> memoryview:
-        """Where the next bytes go; to be let go of before the next call."""
-        if self._start == self._end and not self._lent:
-            self._start = self._end = 0
-        room = len(self._buffer) - self._end
-        if room < self._size >> 2 or room < self._need - (self._end - self._start):
-            self._turn_over()
-        return self._view[self._end :]
-
-    def received(self, count: int) -> None:
-        """`count` bytes were put into the receive buffer; 0 says that the server ended."""
-        if count:
-            self._end += count
-            self.received_bytes += count
-        else:
-            self._ended = True
-
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes that somebody else has read, by copying; empty: the server ended."""
-        if not data:
-            self.received(0)
-        rest = memoryview(data)
-        while rest:
-            with self.receive_buffer() as room:
-                count = min(len(room), len(rest))
-                room[:count] = rest[:count]
-            rest = rest[count:]
-            self.received(count)
-
-    def _turn_over(self) -> None:
-        """Go on in a buffer with room, the unread bytes at its beginning."""
-        old, unread = self._buffer, self._buffer[self._start : self._end]
-        # More unread than one packet needs: somebody feeds much without taking events.
-        wanted = self._need if len(unread) < self._need else 2 * len(unread)
-        size = max(self._size, wanted + (self._size >> 2))
-        self._view.release()
-        self._kept.append(old)
-        for number, kept in enumerate(self._kept):
-            if len(kept) >= size and _is_free(kept):
-                self._buffer = self._kept.pop(number)
-                break
-        else:
-            self._buffer = bytearray(size)
-        del self._kept[:-_KEPT_BUFFERS]
-        self._buffer[: len(unread)] = unread
-        self._view = memoryview(self._buffer)
-        self._start, self._end = 0, len(unread)
-        self._lent = False
 
     # Events
 
@@ -564,26 +497,5 @@ class ClientConnection:
             self._take(length)
         return None
 
-    def _lacks(self, size: int) -> bool:
-        """Whether the packet of `size` bytes is not all there; if so, waits for it."""
-        if self._end - self._start >= size:
-            return False
-        self._need = size
-        return True
-
-    def _take(self, size: int) -> None:
-        self._start += size
-        self._need = 1
-
     def _violation(self, what: str) -> ProtocolViolation:
         return ProtocolViolation(f"{self.peer} sent {what}")
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Whether no batch or view holds the buffer any more: only then can it be resized."""
-    try:
-        last = buffer.pop()
-    except BufferError:
-        return False
-    buffer.append(last)
-    return True

@@ -1,29 +1,23 @@
 """A streaming that outlives its connections: what to ask a server again, and what to believe.
 
-Owns the decisions, once for the Trio client and the blocking one: which entry is next,
-whether a server still tells the same history, which losses are worth another attempt
-and when. Must not know sockets, clocks or chance: those are told to it.
+Owns the decisions, once for the Trio client and the blocking one: which entry is next, and
+whether a server still tells the same history. Which losses are worth another attempt stands in
+`endurance`. Must not know sockets or clocks: those are told to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
     AnotherStream,
-    BadFromBookmark,
     BadFromEntry,
     BadRange,
-    ConnectFailed,
     ConnectionLost,
     HistoryChanged,
-    NoAnswer,
-    PeerError,
-    ProtocolViolation,
-    TLSFailed,
     UsageError,
 )
 from datastreamer.format import Header
@@ -40,65 +34,6 @@ from datastreamer.protocol.trail import Trail
 Reading: TypeAlias = Streaming | BatchReading | ChosenReading
 Remembered: TypeAlias = Trail | ChosenTrail
 
-UNANSWERED_LIMIT: Final = 16
-"""After so many connections in a row that were closed without a word it is said again that the
-server is lost, with what that may come of: a server of another stream type does so, and one that
-has no place for more clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """The waits between attempts, in seconds: from `first`, times `factor`, up to `most`.
-
-    Of each wait up to a half is left out, by chance, so that clients do not come back all
-    at once.
-    """
-
-    first: float = 0.1
-    most: float = 5.0
-    factor: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.most or self.factor < 1:
-            raise UsageError(
-                f"waits go from `first` (0 or more) up to `most` by a `factor` of 1 or more, "
-                f"not from {self.first:g} to {self.most:g} by {self.factor:g}"
-            )
-
-    def wait(self, attempt: int, luck: float) -> float:
-        """The seconds before attempt 0, 1, ...; `luck` is drawn from 0 to 1."""
-        bound = self.first
-        for _ in range(attempt):
-            if bound >= self.most:
-                break
-            bound *= self.factor
-        return min(bound, self.most) * (0.5 + 0.5 * luck)
-
-
-BACKOFF: Final = Backoff()
-"""The waits, unless the caller says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endurance:
-    """What a client does about a server that is lost or silent; the seconds are its user's.
-
-    `resume` has streaming go on over another connection, tried for `retry_for` (None:
-    for ever) with the waits of `backoff`. After `heartbeat` without a byte the server is
-    asked on a second connection whether it is there (None: never).
-    """
-
-    resume: bool = True
-    retry_for: float | None = None
-    backoff: Backoff = BACKOFF
-    heartbeat: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.heartbeat is not None and self.heartbeat <= 0:
-            raise UsageError(f"a heartbeat is more than 0 seconds, not {self.heartbeat:g}")
-        if self.retry_for is not None and self.retry_for < 0:
-            raise UsageError(f"a server is waited for 0 seconds or more, not {self.retry_for:g}")
-
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
@@ -111,58 +46,6 @@ class Rollback:
     to_entry: int
     from_entry: int
     position: Position
-
-
-class Recovery:
-    """The attempts to get a server back, from its loss to the next entry received.
-
-    `error` is what the last one failed with.
-    """
-
-    def __init__(self, endurance: Endurance, now: float) -> None:
-        self._backoff = endurance.backoff
-        self._retry_for = endurance.retry_for
-        self._since = now
-        self._attempts = 0
-        self._unanswered = 0
-        self._violated = False
-        self._last = False
-        self.down = False
-        self.error: PeerError | None = None
-        self.due = now
-
-    def lost(self, error: PeerError, *, answered: bool, now: float, luck: float) -> bool:
-        """Another attempt failed with `error`: `due` says when the next is. Or raises it.
-
-        `answered` tells whether anything was received on the connection, if there was
-        one. Whether somebody may want to know: it is `down` only since now, or looks as if it
-        were not the right one.
-        """
-        if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
-            raise error
-        if isinstance(error, ProtocolViolation):
-            # Once it may be a stream that was rewritten under its readers: a new
-            # connection shows. Twice in the same place it is the server.
-            if self._violated:
-                raise error
-            self._violated = True
-        heard = answered or isinstance(error, ConnectFailed | NoAnswer)
-        self._unanswered = 0 if heard else self._unanswered + 1
-        wait = self._backoff.wait(self._attempts, luck)
-        if self._retry_for is not None:
-            left = self._since + self._retry_for - now
-            if self._last or left <= 0:
-                raise ConnectionLost(
-                    f"given up after {max(0.0, now - self._since):.1f} s: {error}"
-                ) from error
-            # The last attempt is when the time is over.
-            self._last = wait >= left
-            wait = min(wait, left)
-        self._attempts += 1
-        self.error = error
-        self.due = now + wait
-        news, self.down = not self.down, True
-        return news or self._unanswered == UNANSWERED_LIMIT
 
 
 class Resumable:

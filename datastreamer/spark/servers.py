@@ -24,7 +24,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.position import KEPT, Identity, Position
-from datastreamer.protocol.resume import BACKOFF
+from datastreamer.protocol.endurance import BACKOFF
 from datastreamer.spark.bounds import MarkKind
 from datastreamer.spark.options import TLS, Address
 from datastreamer.zkevm.keys import Mark, key_of

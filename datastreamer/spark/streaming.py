@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from datastreamer.errors import ConnectFailed, ConnectionLost, UnknownEntry, UsageError
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import Identity
-from datastreamer.protocol.resume import BACKOFF
+from datastreamer.protocol.endurance import BACKOFF
 from datastreamer.spark.batch import BatchReader
 from datastreamer.spark.offsets import StreamOffset
 from datastreamer.spark.options import Mark, Options

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.net.blocking_publisher import BlockingPublisher
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, Running, command, running
 

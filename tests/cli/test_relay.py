@@ -14,7 +14,7 @@ from datastreamer.cli.main import main
 from datastreamer.format import page_of, page_start
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.embed import StreamServer
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import running

@@ -11,7 +11,7 @@ import trio
 from datastreamer._codec import Entry
 from datastreamer.errors import ConnectFailed
 from datastreamer.net.client import Client
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.reassembly import Splitter, pack_message
 from tests.net.stub import Stub, serve_stream
 

@@ -15,7 +15,7 @@ from datastreamer.net.listen import open_listeners
 from datastreamer.net.relay import Relay
 from datastreamer.net.server import Server
 from datastreamer.net.upstream import Upstream
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import PATIENCE
 

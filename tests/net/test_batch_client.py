@@ -23,6 +23,7 @@ from datastreamer.errors import (
 )
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import Client, connect
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.protocol.messages import (
     BatchQuery,
     CapabilitiesQuery,
@@ -30,7 +31,6 @@ from datastreamer.protocol.messages import (
     HeaderQuery,
     RangeQuery,
 )
-from datastreamer.protocol.resume import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import append, over_loopback, until
 from tests.net.stub import Stub, StubServer, handler, key, sample

@@ -32,8 +32,8 @@ from datastreamer.format import Header
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.tls import ServerTLS
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start, Stop
-from datastreamer.protocol.resume import Backoff
 from tests.net.secure import HOST, Authority
 from tests.net.stub import Stub, StubServer, handler, key, sample
 

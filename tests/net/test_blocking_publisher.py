@@ -27,7 +27,7 @@ from datastreamer.errors import (
     StreamClosed,
     UsageError,
 )
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 
 TOKEN = "a token"
 QUICK = Backoff(0.001, 0.01)

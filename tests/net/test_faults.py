@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from datastreamer._codec import Entry
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import Client
-from datastreamer.protocol.resume import Backoff, Rollback
+from datastreamer.protocol.endurance import Backoff
+from datastreamer.protocol.resume import Rollback
 from tests.net.proxy import NONE, End, Fault, FaultyServer, serve_faulty
 from tests.net.stub import Stub, sample
 

@@ -18,7 +18,7 @@ from datastreamer.errors import ConnectFailed, ConnectionLost, HistoryChanged, U
 from datastreamer.net import pieces
 from datastreamer.net.blocking_parallel import blocking_parallel_read
 from datastreamer.net.parallel import parallel_read
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import append, over_loopback
 from tests.net.stub import Stub, StubServer, handler, sample

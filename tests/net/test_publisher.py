@@ -31,7 +31,7 @@ from datastreamer.net.publisher import Publisher, connect_publisher
 from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.source import Source
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import PATIENCE

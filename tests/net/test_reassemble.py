@@ -26,7 +26,7 @@ from datastreamer.net.reassembling import (
 )
 from datastreamer.net.reassembly_store import SqliteStore
 from datastreamer.net.upstream import Upstream
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.reassembly import (
     Applied,
     Block,

@@ -24,6 +24,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.net.client import Client
 from datastreamer.position import Position
+from datastreamer.protocol.endurance import UNANSWERED_LIMIT, Backoff
 from datastreamer.protocol.messages import (
     OK,
     EntryQuery,
@@ -31,7 +32,7 @@ from datastreamer.protocol.messages import (
     Start,
     StartBookmark,
 )
-from datastreamer.protocol.resume import UNANSWERED_LIMIT, Backoff, Rollback
+from datastreamer.protocol.resume import Rollback
 from tests.net.proxy import NONE, End, Fault
 from tests.net.stub import Stub, key, sample
 from tests.net.test_faults import Faulty, client_behind

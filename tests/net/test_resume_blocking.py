@@ -18,8 +18,9 @@ from datastreamer.errors import (
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.channel import SocketChannel
 from datastreamer.net.client import connect
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.protocol.messages import HeaderQuery, Start
-from datastreamer.protocol.resume import Backoff, Rollback
+from datastreamer.protocol.resume import Rollback
 from tests.net.proxy import NONE, End, Fault, FaultyServer
 from tests.net.stub import Stub, sample
 from tests.net.test_resume import THOUSAND, Another, Closing, rewritten

@@ -13,7 +13,7 @@ from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import connect
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.tls import ServerTLS
-from datastreamer.protocol.resume import Backoff
+from datastreamer.protocol.endurance import Backoff
 from datastreamer.storage.stream import DataStream
 from tests.net.secure import HOST, Authority
 
