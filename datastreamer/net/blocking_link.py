@@ -278,14 +278,14 @@ class BlockingLink(Attachment):
     def _arrived(self, work: Resumable, timeout: float | None) -> EntryBatch | None:
         """The next run, where it comes as most do: one wait at most, and none of the steps of an
         exchange. None: it is to be driven."""
-        run = work.arrived()
-        if run is None and work.hungry and self._socket is not None:
-            try:
-                self._receive_watched(self._socket, timeout, work)
-            except PeerError:
-                self._ensure_open()
-                raise
+        try:
             run = work.arrived()
+            if run is None and work.hungry and self._socket is not None:
+                self._receive_watched(self._socket, timeout, work)
+                run = work.arrived()
+        except PeerError:
+            self._ensure_open()
+            raise
         return run
 
     def _drive(self, flow: Flow[T], timeout: float | None, work: Work[Any] | None = None) -> T:
@@ -293,7 +293,8 @@ class BlockingLink(Attachment):
         if channel is None:
             raise ConnectionLost(f"the connection to {self.peer} is lost")
         watched = work if isinstance(work, Resumable) else None
-        _set_timeout(channel, timeout)
+        seconds = None if watched is None else self._endurance.heartbeat
+        _set_timeout(channel, timeout if seconds is None else seconds)
         try:
             while True:
                 data = next(flow)

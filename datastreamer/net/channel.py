@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
@@ -33,21 +34,24 @@ PIECE_BYTES: Final = 512 << 10
 
 _PIECE_MILLISECONDS: Final = 2
 
-TURN_SECONDS: Final = 0.002
-"""So long large pieces that lie ready are taken before other tasks have a turn."""
+TURN_SECONDS: Final = 0.001
+"""So long a stream that comes fast is taken before other tasks have a turn."""
 
 _MOMENT_SECONDS: Final = 0.0002
 """So long, within a turn, what comes next is waited for; it is due after some 30 us."""
 
 _MUCH_BYTES: Final = 32 << 10
-_SOON_SECONDS: Final = 0.0005
-"""Where pieces of so much follow one another so soon there is more to come: that begins a turn.
-A smaller one ends it, as its sender waits for something. Of several connections that are busy
-each would have others wait: they have a turn only for what fills a large buffer."""
+_SOON_SECONDS: Final = 0.00015
+"""Two pieces of so much, one so soon behind the other, are of a stream that comes as fast as it is
+taken: a turn begins."""
 
 _GATHERED_BYTES: Final = 64 << 10
 """Within a turn so much is waited for, a moment long: a stream that is taken as fast as it comes
-is taken in too many pieces."""
+is taken in too many pieces. Where that takes the whole moment the turn ends: at a slower pace
+others would be held up and nothing be gained."""
+
+# What `select` takes: descriptors below that.
+_MOST_DESCRIPTORS: Final = 1024
 
 
 class Channel(Protocol):
@@ -77,16 +81,19 @@ class SocketChannel:
         tune(self._socket)
         watch_over(self._socket.setsockopt)
         self._peer = peer
-        # Until when pieces are taken without the loop between them, while they are large.
+        # Whether a turn goes on, and until when.
+        self._in_turn = False
         self._turn_ends = 0.0
-        self._much = False
-        # When something was asked for, in a turn, or came by the loop.
-        self._last_at = -math.inf
+        # Whether the last wait within it took its whole moment.
+        self._slow = False
+        # When a piece came last, outside of a turn.
+        self._came_at = -math.inf
+        # Whether no other connection was heard of since the last turn or piece: where many are
+        # busy, the moments that each waits would add up.
+        self._alone = False
         # Whether the socket is ready only for `_GATHERED_BYTES`.
         self._gathers = False
-        # Whether no other connection had a turn since the one before: where many are busy, the
-        # moments that each waits would add up.
-        self._alone = False
+        self._can_gather = self._socket.fileno() < _MOST_DESCRIPTORS
 
     async def send(self, data: bytes) -> None:
         sent = self._send_now(data)
@@ -106,18 +113,18 @@ class SocketChannel:
         # An attempt before the wait would mostly be in vain: an answer takes longer than
         # the way back here, and a stream comes in larger pieces when it is left alone. Not
         # so where much comes.
-        if self._much:
-            self._last_at = trio.current_time()
-            if self._last_at < self._turn_ends:
+        if self._in_turn:
+            # By the system's clock, also where the loop has another.
+            if time.monotonic() < self._turn_ends:
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
                 await trio.lowlevel.checkpoint()
-                self._begin_turn(trio.current_time())
-            if self._alone:
-                self._gather()
+                self._begin_turn(time.monotonic())
+            slow = self._alone and self._can_gather and not self._gather()
             count = self._receive_now(buffer)
             if count is not None:
-                self._much = self._is_much(count, len(buffer))
+                self._in_turn = not (slow and self._slow) and self._is_much(count, len(buffer))
+                self._slow = slow
                 return count
         self._set_gathers(False)
         while True:
@@ -125,17 +132,20 @@ class SocketChannel:
             count = self._receive_now(buffer)
             if count is not None:
                 break
-        now = trio.current_time()
-        soon = now - self._last_at < _SOON_SECONDS
+        now = time.monotonic()
+        soon = now - self._came_at < _SOON_SECONDS
+        self._came_at = now
         self._begin_turn(now)
-        self._much = soon and self._is_much(count, len(buffer))
+        self._in_turn = soon and self._is_much(count, len(buffer))
         return count
 
     def _is_much(self, count: int, room: int) -> bool:
+        """Whether to go on without the loop; of several that are busy only one whose large buffer
+        is filled by what lies ready."""
         return count >= (_MUCH_BYTES if self._alone else max(room, PIECE_BYTES >> 1))
 
     def _begin_turn(self, now: float) -> None:
-        self._last_at, self._turn_ends = now, now + TURN_SECONDS
+        self._turn_ends = now + TURN_SECONDS
         self._alone, SocketChannel._last = SocketChannel._last is self, self
 
     def _receive_now(self, buffer: memoryview) -> int | None:
@@ -144,14 +154,19 @@ class SocketChannel:
         except BlockingIOError:
             return None
         except OSError as error:
+            if self._socket.fileno() < 0:
+                raise trio.ClosedResourceError from None
             raise connection_lost(self._peer, error) from None
 
-    def _gather(self) -> None:
-        """Wait for a moment without the loop, the way through which takes as long."""
+    def _gather(self) -> bool:
+        """Wait for a moment without the loop, the way through which takes as long; whether that
+        was shorter than the moment."""
         self._set_gathers(True)
-        # A descriptor above what select takes is not waited for.
-        with suppress(ValueError):
+        begin = time.monotonic()
+        # One that was closed meanwhile shows at once, by what is read next.
+        with suppress(ValueError, OSError):
             select.select((self._socket,), (), (), _MOMENT_SECONDS)
+        return time.monotonic() - begin < _MOMENT_SECONDS
 
     def _set_gathers(self, gathers: bool) -> None:
         if gathers != self._gathers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import sys
@@ -86,8 +87,25 @@ def least(channel: SocketChannel) -> int:
     return channel.connection().getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(channel_module, "time", found)
+    return found
+
+
+class Clock:
+    """The system's clock, in the test's hands."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 async def test_what_comes_fast_is_taken_in_turns_with_others(
-    counted_waits: list[object], autojump_clock: trio.testing.MockClock
+    counted_waits: list[object], clock: Clock, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Large pieces in a row for a moment; and a cancellation comes first."""
     channel, theirs = full_pair()
@@ -107,7 +125,7 @@ async def test_what_comes_fast_is_taken_in_turns_with_others(
         assert len(counted_waits) == 2
         nursery.start_soon(count)
         for turn in range(2):
-            autojump_clock.jump(channel_module.TURN_SECONDS)
+            clock.now += channel_module.TURN_SECONDS
             for _ in range(2):
                 assert await channel.receive_into(buffer) == PIECE
             # Of those that are ready at once the loop takes any first.
@@ -135,7 +153,7 @@ async def test_what_comes_fast_is_taken_in_turns_with_others(
 
 
 async def test_large_pieces_that_come_one_by_one_have_no_turn(
-    counted_waits: list[object], autojump_clock: trio.testing.MockClock
+    counted_waits: list[object], clock: Clock
 ) -> None:
     """Nothing is to be waited for in place behind them."""
     channel, theirs = full_pair()
@@ -143,52 +161,74 @@ async def test_large_pieces_that_come_one_by_one_have_no_turn(
     for at in range(12):
         assert await channel.receive_into(buffer) == PIECE
         assert len(counted_waits) == at + 1
-        autojump_clock.jump(0.001)
+        clock.now += 0.0002
+    await channel.aclose()
+    theirs.close()
+
+
+async def test_a_stream_that_slows_down_has_its_turn_ended(
+    counted_waits: list[object], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large pieces for which the whole moment is waited would hold others up: a second in a row
+    is the last."""
+    channel, theirs = full_pair()
+    buffer = memoryview(bytearray(PIECE))
+    slow = iter([True, False, True, True])
+
+    def select(*what: object) -> None:
+        if next(slow):
+            clock.now += channel_module._MOMENT_SECONDS
+
+    monkeypatch.setattr(channel_module.select, "select", select)
+    for _ in range(6):
+        assert await channel.receive_into(buffer) == PIECE
+    assert len(counted_waits) == 2
+    assert next(slow, None) is None
+    clock.now += 0.001
+    assert await channel.receive_into(buffer) == PIECE
+    assert len(counted_waits) == 3
     await channel.aclose()
     theirs.close()
 
 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_the_next_piece_of_a_turn_is_waited_for_in_place(
-    taken: bool, counted_waits: list[object], monkeypatch: pytest.MonkeyPatch
+    taken: bool, counted_waits: list[object], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a moment; not where `select` does not take so large a descriptor."""
+    if not taken:
+        monkeypatch.setattr(channel_module, "_MOST_DESCRIPTORS", 0)
     channel, theirs = full_pair(0)
     buffer = memoryview(bytearray(PIECE))
-    monkeypatch.setattr(channel_module, "_SOON_SECONDS", 60)
-    monkeypatch.setattr(channel_module, "TURN_SECONDS", 60)
     for _ in range(12):
         assert await channel.receive_into(buffer) == PIECE
     assert len(counted_waits) == 2
+    assert least(channel) == (channel_module._GATHERED_BYTES if taken else 1)
     select, waits = channel_module.select.select, 0
 
     def late(*what: Any) -> Any:
         nonlocal waits
         waits += 1
         theirs.sendall(b"late")
-        if not taken:
-            raise ValueError("filedescriptor out of range in select()")
         return select(*what)
 
     monkeypatch.setattr(channel_module.select, "select", late)
+    if not taken:
+        theirs.sendall(b"late")
     assert await channel.receive_into(buffer) == 4
-    assert waits == 1
-    assert len(counted_waits) == 2
+    assert waits == int(taken)
     # What was small ended the turn: the loop waits for what comes now.
+    assert len(counted_waits) == 2
     theirs.sendall(b"later")
     assert await channel.receive_into(buffer) == 5
-    assert waits == 1
+    assert waits == int(taken)
     assert len(counted_waits) == 3
     await channel.aclose()
     theirs.close()
 
 
-async def test_a_piece_is_gathered_for_a_moment_only(
-    counted_waits: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_piece_is_gathered_for_a_moment_only(counted_waits: list[object]) -> None:
     """What is less than was waited for is taken all the same."""
-    monkeypatch.setattr(channel_module, "_SOON_SECONDS", 60)
-    monkeypatch.setattr(channel_module, "TURN_SECONDS", 60)
     channel, theirs = await pair()
     assert isinstance(channel, SocketChannel)
     buffer = memoryview(bytearray(PIECE))
@@ -199,7 +239,8 @@ async def test_a_piece_is_gathered_for_a_moment_only(
             while got < PIECE:
                 got += await channel.receive_into(buffer[got:])
         waited = len(counted_waits)
-        channel._much = True  # whatever pieces the system made of it
+        # Whatever pieces the system made of it, and however long that took.
+        channel._in_turn, channel._turn_ends = True, math.inf
         await theirs.send_all(b"less")
         assert await channel.receive_into(buffer) == 4
         assert least(channel) == channel_module._GATHERED_BYTES
@@ -211,10 +252,28 @@ async def test_a_piece_is_gathered_for_a_moment_only(
     await channel.aclose()
 
 
+async def test_closing_it_within_a_turn(counted_waits: list[object], clock: Clock) -> None:
+    channel, theirs = full_pair()
+    buffer = memoryview(bytearray(PIECE))
+    for _ in range(3):
+        assert await channel.receive_into(buffer) == PIECE
+    clock.now += 1
+
+    async def take() -> None:
+        while True:
+            await channel.receive_into(buffer)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        # Of two that are ready at once either may be first.
+        nursery.start_soon(channel.aclose)
+        with pytest.raises(trio.ClosedResourceError):
+            await take()
+    theirs.close()
+
+
 async def test_where_other_connections_are_busy_too_nothing_is_waited_for_in_place(
-    counted_waits: list[object],
-    monkeypatch: pytest.MonkeyPatch,
-    autojump_clock: trio.testing.MockClock,
+    counted_waits: list[object], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The moments would add up."""
     pairs = [full_pair(1024), full_pair(1024)]
@@ -225,7 +284,7 @@ async def test_where_other_connections_are_busy_too_nothing_is_waited_for_in_pla
         for channel, _ in pairs:
             assert await channel.receive_into(buffer) == PIECE
         if at == 6:
-            autojump_clock.jump(channel_module.TURN_SECONDS)
+            clock.now += channel_module.TURN_SECONDS
     # What lies ready and fills the buffer is taken in turns here, too.
     assert len(counted_waits) < 24
     for channel, _ in pairs:
