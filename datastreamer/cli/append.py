@@ -205,3 +205,9 @@ class _Appender:
         except BrokenPipeError:
             # What was asked for is that the operations are written, heard of or not.
             self._heard = False
+        except OSError as error:
+            first, total = what["first_entry"], what["total_entries"]
+            raise Failure(
+                f"{error.filename}: {error.strerror}; line {self._line} is done: the operation "
+                f"from entry {first} on is in the stream, which holds {total} entries"
+            ) from error

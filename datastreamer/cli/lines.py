@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import select
 import sys
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, BinaryIO
 
 from datastreamer.cli.outcome import Failure
-
-_decode = json.JSONDecoder().decode
 
 
 class BadLine(Exception):
     """A line that is none of ours; ``str()`` says why."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Raises `BadLine` where a key stands in it twice: one of the two would be lost."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise BadLine(f"{shown(twice)} stands there twice")
+    return found
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_once).decode
 
 
 def standard_input(what: str, most: int) -> Callable[[], bytes]:
@@ -27,15 +41,35 @@ def standard_input(what: str, most: int) -> Callable[[], bytes]:
     """
     if sys.stdin is None or sys.stdin.closed:
         raise Failure(f"standard input is closed; {what} come there as JSON lines")
-    read = functools.partial(sys.stdin.buffer.readline, most)
+    source = sys.stdin.buffer
+    # A pipe may be set not to block by whoever shares it: then nothing is no end.
+    blocks = True
+    with suppress(AttributeError, OSError):
+        blocks = os.get_blocking(source.fileno())
+    read = functools.partial(source.readline, most)
 
     def read_line() -> bytes:
         try:
-            return read()
+            return read() if blocks else _waited_for(source, most)
         except OSError as error:
             raise Failure(f"standard input: {error.strerror or error}") from error
 
     return read_line
+
+
+def _waited_for(source: BinaryIO, most: int) -> bytes:
+    """A line of a pipe that does not block."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < most:
+        # A byte that is asked for is there, or is waited for, or never comes.
+        byte = source.read(1)
+        if byte is None:
+            select.select([source], [], [])
+        elif byte:
+            line += byte
+        else:
+            break
+    return line
 
 
 def value_of(line: bytes, most: int, why: str) -> Any:
@@ -71,5 +105,8 @@ def bytes_of(text: object) -> bytes:
 
 def shown(what: Any) -> str:
     """As much of a value as a message has room for."""
-    text = json.dumps(what)
+    try:
+        text = json.dumps(what)
+    except RecursionError:
+        return "something nested deep"
     return text if len(text) <= 60 else f"{text[:57]}..."

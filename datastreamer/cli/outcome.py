@@ -53,12 +53,18 @@ def guard(work: Callable[[], int]) -> int:
     with _standard_streams(), logs.to_stderr(), _signals_raise(watch):
         try:
             try:
-                return work()
-            finally:
+                code = work()
+                write_out(b"")
+                return code
+            except BaseException:
+                # Told is what went wrong first.
                 try:
-                    sys.stdout.flush()
-                finally:
-                    _ignore_more()
+                    write_out(b"")
+                except OSError:
+                    _discard_stdout()
+                raise
+            finally:
+                _ignore_more()
         except KeyboardInterrupt as error:
             name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
             if watch.good_end:
@@ -109,8 +115,6 @@ def _failed(error: BaseException) -> int:
     elif isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what
-        if error.filename == STDOUT:
-            _discard_stdout()
     else:
         text = f"a fault of this program: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))
@@ -128,14 +132,49 @@ STDOUT = "standard output"
 
 
 def write_out(data: bytes) -> None:
-    """Write to standard output, at once. A failure names it."""
+    """Write all of it to standard output, at once. A failure names it.
+
+    Also where that is unbuffered, as PYTHONUNBUFFERED makes it, and takes a part at a time; and
+    where it is a pipe that does not block, of whoever started us: it is waited for.
+    """
+    rest = memoryview(data)
     try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        while not _flushed():
+            pass
+        while rest:
+            rest = rest[_taken(rest) :]
+        while not _flushed():
+            pass
     except BrokenPipeError:
         raise
     except OSError as error:
         raise OSError(error.errno or errno.EIO, error.strerror, STDOUT) from error
+
+
+def _taken(data: memoryview) -> int:
+    """How many bytes standard output has taken, after a wait where it has no room."""
+    try:
+        taken = sys.stdout.buffer.write(data)
+    except BlockingIOError as full:
+        taken = full.characters_written
+    if not taken:
+        _wait_for_room()
+    return taken or 0
+
+
+def _flushed() -> bool:
+    try:
+        sys.stdout.flush()
+    except BlockingIOError:
+        _wait_for_room()
+        return False
+    return True
+
+
+def _wait_for_room() -> None:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    poll.poll()
 
 
 def _discard_stdout() -> None:

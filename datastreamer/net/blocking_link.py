@@ -291,6 +291,7 @@ class BlockingLink(Attachment):
     def _drive(self, flow: Flow[T], timeout: float | None, work: Work[Any] | None = None) -> T:
         channel, connection = self._socket, self._connection
         if channel is None:
+            self._ensure_open()
             raise ConnectionLost(f"the connection to {self.peer} is lost")
         watched = work if isinstance(work, Resumable) else None
         seconds = None if watched is None else self._endurance.heartbeat

@@ -345,6 +345,7 @@ class Link(Attachment):
     async def _drive(self, flow: Flow[T], work: Work[Any] | None = None) -> T:
         channel = self._channel
         if channel is None:
+            self._ensure_open()
             raise ConnectionLost(f"the connection to {self.peer} is lost")
         watched = work if isinstance(work, Resumable) else None
         try:

@@ -83,10 +83,8 @@ def test_a_reader_that_goes_while_the_server_is_told_so(tmp_path: Path) -> None:
     assert (following.returncode, errors) == (0, b"")
 
 
-def test_more_than_a_pipe_holds(tmp_path: Path) -> None:
-    with DataStream.create(tmp_path / "long.bin", sync="os") as stream, stream.atomic_op() as op:
-        op.add_entries(1, [bytes(1000)] * 3000)
-    code, output, errors = piped(command("cat", "long.bin"), "head -n 1", tmp_path)
+def test_more_than_a_pipe_holds(long: Path) -> None:
+    code, output, errors = piped(command("cat", long.name), "head -n 1", long.parent)
     assert (code, errors) == (0, "")
     assert output.startswith('{"number": 0, "type": 1, "length": 1000, "data": "0x000')
 
@@ -100,6 +98,101 @@ def test_a_full_disk(made: Path) -> None:
         )
     assert failed.returncode == 1
     assert failed.stderr == b"error: standard output: No space left on device\n"
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """A file of which `cat` writes some 6 MB, more than pipes and short limits hold."""
+    path = tmp_path / "long.bin"
+    with DataStream.create(path, sync="os") as stream, stream.atomic_op() as op:
+        op.add_entries(1, [bytes(1000)] * 3000)
+    return path
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_is_taken_in_part_fails_or_comes_whole(long: Path, unbuffered: str) -> None:
+    """Whether or not the interpreter gathers what is written, as containers have it not do."""
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
+    words = " ".join(command("cat", long))
+    cut = long.parent / "cut"
+    limited = subprocess.run(
+        f"ulimit -f 100; {words} > {cut}",
+        shell=True,
+        check=False,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert limited.returncode == 1
+    assert limited.stderr == b"error: standard output: File too large\n"
+    assert 0 < cut.stat().st_size <= 102_400
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_does_not_block_is_waited_for(long: Path, unbuffered: str) -> None:
+    """A pipe may be set so by whoever shares it."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(
+        command("cat", long),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered},
+    ) as reader:
+        os.close(writing)
+        with open(reading, "rb") as output:
+            begun = output.read(1)
+            # It fills the pipe meanwhile: the rest comes after that.
+            got = begun + output.read()
+        assert reader.stderr is not None
+        errors = reader.stderr.read()
+    assert (reader.returncode, errors) == (0, b"")
+    assert got.count(b"\n") == 3000
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_operation_that_cannot_be_told_of_is_there(tmp_path: Path, unbuffered: str) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "wb") as full:
+        failed = subprocess.run(
+            command("append", tmp_path / "new.bin", "--create"),
+            input=b'{"type": 3, "data": "0xaa"}\n{"commit": true}\n{"commit": true}\n',
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert failed.returncode == 1
+    assert failed.stderr == (
+        b"error: standard output: No space left on device; line 2 is done: the operation from "
+        b"entry 0 on is in the stream, which holds 1 entries\n"
+    )
+
+
+def test_input_that_does_not_block_is_waited_for(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with subprocess.Popen(
+        command("append", tmp_path / "new.bin", "--create"),
+        stdin=reading,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as appending:
+        os.close(reading)
+        assert appending.stdout is not None
+        assert appending.stderr is not None
+        told = []
+        for piece in (b'{"type": 3, "data": "0xaa"}\n{"com', b'mit": true}\n', b'{"commit": true}'):
+            os.write(writing, piece)
+            if piece.endswith(b"\n"):
+                told.append(appending.stdout.readline())
+        os.close(writing)
+        told += appending.stdout.readlines()
+        errors = appending.stderr.read()
+    assert (appending.returncode, errors) == (0, b"")
+    assert told[0] == b'{"first_entry": 0, "entries": 1, "total_entries": 1}\n'
+    assert len(told) == 2
 
 
 def test_no_output_at_all(made: Path) -> None:
