@@ -77,8 +77,9 @@ async def reassemble(
     `budget` once more; above that the furthest ahead is `Refused`. All other events go to
     `on_event`, which is waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`,
     `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`; without it the last four are
-    logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; without
-    `follow` nothing ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
+    logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; of
+    several upstreams payloads stay known for 100,000 further ones at least, and without `follow`
+    nothing ages. `timeout`, `heartbeat` and `backoff` are those of `connect`.
 
     Raises, from the iterator, what all upstreams have failed with (the last of them) where none is
     left that was read and may be again, and what the store raises.

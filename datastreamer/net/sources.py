@@ -26,7 +26,7 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX, Header
 from datastreamer.net.client import connect
 from datastreamer.net.reassembling import (
     Arrival,
@@ -72,6 +72,14 @@ class Reading:
     heartbeat: float | None = None
     backoff: Backoff = BACKOFF
     retry_for: float | None = None
+
+    def __post_init__(self) -> None:
+        start = self.start
+        number = isinstance(start, int) and 0 <= start <= U64_MAX
+        if not number and not (isinstance(start, bytes) and start) and start != "latest":
+            raise UsageError(
+                f"sources begin at an entry's number, a bookmark's key or \"latest\", not at {start!r}"
+            )
 
 
 class Sources:

@@ -14,6 +14,8 @@ from heapq import heappop, heappush
 from typing import Final
 
 from datastreamer._codec import EntryBatch
+from datastreamer.errors import UsageError
+from datastreamer.format import TYPE_BOOKMARK, U32_MAX
 from datastreamer.metrics.exposition import Samples, Tally
 from datastreamer.position import Position
 from datastreamer.reassembly._reassembler import Reassembler
@@ -29,6 +31,11 @@ _PART_BYTES: Final = 128
 _MOST_READ_AGAIN: Final = 100_000
 """So many payloads are known at most for no other reason than that a later run may read them again:
 a block that waits for a parent for ever, as one that lies does, must not make them all stay."""
+
+_LEAST_KNOWN: Final = 100_000
+"""Of several sources a payload stays known for so many further ones at least, whatever less was
+asked for. They are read a batch at a time, and a batch of 1 MiB may hold some ten thousand: the
+next source brings those again. A known payload takes 144 bytes."""
 
 Order = Callable[[PayloadComplete], Block | None]
 """Where a payload stands; None: nowhere, and it is given out as it comes."""
@@ -71,12 +78,18 @@ class Merge:
         max_age: float | None = 600.0,
         resume: Progress | None = None,
     ) -> None:
+        if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
+            raise UsageError(
+                f"messages are entries of one type that is no bookmark's, not of {type}"
+            )
         before = Progress() if resume is None else resume
         known = reorg_threshold
         if order is not None:
             # A later run reads the chain's payloads again, and those that came between them.
             known = 2 * reorg_threshold
         self._sources = list(sources)
+        if len(self._sources) > 1:
+            known = max(known, _LEAST_KNOWN)
         self._type = type
         self._places = {
             name: place for name, place in before.places.items() if name in self._sources

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import EntryBatch, scan
+from datastreamer.errors import UsageError
 from datastreamer.position import Position
 from datastreamer.reassembly import (
     Applied,
@@ -104,6 +105,24 @@ def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
     again.take_back("a", Position(3))
     assert again.progress().places == {"a": Place(3, 3, Position(3))}
     assert taken(again, "a", batch_of(*messages_of(3), *messages_of(4), first=3)) == [3, 4]
+
+
+@pytest.mark.parametrize("threshold", [0, 1000])
+def test_of_several_sources_a_batch_is_far_behind_another(threshold: int) -> None:
+    """Each is read a batch at a time, and the next one brings the same payloads."""
+    batch = batch_of(*(each for number in range(6000) for each in messages_of(number)))
+    merge = Merge(["a", "b", "c"], reorg_threshold=threshold)
+    assert taken(merge, "a", batch) == list(range(6000))
+    again = Merge(["a", "b", "c"], reorg_threshold=threshold, resume=merge.progress())
+    for source in ("b", "c"):
+        assert taken(merge, source, batch) == []
+        assert taken(again, source, batch) == []
+
+
+@pytest.mark.parametrize("type", [-1, 0xB0, 1 << 32])
+def test_types_that_no_message_has(type: int) -> None:
+    with pytest.raises(UsageError, match=f"of one type that is no bookmark's, not of {type}$"):
+        Merge(["a"], type=type)
 
 
 def test_entries_before_the_place_are_done_with() -> None:
