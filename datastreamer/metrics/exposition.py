@@ -177,6 +177,12 @@ class _One:
         yield self._family
 
 
+def _shown(bound: float) -> str:
+    """A bucket's bound, exactly."""
+    text = f"{bound:g}"
+    return text if float(text) == bound else repr(bound)
+
+
 def _family(name: str, metric: Metric, samples: Sequence[tuple[Sequence[str], Value]]) -> Family:
     from prometheus_client import core
 
@@ -189,7 +195,7 @@ def _family(name: str, metric: Metric, samples: Sequence[tuple[Sequence[str], Va
     family = kinds[metric.kind](name, metric.help, labels=metric.labels)
     for labels, value in samples:
         if isinstance(value, dict):
-            bounds = [*(f"{bound:g}" for bound in metric.bounds), "+Inf"]
+            bounds = [*(_shown(bound) for bound in metric.bounds), "+Inf"]
             buckets = list(zip(bounds, value["buckets"], strict=True))
             family.add_metric(labels, buckets, value["sum"])
         else:

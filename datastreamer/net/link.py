@@ -126,10 +126,7 @@ class Link(Attachment):
     async def begin(self, iteration: Iteration[Any]) -> None:
         """The first part of an exchange of many parts."""
         try:
-            if self._lasting(iteration):
-                with self._bounded():
-                    await self.call(iteration.work.begin)
-            else:
+            with self._bounded():
                 await self.call(iteration.work.begin)
         except (ConnectFailed, ConnectionLost) as error:
             if not self._survives(iteration, error):
@@ -258,9 +255,6 @@ class Link(Attachment):
                 self._patience = None
         if patience.cancelled_caught:
             raise answer_timeout(self.peer, self._timeout)
-
-    def _lasting(self, iteration: Iteration[Any]) -> bool:
-        return self.resumes and isinstance(iteration.work, Resumable)
 
     def _survives(self, iteration: Iteration[Any], error: PeerError) -> bool:
         """Whether to join again after `error`; when, says the iteration's recovery.

@@ -78,7 +78,8 @@ class Reading:
         number = isinstance(start, int) and 0 <= start <= U64_MAX
         if not number and not (isinstance(start, bytes) and start) and start != "latest":
             raise UsageError(
-                f"sources begin at an entry's number, a bookmark's key or \"latest\", not at {start!r}"
+                "sources begin at an entry's number, a bookmark's key or \"latest\", "
+                f"not at {start!r}"
             )
 
 

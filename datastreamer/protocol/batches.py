@@ -224,6 +224,9 @@ def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
         total = (yield from exchanges.header(connection)).total_entries
         if number > total:
             raise past_the_end(number)
+        if number < total:
+            # Committed meanwhile, or what looks like no entry: where it is neither, that is raised.
+            packed.append((yield from exchanges.entry(connection, number)).pack())
     return scan(b"".join(packed), wanted.from_entry)
 
 
@@ -385,6 +388,7 @@ class RangeReading:
     def __init__(self, first: bytes, last: bytes) -> None:
         self._query = RangeQuery(bytes(first), bytes(last))
         self._last: int | None = None
+        self._begun = False
         self._connection: ClientConnection
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
@@ -406,9 +410,13 @@ class RangeReading:
         event = yield from next_event(self._connection)
         if not isinstance(event, EntriesReceived):
             raise unexpected(self._connection, event)
-        if event.batch.next_number > self._last:
+        batch, self._begun, begun = event.batch, True, self._begun
+        if not begun:
+            exchanges.ensure_marked(self._connection, batch[0], self._query.first)
+        if batch.next_number > self._last:
+            exchanges.ensure_marked(self._connection, batch[-1], self._query.last)
             self._last = None
-        return event.batch
+        return batch
 
     def request_stop(self) -> bytes:
         return b""

@@ -248,7 +248,9 @@ class ClientConnection(Receiving):
             self._streaming_changed(command)
         self._commands.popleft()
         text = self._buffer[start + RESULT_HEAD_SIZE : start + length].decode("ascii", "replace")
-        return ResultReceived(command, number, text)
+        # It may be shown in a terminal.
+        shown = "".join([each if each.isprintable() else "?" for each in text])
+        return ResultReceived(command, number, shown)
 
     def _streaming_changed(self, command: Command) -> None:
         self.streaming = not isinstance(command, Stop)

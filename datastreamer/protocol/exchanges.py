@@ -23,7 +23,7 @@ from datastreamer.errors import (
     UsageError,
     refusal,
 )
-from datastreamer.format import RESULT_OK, U64_MAX, Header
+from datastreamer.format import RESULT_OK, TYPE_NOT_FOUND, U64_MAX, Header
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     EntriesReceived,
@@ -118,6 +118,9 @@ def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
             return event.entry
         before, total = total, (yield from header(connection)).total_entries
         # It may have been committed between the two answers: then it is asked for again.
+        if number == 0 < total == before:
+            # Entry 0 without data looks like that where its type is the one of this answer.
+            return Entry(0, TYPE_NOT_FOUND, b"")
         if number >= total or total == before:
             raise UnknownEntry(number, total)
 
@@ -130,11 +133,23 @@ def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
     if not isinstance(event, EntryReceived):
         raise unexpected(connection, event)
     if event.entry is None:
-        raise UnknownBookmark(key)
+        # The answer is the same where the bookmark is the stream's last entry.
+        told = f"no bookmark 0x{key.hex()} in the stream, or no event follows it"
+        raise UnknownBookmark(key, told)
     if event.entry.is_bookmark:
         # So say some servers where only bookmarks follow.
         raise UnknownBookmark(key, f"no event follows bookmark 0x{key.hex()}")
     return event.entry
+
+
+def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> None:
+    """Raise where a server has sent another entry in place of a bookmark that was asked for: an
+    index that is behind its stream names one."""
+    if not found.is_bookmark or found.data != key:
+        raise ProtocolViolation(
+            f"{connection.peer} sent entry {found.number} in place of bookmark 0x{key.hex()}, "
+            "which it is not: its index does not fit its stream"
+        )
 
 
 class Work(Protocol[Part_co]):

@@ -161,6 +161,11 @@ class Resumable:
         if isinstance(self._start, int):
             self._trail = self._new_trail(self._start)
             self._origin = self._start
+        elif self._filter is None:
+            # It is there, so it is due at once.
+            self._ahead = yield from self._streaming.advance()
+            if self._ahead is not None:
+                exchanges.ensure_marked(connection, self._ahead[0], self._start)
 
     def _filter_of(self, connection: ClientConnection) -> Flow[tuple[int, ...] | None]:
         """The types to ask this server for; None where it is to send all."""

@@ -230,7 +230,7 @@ class StreamFile:
         if seen != before:
             self._written_epoch = epoch
             self._header = header
-            if head.entries < before[0].entries or epoch != before[1]:
+            if _is_another_history(before[0], head) or epoch != before[1]:
                 told = records.changes_between(page, before[1], epoch)
                 old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
                 self._rises.append(_Rise(old, self.epoch, told))
@@ -256,6 +256,12 @@ class StreamFile:
         """Close the descriptor and touch nothing: for the child of a fork."""
         self._closed = True
         self.file.close()
+
+
+def _is_another_history(before: Head, head: Head) -> bool:
+    """Whether entries were taken back, maybe others put in their place; as far as that shows."""
+    longer, more = head.length > before.length, head.entries > before.entries
+    return head.entries < before.entries or longer != more or head.length < before.length
 
 
 def _seen(page: bytes, judged: Judgement, boot: bytes) -> Head:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from datastreamer._codec import pack_entry
 from datastreamer.errors import (
     BadFromEntry,
     ConnectFailed,
     ConnectionLost,
+    NoAnswer,
+    ProtocolViolation,
     StreamClosed,
     UsageError,
 )
+from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.net.blocking import BlockingClient
-from datastreamer.net.client import connect
-from datastreamer.protocol.messages import EntryQuery
+from datastreamer.net.client import Client, connect
+from datastreamer.protocol.messages import (
+    OK,
+    CapabilitiesQuery,
+    EntryQuery,
+    HeaderQuery,
+    RangeQuery,
+    Start,
+)
 from tests.net.stub import Stub, StubServer, handler, key, sample
 from tests.net.wired import listed
 
@@ -125,6 +136,79 @@ async def test_who_was_answered_is_not() -> None:
             await client.header()
             with pytest.raises(ConnectionLost, match=r"connect again to go on$"):
                 await client.header()
+
+
+STARTED = OK + pack_entry(4, 7, b"an event")
+RANGED = OK + (5).to_bytes(8, "big")
+MARKED = pack_entry(4, TYPE_BOOKMARK, b"k")
+
+
+@pytest.mark.parametrize(
+    "says, between",
+    [
+        (STARTED, False),
+        (OK + pack_entry(4, TYPE_BOOKMARK, b"l"), False),
+        (RANGED + pack_entry(4, 7, b"k") + pack_entry(5, TYPE_BOOKMARK, b"l"), True),
+        (RANGED + MARKED + pack_entry(5, TYPE_BOOKMARK, b"k"), True),
+    ],
+)
+async def test_another_entry_in_place_of_a_bookmark(says: bytes, between: bool) -> None:
+    """As servers send whose index is behind their stream: such entries are not handed out."""
+
+    def stale(connection: Any) -> None:
+        connection.recv(100)
+        connection.sendall(says)
+        connection.recv(100)
+
+    told = "in place of bookmark 0x6[bc], which it is not: its index does not fit"
+    with StubServer(stale, stale) as server:
+        place = ("127.0.0.1", server.port)
+        async with connect(*place, resume=False) as client:
+            entries = client.between_bookmarks(b"k", b"l") if between else None
+            with pytest.raises(ProtocolViolation, match=told):
+                await listed(entries or client.entries(from_bookmark=b"k"))
+        with BlockingClient(*place, resume=False) as blocking:
+            runs = blocking.between_bookmarks(b"k", b"l") if between else None
+            with pytest.raises(ProtocolViolation, match=told):
+                list(runs or blocking.batches(from_bookmark=b"k"))
+
+
+@pytest.mark.parametrize("says", [b"", OK])
+async def test_a_bookmark_behind_which_nothing_comes(says: bytes) -> None:
+    """It is there, so its entry is: a server that sends nothing has not answered."""
+
+    def silent(connection: Any) -> None:
+        connection.recv(100)
+        connection.sendall(says)
+        connection.recv(100)
+
+    with StubServer(silent, silent) as server:
+        place = ("127.0.0.1", server.port)
+        async with connect(*place, resume=False, timeout=0.2) as client:
+            with pytest.raises(NoAnswer):
+                await listed(client.entries(from_bookmark=b"k"))
+        with (
+            BlockingClient(*place, resume=False, timeout=0.2) as blocking,
+            pytest.raises(NoAnswer),
+        ):
+            list(blocking.entries(from_bookmark=b"k"))
+
+
+@pytest.mark.parametrize(
+    "iterate",
+    [
+        lambda client: client.entries(),
+        lambda client: client.between_bookmarks(key(0), key(0)),
+        lambda client: client.read_batches(),
+    ],
+)
+async def test_a_beginning_that_is_not_answered(iterate: Callable[[Client], Any]) -> None:
+    """`timeout` bounds it, also without `resume`."""
+    stub = Stub(TEN, deaf=(Start, RangeQuery, CapabilitiesQuery, HeaderQuery))
+    with StubServer(handler(stub)) as server:
+        async with connect("127.0.0.1", server.port, resume=False, timeout=0.2) as client:
+            with pytest.raises(NoAnswer, match=r"within 0\.2 s$"):
+                await listed(iterate(client))
 
 
 async def test_closing_a_socket_under_a_task() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -100,6 +101,16 @@ def test_an_unknown_entry_is_told_with_the_total() -> None:
     assert peer.connection.outstanding == 0
 
 
+def test_entry_0_may_look_like_no_entry() -> None:
+    """It has no data, and the type of that answer: only the total tells."""
+    peer = Peer(OK + NOT_FOUND, HEADER, OK + NOT_FOUND, HEADER)
+    assert peer.drive(exchanges.entry(peer.connection, 0)) == Entry(0, 0xFFFFFFFF, b"")
+    empty = OK + Header(1, 2, 1, 4096, 0).pack()
+    peer = Peer(OK + NOT_FOUND, empty)
+    with pytest.raises(UnknownEntry):
+        peer.drive(exchanges.entry(peer.connection, 0))
+
+
 def test_an_entry_that_the_header_knows_is_asked_for_again() -> None:
     peer = Peer(OK + NOT_FOUND, HEADER, answers(7))
     assert peer.drive(exchanges.entry(peer.connection, 7)).number == 7
@@ -118,6 +129,14 @@ def test_the_end_of_the_connection(says: list[bytes], told: str) -> None:
     peer = Peer(*says)
     with pytest.raises(ConnectionLost, match=told):
         peer.drive(exchanges.header(peer.connection))
+
+
+def test_the_text_of_a_refusal_is_fit_for_a_terminal() -> None:
+    peer = Peer(struct.pack(">BII", 0xFF, 17, 1) + b"\x1b[2J\x07\n\xff!")
+    with pytest.raises(AlreadyStarted) as caught:
+        peer.drive(exchanges.header(peer.connection))
+    assert "?[2J??" in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_a_streaming() -> None:

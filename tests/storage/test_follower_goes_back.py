@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,27 @@ def test_the_next_change_has_an_epoch_of_its_own(path: Path) -> None:
         assert follower.refresh()
         assert follower.epoch == 2
         assert items(follower) == [(1, b"one"), (1, b"new")]
+
+
+@pytest.mark.parametrize("data", [b"longer than before", b"", b"ab"])
+def test_another_program_cuts_back_and_goes_on_between_two_looks(path: Path, data: bytes) -> None:
+    """What is there shows to be another by its length, where it has as many entries."""
+    entries = [b"one", b"two", data]
+    with DataStream.open(path, follow=True) as follower:
+        assert items(follower)[2:] == [(1, b"three")]
+        packed = b"".join(
+            b"\2" + struct.pack(">IIQ", 17 + len(each), 1, number) + each
+            for number, each in enumerate(entries)
+        )
+        with path.open("r+b") as file:
+            file.seek(FIRST)
+            file.write(packed)
+            file.seek(16)
+            file.write(HEADER.pack(*header_of(path)[:-2], FIRST + len(packed), len(entries)))
+        assert follower.refresh()
+        assert follower.epoch == 1
+        assert follower.changes_since(0) is None
+        assert items(follower) == [(1, each) for each in entries]
 
 
 def test_a_commit_under_an_iteration_cuts_nothing_back(path: Path) -> None:
