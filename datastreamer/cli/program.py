@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from datastreamer.cli.append import append
+from datastreamer.cli.bench import bench
 from datastreamer.cli.bookmark import bookmark
 from datastreamer.cli.cat import cat
 from datastreamer.cli.clients import clients
@@ -49,7 +50,7 @@ def datastreamer(
 for command in (
     *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),
-    *(reassemble, split, export, top, clients, demo),
+    *(reassemble, split, export, top, clients, demo, bench),
 ):
     program.command()(verb(command))
 program.add_typer(zkevm, name="zkevm")
