@@ -92,7 +92,9 @@ def bench(
 
 
 def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
-    from datastreamer import BlockingClient, DataStream, StreamServer
+    from datastreamer.net.blocking import BlockingClient
+    from datastreamer.net.embed import StreamServer
+    from datastreamer.storage.stream import DataStream
 
     def rate(work: str, unit: str, once: Callable[[], int]) -> _Figure:
         """Of `once`, which says how much it did, 0 where there is no more to do."""

@@ -89,6 +89,7 @@ class Resumable:
         self._filter: tuple[int, ...] | None = None
         # The first entry that was ever asked for; None: what came before is remembered too.
         self._origin: int | None = None
+        self._connection: ClientConnection
         self._streaming: Reading | None = None
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
@@ -145,6 +146,7 @@ class Resumable:
     # Work
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
+        self._connection = connection
         self._settle()
         self._streaming = self._ahead = None
         due = self.next_number
@@ -161,11 +163,6 @@ class Resumable:
         if isinstance(self._start, int):
             self._trail = self._new_trail(self._start)
             self._origin = self._start
-        elif self._filter is None:
-            # It is there, so it is due at once.
-            self._ahead = yield from self._streaming.advance()
-            if self._ahead is not None:
-                exchanges.ensure_marked(connection, self._ahead[0], self._start)
 
     def _filter_of(self, connection: ClientConnection) -> Flow[tuple[int, ...] | None]:
         """The types to ask this server for; None where it is to send all."""
@@ -244,6 +241,8 @@ class Resumable:
                 return None
             batch = received
         if self._trail is None:
+            if isinstance(self._start, bytes) and self._filter is None:
+                exchanges.ensure_marked(self._connection, batch[0], self._start)
             self._trail = self._new_trail(batch.first_number)
             self._origin = batch.first_number
         self._handed = batch
@@ -382,6 +381,11 @@ class Resumable:
         another = self._stream is not None and Identity.of(header) != self._stream
         if another or (due is not None and total < due):
             raise ConnectionLost(f"{peer} serves another stream, or another history")
+        if due is None and self._filter is None:
+            raise ConnectionLost(
+                f"{peer} sent nothing for {seconds:g} s where a bookmark's own entry was due: its "
+                "index may not fit its stream"
+            )
         self._ensure_there(total, peer)
         if due is None or told == due:
             self._missed = None

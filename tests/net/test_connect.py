@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -31,6 +32,7 @@ from datastreamer.protocol.messages import (
     RangeQuery,
     Start,
 )
+from tests.net.proxy import NONE, End, Fault, FaultyServer
 from tests.net.stub import Stub, StubServer, handler, key, sample
 from tests.net.wired import listed
 
@@ -173,25 +175,21 @@ async def test_another_entry_in_place_of_a_bookmark(says: bytes, between: bool) 
                 list(runs or blocking.batches(from_bookmark=b"k"))
 
 
-@pytest.mark.parametrize("says", [b"", OK])
-async def test_a_bookmark_behind_which_nothing_comes(says: bytes) -> None:
-    """It is there, so its entry is: a server that sends nothing has not answered."""
-
-    def silent(connection: Any) -> None:
-        connection.recv(100)
-        connection.sendall(says)
-        connection.recv(100)
-
-    with StubServer(silent, silent) as server:
+async def test_a_bookmark_behind_which_nothing_comes() -> None:
+    """It is there, so its entry is due: silence is not that of a quiet stream."""
+    silent, asked = Fault(len(OK), End.HALF_OPEN, 65536), NONE
+    servers = [(functools.partial(Stub, TEN), fault) for fault in (silent, asked) * 2]
+    told = re.escape("sent nothing for 0.1 s where a bookmark's own entry was due")
+    with FaultyServer(*servers) as server:
         place = ("127.0.0.1", server.port)
-        async with connect(*place, resume=False, timeout=0.2) as client:
-            with pytest.raises(NoAnswer):
-                await listed(client.entries(from_bookmark=b"k"))
+        async with connect(*place, resume=False, heartbeat=0.1) as client:
+            with pytest.raises(ConnectionLost, match=told):
+                await listed(client.entries(from_bookmark=key(0)))
         with (
-            BlockingClient(*place, resume=False, timeout=0.2) as blocking,
-            pytest.raises(NoAnswer),
+            BlockingClient(*place, resume=False, heartbeat=0.1) as blocking,
+            pytest.raises(ConnectionLost, match=told),
         ):
-            list(blocking.entries(from_bookmark=b"k"))
+            list(blocking.entries(from_bookmark=key(0)))
 
 
 @pytest.mark.parametrize(
