@@ -559,3 +559,10 @@ def test_no_metrics_unless_asked_for(path: Path) -> None:
     with StreamServer(path, host="127.0.0.1", port=0, in_process=True) as server:
         assert server.metrics_port is None
         assert server.stream._numbers is None
+
+
+def test_bounds_of_buckets_are_exact() -> None:
+    """What is rounded is another number, and no bound of anything."""
+    bounds = {bound for metric in METRICS.values() for bound in metric.bounds}
+    assert 1_048_576 in bounds
+    assert all(float(exposition._shown(bound)) == bound for bound in bounds)

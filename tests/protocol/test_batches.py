@@ -141,6 +141,14 @@ def test_one_batch() -> None:
     assert wire.connection.total_entries == 50
 
 
+@pytest.mark.parametrize("max_count", [0, 1, 3])
+def test_a_gap_is_no_end(max_count: int) -> None:
+    """Where single entries are asked for, and one in the middle is not found."""
+    wire = Wire(Stub(sample(5), extensions="refused", header_total=8))
+    with pytest.raises(UnknownEntry, match="no entry 5: the stream holds 0 to 7"):
+        wire.drive(read(wire.connection, Read(5, max_count, fallback=True)))
+
+
 @pytest.mark.parametrize("fallback", [False, True])
 @pytest.mark.parametrize("extensions", ["known", "refused"])
 def test_past_the_end(extensions: str, fallback: bool) -> None:
