@@ -21,6 +21,7 @@ from datastreamer.cli.options import (
     JsonOption,
     ReportFormatOption,
     chosen_format,
+    seconds_parser,
 )
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
@@ -35,20 +36,13 @@ _IN_OPERATION = 5
 _MOST_ENTRIES = 1_000_000
 
 
-def _read_seconds(value: str | float) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0.01 <= seconds <= 60:
-        raise typer.BadParameter(f"it is seconds from 0.01 to 60, not {value!r}")
-    return seconds
-
-
 SecondsOption = Annotated[
     float,
     typer.Option(
-        "--seconds", parser=_read_seconds, metavar="S", help="Do each work for about so long."
+        "--seconds",
+        parser=seconds_parser(0.01, 60),
+        metavar="S",
+        help="Do each work for about so long.",
     ),
 ]
 FolderOption = Annotated[

@@ -5,6 +5,7 @@ Wrong usage is `typer.BadParameter`, here and in the commands.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -89,6 +90,21 @@ def number_option(
 ) -> Any:
     """The option for a number from `least` to `most`."""
     return typer.Option(name, parser=number_parser(most, least=least), metavar=metavar, help=help)
+
+
+def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
+    """The parser for seconds from `least` to `most`."""
+
+    def parse(value: str | float) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not least <= seconds <= most:
+            raise typer.BadParameter(f"it is seconds from {least:g} to {most:g}, not {value!r}")
+        return seconds
+
+    return parse
 
 
 def read_type(text: str) -> int:

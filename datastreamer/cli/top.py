@@ -16,6 +16,7 @@ from datastreamer.cli.options import (
     ReportFormatOption,
     chosen_format,
     number_option,
+    seconds_parser,
 )
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
@@ -32,19 +33,11 @@ from datastreamer.cli.watching import (
 _log = logging.getLogger(__name__)
 
 
-def _read_interval(value: str | float) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise typer.BadParameter(f"it is seconds from 0.1 to 3600, not {value!r}")
-    return seconds
-
-
 IntervalOption = Annotated[
     float,
-    typer.Option("--interval", parser=_read_interval, metavar="S", help="Look so often."),
+    typer.Option(
+        "--interval", parser=seconds_parser(0.1, 3600), metavar="S", help="Look so often."
+    ),
 ]
 CountOption = Annotated[
     int, number_option("--count", "N", "End after so many looks. 0: when it is told to.")
