@@ -309,11 +309,16 @@ class StubServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for opened in (self.listener, *self.connections):
-            with contextlib.suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
-            opened.close()
-        self.thread.join(10)
+        # What clients have sent is still handled, so nothing is closed before that.
+        for _ in range(200):
+            for opened in (self.listener, *self.connections):
+                with contextlib.suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+            self.thread.join(0.05)
+            if not self.thread.is_alive():
+                break
         assert not self.thread.is_alive()
+        for opened in (self.listener, *self.connections):
+            opened.close()
         if self.failure is not None:
             raise self.failure
