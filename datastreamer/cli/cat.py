@@ -24,6 +24,7 @@ from datastreamer.cli.options import (
     number_option,
     read_number,
     read_type,
+    seconds_parser,
 )
 from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
 from datastreamer.cli.output import form_of
@@ -67,8 +68,8 @@ TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
+        parser=seconds_parser(0.001, 1e6),
         metavar="SECONDS",
-        min=0.001,
         help="A server that is silent for so long is asked whether it is there; if not, it is "
         "lost [10; with --follow: never asked].",
     ),

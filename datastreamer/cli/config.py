@@ -27,7 +27,7 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     except OSError as error:
         raise Failure(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise Failure(f"{path}: no TOML: {error}") from None
+        raise typer.BadParameter(f"{path}: no TOML: {error}") from None
     options: dict[str, Any] = {
         name[2:]: option
         for option in context.command.params
@@ -38,14 +38,16 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     for name, value in found.items():
         option = options.get(name)
         if option is None:
-            raise Failure(f"{path}: there is no option {name!r}; the names are {_names(options)}")
+            raise typer.BadParameter(
+                f"{path}: there is no option {name!r}; the names are {_names(options)}"
+            )
         many = getattr(option, "multiple", False)
         items = value if many and isinstance(value, list) else [value]
         for item in items:
             if isinstance(item, bool) != bool(getattr(option, "is_flag", False)) or not isinstance(
                 item, str | int
             ):
-                raise Failure(f"{path}: {name} cannot be {item!r}")
+                raise typer.BadParameter(f"{path}: {name} cannot be {item!r}")
         defaults[option.name] = items if many else value
     context.default_map = {**defaults, **(context.default_map or {})}
     return path

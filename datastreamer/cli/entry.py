@@ -18,7 +18,7 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import one_entry
-from datastreamer.cli.source import open_source
+from datastreamer.cli.source import asked_for, open_source
 from datastreamer.format import U64_MAX
 
 NumberArgument = Annotated[
@@ -36,7 +36,7 @@ def entry(
 ) -> None:
     """Print one entry by its number."""
     shape = chosen_format(format, json)
-    with open_source(source, stream_type, tls=tls) as stream:
+    with open_source(source, stream_type, tls=tls) as stream, asked_for(source):
         found = stream.entry(number)
         version = stream.header().version
     write_out(one_entry(found, shape, version))

@@ -5,6 +5,7 @@ Owns how they are read and what is wrong with one; what they mean is each comman
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import os
@@ -85,6 +86,8 @@ def value_of(line: bytes, most: int, why: str) -> Any:
         if not isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
             # Python reads no number of more than some thousand digits.
             raise BadLine("it has a number too long for any of ours") from None
+        if line.startswith(codecs.BOM_UTF8):
+            raise BadLine("it begins with a byte order mark, which JSON has none of") from None
         raise BadLine(f"it is no JSON ({error})") from None
     except RecursionError:
         raise BadLine("it is nested too deep for any of ours") from None

@@ -71,9 +71,16 @@ def new_program() -> typer.Typer:
 
 def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
     """A decimal number from `least` to `most`."""
-    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-        raise typer.BadParameter(f"{what} is a number from {least} to {most}, not {text!r}")
-    return int(text)
+    # Python reads no number of more than some thousand digits.
+    digits = text.lstrip("0") or text[-1:]
+    fine = digits.isascii() and digits.isdigit() and len(digits) <= len(str(most))
+    if not (fine and least <= int(digits) <= most):
+        raise typer.BadParameter(f"{what} is a number from {least} to {most}, not {_shown(text)}")
+    return int(digits)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
@@ -101,7 +108,8 @@ def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
         except ValueError:
             seconds = math.nan
         if not least <= seconds <= most:
-            raise typer.BadParameter(f"it is seconds from {least:g} to {most:g}, not {value!r}")
+            shown = _shown(str(value))
+            raise typer.BadParameter(f"it is seconds from {least:g} to {most:g}, not {shown}")
         return seconds
 
     return parse
@@ -109,7 +117,7 @@ def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
 
 def read_type(text: str) -> int:
     """An entry type, in decimal or as 0x... in hex."""
-    if re.fullmatch("0[xX][0-9a-fA-F]+", text):
+    if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
         text = str(int(text, 16))
     return read_number(text, U32_MAX, "an entry type")
 

@@ -122,19 +122,21 @@ def read_address(text: str) -> Address | None:
         if is_url:
             raise typer.BadParameter(f"{text!r}: a server is named as {scheme}://HOST:PORT")
         return None
-    host, port = found["v6"] or found["host"], int(found["port"])
+    host, port = found["v6"] or found["host"], found["port"].lstrip("0")
     if not host:
         raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
-    if not 0 < port < 1 << 16:
+    if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
         raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
-    return Address(host, port, scheme == "tcps")
+    return Address(host, int(port), scheme == "tcps")
 
 
 @contextlib.contextmanager
-def asked_for(source: str, key: str) -> Iterator[None]:
-    """A bookmark that is not there is told of as the user named it."""
+def asked_for(source: str, key: str = "") -> Iterator[None]:
+    """An entry that is not there is told of with where, a bookmark as the user named it, too."""
     try:
         yield
+    except UnknownEntry as error:
+        raise Failure(f"{source}: {error}") from None
     except UnknownBookmark as error:
         told = str(error).replace(f"0x{error.key.hex()}", key)
         raise Failure(f"{source}: {told}") from None

@@ -36,7 +36,7 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, check_waits
 from datastreamer.protocol.exchanges import Flow, Work
 from datastreamer.protocol.resume import Resumable
 
@@ -72,6 +72,7 @@ class BlockingLink(Attachment):
         heartbeat: float | None = None,
         batch_reads: bool = True,
     ) -> None:
+        check_waits(timeout, retry_for, heartbeat)
         self._place = place_of(host, port, tls, tls_server_name)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
         super().__init__(stream_type, self._place.peer, timeout, endurance, batch_reads)

@@ -29,7 +29,7 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.net.peers import answer_timeout, connection_lost, say_back, say_lost, watch_over
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
-from datastreamer.protocol.endurance import BACKOFF, Backoff
+from datastreamer.protocol.endurance import BACKOFF, Backoff, check_waits
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, Underway
 from datastreamer.protocol.publishing import Receipt
@@ -73,6 +73,7 @@ class BlockingPublisher(Standing):
         max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
     ) -> None:
         super().__init__(terms_of(stream_type, token, epoch, take_over, next_entry, lease))
+        check_waits(timeout, retry_for)
         self._place = place_of(host, port, tls, tls_server_name)
         self._timeout = timeout
         self._retry_for = retry_for

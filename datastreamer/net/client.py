@@ -35,7 +35,7 @@ from datastreamer.protocol.batches import (
     read,
     wait_ms,
 )
-from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, check_waits
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable, Rollback, streaming
 
@@ -76,6 +76,7 @@ async def connect(
     entries are due, the connection is taken for lost. Without `batch_reads` a server is not
     asked what it can do, and no batches are asked for.
     """
+    check_waits(timeout, retry_for, heartbeat)
     place = place_of(host, port, tls, tls_server_name)
     redial = partial(dial, place, timeout)
     client = Client(
@@ -128,6 +129,7 @@ class Client:
         heartbeat: float | None = None,
         batch_reads: bool = True,
     ) -> None:
+        check_waits(timeout, retry_for, heartbeat)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
         self._link = Link(stream, stream_type, timeout, redial, peer, endurance, batch_reads)
 

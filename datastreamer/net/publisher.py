@@ -39,7 +39,7 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import Place, place_of
 from datastreamer.net.source import PASSING, RETRY_SECONDS, UNACKNOWLEDGED_BYTES, Standing, terms_of
 from datastreamer.net.tcp import tcp_info
-from datastreamer.protocol.endurance import BACKOFF, Backoff
+from datastreamer.protocol.endurance import BACKOFF, Backoff, check_waits
 from datastreamer.protocol.exchanges import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, SourceTerms, Underway
 from datastreamer.protocol.publishing import Receipt
@@ -87,6 +87,7 @@ async def connect_publisher(
     `TLSFailed`, `NotSupported` (the server takes no publishers), `NotAllowed`, `SourceBusy`,
     `Fenced`.
     """
+    check_waits(timeout, retry_for)
     place = place_of(host, port, tls, tls_server_name)
     terms = terms_of(stream_type, token, epoch, take_over, next_entry, lease)
     publisher = Publisher(place, terms, timeout, retry_for, backoff, max_unacknowledged)

@@ -50,7 +50,7 @@ from datastreamer.net.upstream import (
 )
 from datastreamer.net.whole import whole_before
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.endurance import BACKOFF, Backoff
+from datastreamer.protocol.endurance import BACKOFF, Backoff, check_seconds, check_waits
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
@@ -158,6 +158,9 @@ class Relay:
             UpstreamState(each if isinstance(each, Upstream) else Upstream(*each))
             for each in upstreams
         ]
+        check_waits(timeout, heartbeat=heartbeat)
+        check_seconds("patience", patience, zero=True)
+        check_seconds("look_seconds", look_seconds)
         names = Counter(state.upstream.name for state in self.states)
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(

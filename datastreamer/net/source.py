@@ -17,6 +17,7 @@ from datastreamer.errors import (
     SourceBusy,
 )
 from datastreamer.net.ours import Ours
+from datastreamer.protocol.endurance import check_seconds
 from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
 
@@ -80,7 +81,9 @@ def terms_of(
     next_entry: int | None,
     lease: float | None,
 ) -> SourceTerms:
-    """What a source asks for, with an id of its own."""
+    """What a source asks for, with an id of its own. Raises `UsageError`."""
+    if lease is not None:
+        check_seconds("lease", lease, zero=True)
     shown = token.encode() if isinstance(token, str) else token or b""
     return SourceTerms(
         stream_type,

@@ -42,7 +42,7 @@ from datastreamer.net.reassembling import (
 from datastreamer.net.upstream import Upstream
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
-from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, Recovery
+from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, Recovery, check_waits
 from datastreamer.protocol.resume import Rollback, another_stream
 from datastreamer.protocol.trail import Trail
 from datastreamer.reassembly.progress import Place
@@ -74,6 +74,7 @@ class Reading:
     retry_for: float | None = None
 
     def __post_init__(self) -> None:
+        check_waits(self.timeout, self.retry_for, self.heartbeat)
         start = self.start
         number = isinstance(start, int) and 0 <= start <= U64_MAX
         if not number and not (isinstance(start, bytes) and start) and start != "latest":

@@ -6,6 +6,7 @@ those are told to it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,32 @@ server is lost, with what that may come of: a server of another stream type does
 has no place for more clients."""
 
 
+MOST_SECONDS: Final = 1e9
+"""What clocks and sockets take for a wait, a while beyond anybody's."""
+
+
+def check_seconds(what: str, seconds: float, *, zero: bool = False) -> None:
+    """Raises `UsageError` unless it is more than 0 seconds (with `zero` 0 or more)."""
+    try:
+        if (seconds > 0 or (zero and seconds == 0)) and seconds <= MOST_SECONDS:
+            return
+    except TypeError:
+        pass
+    least = "0 seconds or more" if zero else "more than 0 seconds"
+    raise UsageError(f"{what} is {least} and at most {MOST_SECONDS:g}, not {seconds!r}")
+
+
+def check_waits(
+    timeout: float, retry_for: float | None = None, heartbeat: float | None = None
+) -> None:
+    """Raises `UsageError` where one of them is no such time; None is never."""
+    check_seconds("timeout", timeout)
+    if retry_for is not None and retry_for != math.inf:
+        check_seconds("retry_for", retry_for, zero=True)
+    if heartbeat is not None:
+        check_seconds("heartbeat", heartbeat)
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """The waits between attempts, in seconds: from `first`, times `factor`, up to `most`.
@@ -40,10 +67,14 @@ class Backoff:
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.most or self.factor < 1:
+        try:
+            fine = 0 <= self.first <= self.most <= MOST_SECONDS and self.factor >= 1
+        except TypeError:
+            fine = False
+        if not fine:
             raise UsageError(
                 f"waits go from `first` (0 or more) up to `most` by a `factor` of 1 or more, "
-                f"not from {self.first:g} to {self.most:g} by {self.factor:g}"
+                f"not from {self.first!r} to {self.most!r} by {self.factor!r}"
             )
 
     def wait(self, attempt: int, luck: float) -> float:
@@ -73,12 +104,6 @@ class Endurance:
     retry_for: float | None = None
     backoff: Backoff = BACKOFF
     heartbeat: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.heartbeat is not None and self.heartbeat <= 0:
-            raise UsageError(f"a heartbeat is more than 0 seconds, not {self.heartbeat:g}")
-        if self.retry_for is not None and self.retry_for < 0:
-            raise UsageError(f"a server is waited for 0 seconds or more, not {self.retry_for:g}")
 
 
 class Recovery:

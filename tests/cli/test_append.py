@@ -111,6 +111,7 @@ def test_an_end_without_a_commit(append: Append, copy: Path) -> None:
     [
         (b"{", "it is no JSON (Expecting property name"),
         (b"\xff\n", "it is no JSON ("),
+        (b'\xef\xbb\xbf{"commit": true}\n', "it begins with a byte order mark"),
         (b"1" * 5000, "it has a number too long"),
         (b"[" * 100_000, "it is nested too deep"),
         (b"[]", "it is []; a line is"),

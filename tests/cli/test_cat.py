@@ -91,7 +91,7 @@ def test_a_table(invoke: Invoke, source: str) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--from", "201"], "no entry 201: the stream holds 0 to 199"),
+        (["--from", "201"], ": no entry 201: the stream holds 0 to 199"),
         (["--from-bookmark", "block:40"], "no bookmark block:40 in the stream"),
     ],
 )
@@ -182,7 +182,7 @@ def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
     DataStream.create(tmp_path / "empty.bin", sync="os").close()
     assert invoke("cat", tmp_path / "empty.bin") == (0, b"", "")
     failed = invoke("cat", tmp_path / "empty.bin", "--from", "1").failed()
-    assert failed == "no entry 1: the stream holds none"
+    assert failed == f"{tmp_path}/empty.bin: no entry 1: the stream holds none"
 
 
 def test_the_real_stream(invoke: Invoke, real_stream: Path) -> None:

@@ -19,7 +19,8 @@ def test_an_entry(invoke: Invoke, source: str) -> None:
 
 
 def test_an_entry_that_is_not_there(invoke: Invoke, source: str) -> None:
-    assert invoke("entry", source, 200).failed() == "no entry 200: the stream holds 0 to 199"
+    told = f"{source}: no entry 200: the stream holds 0 to 199"
+    assert invoke("entry", source, 200).failed() == told
 
 
 @pytest.mark.parametrize(

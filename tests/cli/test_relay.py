@@ -197,7 +197,8 @@ def test_a_bad_file_of_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "relay.toml").write_text(text)
-    assert invoke("relay", "--config", "relay.toml").failed().startswith(told)
+    failed = invoke("relay", "--config", "relay.toml").failed(2)
+    assert failed.startswith(f"Invalid value for '--config': {told}")
 
 
 def test_no_file_of_options(invoke: Invoke, tmp_path: Path) -> None:

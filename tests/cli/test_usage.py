@@ -32,7 +32,12 @@ from tests.cli.process import done
         (["cat", "FILE", "--type", "0xg"], "an entry type is a number from 0 to 4294967295"),
         (["cat", "FILE", "--type", "4294967296"], "an entry type is a number"),
         (["cat", "FILE", "--timeout", "5"], "--timeout is for servers"),
-        (["cat", "FILE", "--timeout", "0"], "0.001"),
+        (["cat", "localhost:1", "--timeout", "0"], "it is seconds from 0.001 to 1e+06, not '0'"),
+        (["cat", "localhost:1", "--timeout", "inf"], "it is seconds from 0.001 to 1e+06"),
+        (["cat", "localhost:1", "--timeout", "9" * 5000], f"not '{'9' * 57}...'"),
+        (["cat", "FILE", "--from", "9" * 5000], f"not '{'9' * 57}...'"),
+        (["cat", "FILE", "--type", "0x" + "f" * 5000], f"not '0x{'f' * 55}...'"),
+        (["spark", "ingest", "FILE", "OUT", "--every", "nan"], "it is seconds from 0 to 1e+06"),
         (["cat", "FILE", "--format", "xml"], "'xml' is not one of"),
         (["cat", "FILE", "--json", "--format", "hex"], "--json and --format hex are two formats"),
         (["cat", "FILE", "--log-level", "loud"], "'loud' is not one of"),
@@ -62,6 +67,8 @@ from tests.cli.process import done
         (["info", "tcp://nohere"], "a server is named as tcp://HOST:PORT"),
         (["info", ":6900"], "names no host"),
         (["info", "localhost:65536"], "ports run from 1 to 65535"),
+        (["info", "localhost:" + "9" * 5000], "ports run from 1 to 65535"),
+        (["info", "localhost:0"], "ports run from 1 to 65535"),
     ],
 )
 def test_wrong_usage(invoke: Invoke, made: Path, words: list[str], message: str) -> None:
@@ -69,6 +76,22 @@ def test_wrong_usage(invoke: Invoke, made: Path, words: list[str], message: str)
     told = invoke(*words).failed(2).lower()
     assert message.lower() in told
     assert "value error" not in told
+
+
+def test_leading_zeros_do_no_harm(invoke: Invoke, made: Path) -> None:
+    assert invoke("entry", made, "0" * 5000 + "7") == invoke("entry", made, "7")
+    assert invoke("cat", made, "--type", "0x" + "0" * 50 + "3") == invoke(
+        "cat", made, "--type", "3"
+    )
+
+
+@pytest.mark.parametrize("group", ["zkevm", "spark"])
+def test_groups_take_the_logs_options(invoke: Invoke, made: Path, group: str) -> None:
+    words = (group, "--log-level", "error", "--log-format", "json")
+    assert invoke(*words).code == 0
+    told = invoke(*words, "nonsense")
+    assert told.code == 2
+    assert json.loads(told.err.splitlines()[0])["message"].startswith("No such command")
 
 
 def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from datastreamer.cli.options import new_program
+from datastreamer.cli.options import LogFormatOption, LogLevelOption, new_program
 from datastreamer.cli.spark.ingest import ingest
 from datastreamer.cli.spark.report import report
 from datastreamer.cli.verb import verb
@@ -13,7 +13,11 @@ spark = new_program()
 
 
 @spark.callback(invoke_without_command=True)
-def about(context: typer.Context) -> None:
+def about(
+    context: typer.Context,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
     """Ingest a sequencer's stream into tables in Parquet, and report on them; needs Java."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from datastreamer.cli.options import (
     SourceArgument,
     StreamTypeOption,
     number_option,
+    seconds_parser,
 )
 from datastreamer.cli.source import read_address
 from datastreamer.cli.spark.running import MasterOption, spark_session
@@ -31,19 +31,11 @@ FollowOption = Annotated[
 ]
 
 
-def _read_seconds(value: str | float) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"it is seconds, 0 or more, not {value!r}")
-    return seconds
-
-
 EveryOption = Annotated[
     float,
-    typer.Option("--every", parser=_read_seconds, metavar="S", help="With --follow: so often."),
+    typer.Option(
+        "--every", parser=seconds_parser(0, 1e6), metavar="S", help="With --follow: so often."
+    ),
 ]
 ChunkOption = Annotated[
     int, number_option("--chunk", "N", "Write so many entries at a time.", least=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from datastreamer.cli.options import new_program
+from datastreamer.cli.options import LogFormatOption, LogLevelOption, new_program
 from datastreamer.cli.verb import verb
 from datastreamer.cli.zkevm.check import check
 from datastreamer.cli.zkevm.diff import diff
@@ -14,7 +14,11 @@ zkevm = new_program()
 
 
 @zkevm.callback(invoke_without_command=True)
-def about(context: typer.Context) -> None:
+def about(
+    context: typer.Context,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
     """Check, show and compare the batches and blocks of zkEVM streams."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
