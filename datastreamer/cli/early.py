@@ -6,6 +6,7 @@ that a signal raises in the middle of an import may get lost there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -18,6 +19,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def end_at_once(number: int, frame: FrameType | None) -> None:
     """The good end of a process that has not begun anything yet."""
     os._exit(0)
+
+
+def fail_at_once(number: int, frame: FrameType | None) -> None:
+    """The end of a process that was to do something and has not begun it yet."""
+    what = b"ended by SIGTERM" if number == signal.SIGTERM else b"interrupted"
+    with contextlib.suppress(OSError):
+        os.write(2, b"error: " + what + b"\n")
+    os._exit(1)
+
+
+def fail_from_now_on() -> None:
+    """SIGINT and SIGTERM end this process with a line, until its work sees to them; what was
+    ignored when it began stays so."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, fail_at_once)
 
 
 def end_well_from_now_on() -> None:

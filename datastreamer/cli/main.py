@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `datastreamer` with `arguments` (None: the process's); gives the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and _ends_well(given):
-        from datastreamer.cli.early import end_well_from_now_on
+    if arguments is None:
+        from datastreamer.cli import early
 
-        end_well_from_now_on()
+        if _ends_well(given):
+            early.end_well_from_now_on()
+        else:
+            early.fail_from_now_on()
     from datastreamer.cli.outcome import run
 
     return run("datastreamer", _program, given)

@@ -89,6 +89,7 @@ def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
     # of usage are is found from one that it names in either.
     usage_error: Any = typer.BadParameter.__mro__[2]
     command = typer.main.get_command(program)
+    _loaded()
     try:
         with command.make_context(name, arguments) as context:
             command.invoke(context)
@@ -226,19 +227,27 @@ def _ignore_more() -> None:
 
 @contextlib.contextmanager
 def _signals_raise(watch: _Watch) -> Iterator[None]:
-    """SIGTERM ends the program where it stands, as SIGINT does by itself.
+    """SIGTERM ends the program where it stands, as SIGINT does.
 
-    Where `early` sees to both they stay with it, until the work says what they are.
+    Where `early` sees to both they stay with it, until the work says what they are, or has all
+    that it needs.
     """
     before, _Watch.current = _Watch.current, watch
     handlers = {number: signal.getsignal(number) for number in early.SIGNALS}
-    if handlers[signal.SIGTERM] is not early.end_at_once:
+    if handlers[signal.SIGTERM] not in (early.end_at_once, early.fail_at_once):
         signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
         early.restore(handlers)
         _Watch.current = before
+
+
+def _loaded() -> None:
+    """Where signals were an end at once, with a line, they raise from now on."""
+    for number, handler in zip(early.SIGNALS, (_interrupt, _terminate), strict=True):
+        if signal.getsignal(number) is early.fail_at_once:
+            signal.signal(number, handler)
 
 
 def end_well_on_signal() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,6 +213,42 @@ def test_a_signal_is_the_good_end_of_following(
         following.signal(number)
         assert following.wait() == 0
         assert (following.out.rest(), following.err.rest()) == ([], [])
+
+
+# Sends itself a signal where a module is about to be loaded.
+SIGNALLED = """
+import os, sys
+
+number, name = int(sys.argv[1]), sys.argv[2]
+
+class Signals:
+    def find_spec(self, wanted, *_):
+        if wanted == name:
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, Signals())
+sys.argv[1:] = sys.argv[3:]
+from datastreamer.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("verb", ["info", "serve"])
+@pytest.mark.parametrize(
+    "name", ["datastreamer.cli.outcome", "datastreamer.cli.program", "typer.main"]
+)
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+)
+def test_a_signal_while_it_is_loaded(
+    made: Path, number: signal.Signals, told: str, name: str, verb: str
+) -> None:
+    words = ["-c", SIGNALLED, str(int(number)), name, verb, str(made)]
+    ended = subprocess.run(
+        [sys.executable, *words], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    expected = (0, "", "") if verb == "serve" else (1, "", f"error: {told}\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == expected
 
 
 def test_a_file_is_followed(copy: Path) -> None:
