@@ -101,6 +101,11 @@ def open_source(
     return FileSource(text, stream_type, follow)
 
 
+def is_server(text: str) -> bool:
+    """Whether `open_source` takes it for a server's address."""
+    return not os.path.lexists(text) and read_address(text) is not None
+
+
 class Address(NamedTuple):
     """A server's address, as it was written."""
 

@@ -1,4 +1,5 @@
-"""`datastreamer verify`: check a stream file against everything that the format promises."""
+"""`datastreamer verify`: check a stream file against everything that the format promises, or
+what a server serves."""
 
 from __future__ import annotations
 
@@ -6,39 +7,66 @@ import shutil
 import sys
 import textwrap
 
+import typer
+
 from datastreamer.cli.options import (
-    FileArgument,
+    NO_TLS,
     Format,
     JsonOption,
     ReportFormatOption,
+    SourceArgument,
+    StreamTypeOption,
+    TLSOptions,
     chosen_format,
 )
 from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
+from datastreamer.cli.source import ServerSource, is_server, open_source
 from datastreamer.storage.check import verify as check
 from datastreamer.storage.report import NO_REPAIR, Report
 
 
 def verify(
-    file: FileArgument,
+    source: SourceArgument,
     format: ReportFormatOption = None,
     json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
 ) -> None:
     """Check a stream file: header, every entry, padding, totals, records and bookmark index.
 
     Reads only, also beside a writer, and tells of all damage it finds, each with what helps.
-    Exit 1 where there is any.
+    Exit 1 where there is any. Of a server: that each entry comes, in order, and that bookmarks
+    lead where they should (1,000 of them, where there are more).
     """
     shape = chosen_format(format, json)
-    with Progress(f"checking {file}", 1) as bar:
-        report = check(file, progress=bar.reach)
-    write_out(json_line(report.as_dict()) if shape is Format.jsonl else report_table(file, report))
+    served = is_server(source)
+    if served:
+        report = _check_server(source, stream_type, tls)
+    elif stream_type is not None:
+        raise typer.BadParameter(f"--stream-type is for servers here, and {source} is a file")
+    else:
+        tls.check_unused(source)
+        with Progress(f"checking {source}", 1) as bar:
+            report = check(source, progress=bar.reach)
+    table = shape is not Format.jsonl
+    write_out(report_table(source, report) if table else json_line(report.as_dict()))
     if not report.ok:
         told = f"{count(len(report.problems), 'problem')}; what helps stands behind each"
-        if not all(problem.repair == NO_REPAIR for problem in report.problems):
+        if not served and not all(problem.repair == NO_REPAIR for problem in report.problems):
             told += "; repair --dry-run says what repair would do"
-        raise Failure(f"{file}: {told}")
+        raise Failure(f"{source}: {told}")
+
+
+def _check_server(source: str, stream_type: int | None, tls: TLSOptions) -> Report:
+    from datastreamer.net.check import verify_server
+
+    with open_source(source, stream_type, tls=tls) as server:
+        assert isinstance(server, ServerSource)
+        total = server.header().total_entries
+        with Progress(f"checking {source}", total) as bar:
+            return verify_server(server.client, advance=bar.advance)
 
 
 def report_table(name: str, report: Report) -> bytes:

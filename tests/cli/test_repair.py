@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from datastreamer.net.embed import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import command, on_terminal
 from tests.interop.plain import header, scan
+from tests.net.stub import Stub, StubServer, handler, sample
 
 
 def damage(path: Path, number: int) -> int:
@@ -50,6 +52,30 @@ def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
     table = invoke("verify", copy, "--format", "table").out.decode()
     assert f"byte {at}:" in table
     assert "-> repair truncates to 120 entries" in table
+
+
+def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
+    with StreamServer(copy, host="127.0.0.1", port=0, create=False) as server:
+        source = f"127.0.0.1:{server.port}"
+        done = invoke("verify", source, "--json")
+        assert (done.code, done.err) == (0, "")
+        (report,) = done.objects
+        assert (report["ok"], report["entries"], report["bookmarks"]) == (True, ENTRIES, 80)
+        assert "entries     200" in invoke("verify", source, "--format", "table").out.decode()
+        invoke("verify", source, "--stream-type", "2").failed()
+    invoke("verify", source).failed()
+    assert "is for servers here" in invoke("verify", copy, "--stream-type", "1").failed(2)
+
+
+def test_verify_a_server_that_is_wrong(invoke: Invoke) -> None:
+    entries = sample(50)
+    del entries[30]
+    with StubServer(handler(Stub(entries, header_total=50))) as server:
+        source = f"127.0.0.1:{server.port}"
+        done = invoke("verify", source)
+    assert done.failed() == f"{source}: 1 problem; what helps stands behind each"
+    (report,) = done.objects
+    assert [problem["where"] for problem in report["problems"]] == ["entry 30"]
 
 
 def test_verify_has_two_formats(invoke: Invoke, copy: Path) -> None:
