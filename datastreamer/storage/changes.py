@@ -33,7 +33,9 @@ class ChangeableFile(DurableFile):
         with self.alone():
             self.ensure_writable()
             self.sync()
+            gone = self.written.length
             self._change(lambda: None, Head(offset, number), number, None)
+            self._note_taken_back(gone)
 
     def update(self, number: int, offset: int, old: bytes, new: bytes) -> None:
         """Replace the `old` bytes of entry `number`'s data at `offset`; durable on return, and
@@ -59,8 +61,13 @@ class ChangeableFile(DurableFile):
                     raise CommitInDoubt(self.path, self._failure) from error
                 self.end.unfinished = False
                 raise WriteFailed(self.path, refused(error)) from error
+
+            def write() -> None:
+                self.file.part(offset, offset + len(new))
+                self.file.write(new, offset)
+
             self._change(
-                lambda: self.file.write(new, offset),
+                write,
                 self.head,
                 number,
                 number + 1,
@@ -74,7 +81,9 @@ class ChangeableFile(DurableFile):
             self._losses.append((self.end.durable, self.commits, loss))
             self._failure, self._mendable, self._gone_from = None, False, None
             self.untold = False
+            gone = self.written.length
             self._change(lambda: None, head, head.entries, None)
+            self._note_taken_back(gone)
             self.end.durable = self.commits
             with contextlib.suppress(OSError):
                 self._forget_doubt()

@@ -8,7 +8,9 @@ a simulated disk underneath. Knows nothing of headers, pages or entries. Raises
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import struct
 import sys
@@ -25,6 +27,12 @@ Segments = Sequence[tuple[int, int, int]]
 _LINUX = sys.platform.startswith("linux")
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
+
+# Of the memory that the system keeps a file in, and of direct writes.
+_BLOCK = 4096
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+# What to fallocate, <linux/falloc.h>.
+_KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 1, 2, 16
 
 
 class Placing(Protocol):
@@ -78,6 +86,14 @@ class File(Readable, Protocol):
 
     def resize(self, size: int, *, reserve: bool = True) -> None:
         """Set the size; growing reserves the space unless told otherwise."""
+
+    def part(self, start: int, stop: int) -> None:
+        """Have the same bytes from `start` to `stop` stand in other memory from now on, where the
+        file system can: connections that the kernel was only pointed to them for, by sendfile,
+        keep these, whatever is written there."""
+
+    def abandon(self, start: int, stop: int) -> None:
+        """The same, as far as that goes, where nobody needs the bytes any more, however many."""
 
     def lock(self) -> bool:
         """Take the writer's lock on this descriptor; False where somebody has it."""
@@ -141,6 +157,35 @@ class OsFile(Descriptor):
             except OSError:
                 os.ftruncate(self._fd, now)
                 raise
+
+    def part(self, start: int, stop: int) -> None:
+        # A direct write puts what the file system has in memory there out of use. It keeps the
+        # old memory as it is for whoever was pointed to it.
+        first, last = start // _BLOCK * _BLOCK, -(-stop // _BLOCK) * _BLOCK
+        with contextlib.suppress(OSError):
+            again = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
+            try:
+                with mmap.mmap(-1, last - first) as aligned:  # as direct writes want it
+                    count = aligned.write(self.read(last - first, first))
+                    if count == last - first:
+                        os.pwrite(again, aligned, first)
+            finally:
+                os.close(again)
+
+    def abandon(self, start: int, stop: int) -> None:
+        # What is partly of use is in memory as a whole, with its neighbours perhaps.
+        self.part(start, start + 1)
+        self.part(stop - 1, stop)
+        first, last = -(-start // _BLOCK) * _BLOCK, -(-stop // _BLOCK) * _BLOCK
+        if not _LINUX or first == last:
+            return
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        if fallocate(self._fd, _ZERO_RANGE | _KEEP_SIZE, first, last - first) and not fallocate(
+            self._fd, _PUNCH_HOLE | _KEEP_SIZE, first, last - first
+        ):
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(self._fd, first, last - first)
 
     def lock(self) -> bool:
         try:

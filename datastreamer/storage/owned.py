@@ -53,6 +53,8 @@ class OwnedFile(StreamFile):
         self._failure: str | None = None
         # Whether nobody but the log has heard of it.
         self.untold = False
+        # Up to this offset stand bytes of entries that were taken back.
+        self._taken_back = 0
 
     # State.
 
@@ -165,6 +167,22 @@ class OwnedFile(StreamFile):
         if any(self._page[start : start + size]):
             self._page[start : start + size] = bytes(size)
             self.file.write(bytes(size), start)
+
+    # What was taken back.
+
+    def _note_taken_back(self, length: int) -> None:
+        """Before the next write behind the end, see to the bytes up to `length`."""
+        self._taken_back = max(self._taken_back, length)
+        # A commit has to look.
+        self.end.limit = -1
+
+    def _abandon_taken_back(self) -> None:
+        """Whom the kernel was pointed to entries that were taken back for is not to find new ones
+        there instead; holds the lock."""
+        if self._taken_back:
+            if self._taken_back > self.written.length:
+                self.file.abandon(self.written.length, self._taken_back)
+            self._taken_back = 0
 
     # Who is told.
 

@@ -166,6 +166,9 @@ class StreamWriter(ChangeableFile):
         slots = records.get_synced(bytes(self._page))
         self.end.sequence = slots[0].sequence if slots else 0
         went_back = record is not None and record.after != self.head
+        changes = records.get_changes(self._page)
+        # And nothing was written since.
+        last_is_truncation = bool(changes) and changes[-1][1:] == (self.head.entries, None)
         if went_back:
             assert record is not None
             self._keep_cut_bytes(record)
@@ -175,6 +178,8 @@ class StreamWriter(ChangeableFile):
             self.epoch += 1
             self._forget_changes()
         self._room.round_up()
+        if went_back or last_is_truncation:
+            self._note_taken_back(self._room.size)
         self._room.make(self.head.length)
         if record is not None and not went_back:
             # What was not synced may still be on its way to the disk; and should a sync have
@@ -239,6 +244,7 @@ class StreamWriter(ChangeableFile):
         with self._lock:
             self._finish_placing(wanted=True)
             self.ensure_writable()
+            self._abandon_taken_back()
             self._make_room(length)
             try:
                 if behind:
@@ -316,6 +322,7 @@ class StreamWriter(ChangeableFile):
             self.ensure_writable()
             if begins is not None and begins != end.written:
                 raise EntriesLost(self.path, end.written.entries, begins.entries)
+            self._abandon_taken_back()
             if packer.total_length >= self._room.size:
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()

@@ -424,6 +424,18 @@ class SimFile(SteppedCommit):
                     self._inode.resize(now)
                 raise
 
+    def part(self, start: int, stop: int) -> None:
+        first, last = start // BLOCK * BLOCK, -(-stop // BLOCK) * BLOCK
+        with contextlib.suppress(OSError):
+            self._write(self.read(last - first, first), first, "part")
+
+    def abandon(self, start: int, stop: int) -> None:
+        self.part(start, start + 1)
+        self.part(stop - 1, stop)
+        first, last = -(-start // BLOCK) * BLOCK, -(-stop // BLOCK) * BLOCK
+        with contextlib.suppress(OSError):
+            self._write(bytes(last - first), first, "abandon")
+
     def lock(self) -> bool:
         with self._process.disk.mutex:
             if self._inode.locker not in (None, self):
