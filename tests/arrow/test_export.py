@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -31,6 +33,8 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import page_start
+from datastreamer.zkevm import encode
+from datastreamer.zkevm.events import L2Block
 from tests.arrow.conftest import Make
 
 COUNTS = {"entries": 34723, "blocks": 11318, "transactions": 465, "ger_updates": 0}
@@ -434,3 +438,21 @@ def test_json_lines_and_csv(make: Make, tmp_path: Path) -> None:
     with (tmp_path / "blocks.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["entry_number"], row["number"], row["hash"], row["debug"]) == ("1", "7", "0x", "")
+
+
+@pytest.mark.parametrize("more", [[], ["r\rx", "\r", "\r\n", 'q"\r\n,', "\rr"]])
+def test_csv_gives_texts_back(make: Make, tmp_path: Path, more: list[str]) -> None:
+    texts = ["plain", "a,b", 'q"q', "n\nl", " ", "\t\x85\u2028", *more]
+    path = make(encode(L2Block(debug=text), version=2) for text in texts)
+    out = tmp_path / "blocks.csv"
+    export(path, out, "blocks")
+    with out.open(newline="", encoding="utf-8") as file:
+        content = file.read()
+    for field in ("plain", '"a,b"', '"q""q"', '"n\nl"', " ", "\t\x85\u2028"):
+        assert f",{field},,,\n" in content
+    debug = content.splitlines()[0].split(",").index("debug")
+    assert [row[debug] for row in csv.reader(io.StringIO(content, newline=""))][1:] == texts
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    assert pyarrow.csv.read_csv(out, parse_options=options)["debug"].to_pylist() == texts
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    assert pandas.read_csv(out)["debug"].tolist() == texts
