@@ -31,6 +31,8 @@ _FEES: Final = {
     DYNAMIC_FEE: ("max_priority_fee_per_gas", "max_fee_per_gas"),
 }
 _BYTES: Final = frozenset({"to", "input"})
+# Numbers are u64 or, as the machine's own, of 256 bits.
+_SHORT: Final = frozenset({"nonce", "gas"})
 _ADDRESS_SIZE: Final = 20
 _KEY_SIZE: Final = 32
 
@@ -118,7 +120,7 @@ def open_transaction(encoded: bytes, *, sender: bool = True) -> OpenedTransactio
     if kind == LEGACY:
         fields["chain_id"], parity = _legacy_chain(v)
     signer = None
-    if sender and parity in (0, 1) and (r, s) != MARKER and max(v, r, s) < 1 << 256:
+    if sender and parity in (0, 1) and (r, s) != MARKER:
         payload = _signed(kind, content, items, fields["chain_id"])
         signature = r.to_bytes(32, "big") + s.to_bytes(32, "big") + bytes([parity])
         signer = tools.recover(signature, tools.keccak(payload))
@@ -159,6 +161,12 @@ def _read(name: str, item: Any) -> Any:
         return item
     if item[:1] == b"\0":
         raise DecodeFailed(None, f"no transaction: {name} is a number that begins with a zero")
+    most = 8 if name in _SHORT else 32
+    if len(item) > most:
+        raise DecodeFailed(
+            None,
+            f"no transaction: {name} is a number of {len(item)} bytes, above the {most} it has",
+        )
     return int.from_bytes(item, "big")
 
 

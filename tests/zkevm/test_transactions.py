@@ -169,6 +169,16 @@ def legacy(*, v: int = 27, r: int = 1, s: int = 1, **others: bytes) -> bytes:
     return rlp_list(b"".join(parts))
 
 
+def test_the_largest_numbers() -> None:
+    most = rlp_number(2**256 - 1)
+    short = rlp_number(2**64 - 1)
+    opened = open_transaction(legacy(nonce=short, gas=short, value=most, gas_price=most))
+    assert (opened.nonce, opened.gas) == (2**64 - 1, 2**64 - 1)
+    assert (opened.value, opened.gas_price) == (2**256 - 1, 2**256 - 1)
+    numbers = [most, short, most, most, short, b"\x80", most, b"\x80", b"\xc0", *[b"\x01"] * 3]
+    assert open_transaction(b"\x02" + rlp_list(b"".join(numbers))).chain_id == 2**256 - 1
+
+
 @pytest.mark.parametrize(
     "v, r, s",
     [
@@ -180,9 +190,7 @@ def legacy(*, v: int = 27, r: int = 1, s: int = 1, **others: bytes) -> bytes:
         (27, 0, 5),
         (27, 5, 0),
         (27, 2**256 - 1, 5),
-        (27, 2**256, 5),
-        (27, 5, 2**300),
-        (2**300, 5, 5),
+        (2**256 - 1, 5, 5),
         (27, 5, 5),  # 5 is no x of the curve
     ],
 )
@@ -208,6 +216,13 @@ def test_nobody_signed_it(v: int, r: int, s: int) -> None:
         (legacy(to=rlp_bytes(b"x" * 19)), "to is 19 bytes, not 20 or none"),
         (legacy(nonce=b"\xc0"), "nonce is a list"),
         (legacy(nonce=b"\x00"), "nonce is a number that begins with a zero"),
+        (legacy(nonce=rlp_number(2**64)), "nonce is a number of 9 bytes, above the 8 it has"),
+        (legacy(gas=rlp_number(2**64)), "gas is a number of 9 bytes, above the 8 it has"),
+        (legacy(value=rlp_number(2**256)), "value is a number of 33 bytes, above the 32 it has"),
+        (legacy(gas_price=rlp_bytes(b"\x01" * 2000)), "gas_price is a number of 2000 bytes"),
+        (legacy(v=2**256), "v is a number of 33 bytes"),
+        (legacy(r=2**256), "r is a number of 33 bytes"),
+        (legacy(s=2**300), "s is a number of 38 bytes"),
         (b"\x01" + rlp_list(b"\x80" * 11), "its access list is no list"),
         (b"\x01" + rlp_list(b"\x80" * 7 + b"\xc1\x80" + b"\x80" * 3), "no list of pairs"),
         (b"\x01" + rlp_list(b"\x80" * 7 + b"\xc3\xc2\x80\xc0" + b"\x80" * 3), "no address of 20"),
