@@ -262,7 +262,9 @@ class _Job:
             )
         if found != schema(part.table, error=self._on_error == "null"):
             raise StreamFileError(
-                path, "it has other columns than this export writes (on_error may be another)"
+                path,
+                "it has other columns than this export writes (on_error may be another): export "
+                "to another folder",
             )
         total = header_of(self._stream).total_entries
         trail = Trail.of(position)

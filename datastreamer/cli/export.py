@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -108,9 +109,11 @@ def export(
                 advance=progress.reach,
             )
         except DecodeFailed as error:
-            raise Failure(
-                f"{source}: {error}; --on-error null or drop goes on past such entries"
-            ) from None
+            advice = "null or drop goes on past such entries"
+            if Path(out).is_dir():
+                # What stands before is there now, without the column that null adds.
+                advice = "drop goes on past such entries, and null does in another folder"
+            raise Failure(f"{source}: {error}; --on-error {advice}") from None
         except NotFound as error:
             raise Failure(f"{source}: {error}") from None
     rows = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())

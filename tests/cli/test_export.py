@@ -66,10 +66,29 @@ def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     assert "no such file" in invoke("export", missing, tmp_path / "out").failed()
     told = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
     assert told.startswith(f"{made}: no entry {ENTRIES + 1}")
-    wrong = invoke("export", made, tmp_path / "w", "--table", "blocks", "--stream-version", 2)
-    told = wrong.failed()
+
+
+def test_what_it_says_to_do_about_entries_that_are_no_events(
+    invoke: Invoke, made: Path, tmp_path: Path
+) -> None:
+    # Blocks of version 1 are no messages.
+    table = ("--table", "blocks", "--stream-version", 2)
+    one, folder = tmp_path / "one.csv", tmp_path / "folder"
+    told = invoke("export", made, one, *table).failed()
     assert told.startswith(f"{made}: entry ")
     assert told.endswith("; --on-error null or drop goes on past such entries")
+    assert invoke("export", made, one, *table, "--on-error", "null").code == 0
+    told = invoke("export", made, folder, *table).failed()
+    assert told.endswith(
+        "; --on-error drop goes on past such entries, and null does in another folder"
+    )
+    assert len(list(folder.iterdir())) == 1
+    told = invoke("export", made, folder, *table, "--on-error", "null").failed()
+    assert told.endswith(
+        "other columns than this export writes (on_error may be another): export to another folder"
+    )
+    assert invoke("export", made, tmp_path / "other", *table, "--on-error", "null").code == 0
+    assert invoke("export", made, folder, *table, "--on-error", "drop").code == 0
 
 
 def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
