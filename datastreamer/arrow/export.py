@@ -112,6 +112,8 @@ def export(
         raise UsageError(f"there is no table {table!r}: the tables are {', '.join(NAMES)}, all")
     if part_bytes < 1:
         raise UsageError(f"part_bytes is 1 or more, not {part_bytes}")
+    if not os.fspath(out):
+        raise UsageError("the path to export to is empty: it is a folder, or a new file")
     path = Path(out)
     single = path.suffix.lower() in _FILES
     if single and table == ALL:

@@ -88,6 +88,8 @@ def export(
     A folder gets Parquet files that are named by their entries. The next export to it writes
     what came since; what is there is checked to be of this stream, and never written again.
     """
+    if not out:
+        raise typer.BadParameter("OUT is empty: it is a folder, or a new file")
     if start is not None and to is not None and to < start:
         raise typer.BadParameter(f"--to {to} stands before --from {start}")
     from datastreamer import arrow

@@ -267,7 +267,7 @@ def test_a_file_is_never_replaced(three: Path, tmp_path: Path, name: str) -> Non
     assert not [each for each in names(tmp_path) if each.endswith(".tmp")]
 
 
-def test_what_is_refused(three: Path, tmp_path: Path) -> None:
+def test_what_is_refused(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="there is no table 'logs'"):
         export(three, tmp_path / "out", "logs")
     with pytest.raises(UsageError, match="all tables want a folder"):
@@ -276,6 +276,11 @@ def test_what_is_refused(three: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"cannot be written: OUT is a folder, or a new file"):
             arrow.export(three, tmp_path / name)
         assert not (tmp_path / name).exists()
+    monkeypatch.chdir(tmp_path)
+    before = names(tmp_path)
+    with pytest.raises(UsageError, match="the path to export to is empty"):
+        export(three, "")
+    assert names(tmp_path) == before
     with pytest.raises(UsageError, match="part_bytes is 1 or more"):
         export(three, tmp_path / "out", part_bytes=0)
     with pytest.raises(UnknownEntry):

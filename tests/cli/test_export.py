@@ -56,6 +56,7 @@ def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:
 
 def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     assert "'logs' is not one of" in invoke("export", made, "x", "--table", "logs").failed(2)
+    assert "OUT is empty" in invoke("export", made, "").failed(2)
     order = invoke("export", made, "x", "--from", 2, "--to", 1).failed(2)
     assert order.endswith("--to 1 stands before --from 2")
     one = tmp_path / "all.parquet"
