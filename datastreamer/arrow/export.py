@@ -214,7 +214,7 @@ class _Job:
                 if batch:
                     trail.extend(batch)
             if isinstance(output, PartWriter):
-                output.publish(path, start, self._position(trail))
+                output.publish(path, start, self._position(trail), self._version_of(table))
             else:
                 output.finish()
                 publish(output.temporary, path)
@@ -255,7 +255,7 @@ class _Job:
 
     def _check(self, part: Part) -> None:
         """Whether a part is of this stream, and has the form that the next one will have."""
-        found, position = read_back(part)
+        found, position, version = read_back(part)
         path = str(part.path)
         if position.stream != self._identity:
             raise StreamFileError(
@@ -267,6 +267,12 @@ class _Job:
                 path,
                 "it has other columns than this export writes (on_error may be another): export "
                 "to another folder",
+            )
+        if version not in (None, self._version_of(part.table)):
+            raise StreamFileError(
+                path,
+                f"its events were decoded as those of version {version}, and this export takes "
+                f"them for those of version {self._version}: export to another folder",
             )
         total = header_of(self._stream).total_entries
         trail = Trail.of(position)
@@ -318,7 +324,8 @@ class _Job:
             if trail.next_number > first:
                 for plan in plans:
                     path = plan.folder / part_name(plan.table, first, trail.next_number)
-                    writers[plan.table].publish(path, first, self._position(trail))
+                    position, version = self._position(trail), self._version_of(plan.table)
+                    writers[plan.table].publish(path, first, position, version)
                     self._files.append(path)
         if damage is not None:
             raise damage
@@ -367,6 +374,10 @@ class _Job:
             for batch in runs(self._stream, first, number):
                 trail.extend(batch)
         return trail
+
+    def _version_of(self, table: str) -> int | None:
+        """What a table's rows depend on; entries are the same in all versions."""
+        return None if table == ENTRIES else self._version
 
     def _position(self, trail: Trail) -> Position:
         return Position(trail.next_number, trail.hashes, self._identity)

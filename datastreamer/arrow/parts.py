@@ -81,6 +81,18 @@ def parts_in(folder: Path, table: str) -> list[Part]:
     return parts
 
 
+class Told(NamedTuple):
+    """What a part tells of itself.
+
+    `position` is the place in the stream behind its last entry, `version` the stream's that its
+    events were decoded by: None where it has no events, or does not say.
+    """
+
+    schema: Any
+    position: Position
+    version: int | None
+
+
 class PartWriter:
     """A Parquet file under way; nothing has its name before `publish`.
 
@@ -138,14 +150,18 @@ class PartWriter:
         if writing is not None:
             writing.result()
 
-    def publish(self, path: Path, first: int, position: Position) -> None:
+    def publish(
+        self, path: Path, first: int, position: Position, version: int | None = None
+    ) -> None:
         """The rows are all of the entries from `first` to the position; give them this name.
 
-        Raises `FileExists` where something has it.
+        `version` is as in `Told`. Raises `FileExists` where something has the name.
         """
         self._flush()
         self._settle()
         told = {"table": self._table, "first": first, "position": json.loads(position.to_json())}
+        if version is not None:
+            told["version"] = version
         self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(told)})
         self._writer.close()
         publish(self._temporary, path)
@@ -177,11 +193,8 @@ def publish(temporary: Path, path: Path) -> None:
         raise FileExists(str(path), "something stands there already") from None
 
 
-def read_back(part: Part) -> tuple[Any, Position]:
-    """A part's schema, and the place in the stream behind its last entry.
-
-    Raises `StreamFileError` where it is no part that was written here.
-    """
+def read_back(part: Part) -> Told:
+    """What a part tells. Raises `StreamFileError` where it is no part that was written here."""
     try:
         file = pq.ParquetFile(part.path)
         with file:
@@ -198,7 +211,7 @@ def read_back(part: Part) -> tuple[Any, Position]:
         raise StreamFileError(
             str(part.path), "it was not written by an export under this name: move it away"
         )
-    return schema.remove_metadata(), position
+    return Told(schema.remove_metadata(), position, told.get("version"))
 
 
 @contextlib.contextmanager

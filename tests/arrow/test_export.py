@@ -241,6 +241,26 @@ def test_other_columns_are_refused(make: Make, tmp_path: Path) -> None:
         export(path, tmp_path / "out", "blocks", on_error="null")
 
 
+def test_another_version_is_refused(make: Make, tmp_path: Path) -> None:
+    path = make([(2, b""), (2, b"")])
+    out = tmp_path / "out"
+    export(path, out, "all", stop=1)
+    with pytest.raises(StreamFileError, match=r"blocks-0.* of version 2, and .* of version 1: exp"):
+        export(path, out, "all", version=1)
+    assert export(path, out / "entries", version=1).rows == {"entries": 1}
+    assert export(path, out, "all", version=2).rows["blocks"] == 1
+
+
+def test_a_part_that_does_not_say_its_version(make: Make, tmp_path: Path) -> None:
+    path = make([(2, b""), (2, b"")])
+    (part,) = export(path, tmp_path / "out", "blocks", stop=1).files
+    told = json.loads(pq.read_metadata(part).metadata[b"datastreamer"])
+    assert told.pop("version") == 2
+    table = pq.read_table(part)
+    pq.write_table(table.replace_schema_metadata({"datastreamer": json.dumps(told)}), part)
+    assert export(path, tmp_path / "out", "blocks").rows == {"blocks": 1}
+
+
 def test_two_exports_at_once(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "entries"
     out.mkdir()
