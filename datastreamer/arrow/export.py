@@ -26,6 +26,7 @@ from datastreamer.arrow.parts import (
     parts_in,
     publish,
     read_back,
+    reason,
     temporary_beside,
 )
 from datastreamer.arrow.reading import StreamClient, StreamSource, header_of, opened, runs
@@ -152,13 +153,20 @@ def export(
             with contextlib.ExitStack() as stack:
                 # A table's folder may be another export's OUT.
                 for folder in dict.fromkeys((path, *folders.values())):
-                    folder.mkdir(parents=True, exist_ok=True)
+                    _make(folder)
                     stack.enter_context(locked(folder))
                 return job.to_folders(folders, start, stop)
     except DatastreamerError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise StreamFileError(path, f"it was not written: {error}") from error
+        raise StreamFileError(path, f"it was not written: {reason(error)}") from error
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StreamFileError(folder, f"it cannot be made: {reason(error)}") from error
 
 
 class _Job:

@@ -200,7 +200,7 @@ def read_back(part: Part) -> Told:
         with file:
             schema, metadata = file.schema_arrow, file.metadata.metadata or {}
     except (pa.ArrowException, OSError) as error:
-        raise StreamFileError(str(part.path), f"it cannot be read: {error}") from None
+        raise StreamFileError(str(part.path), f"it cannot be read: {reason(error)}") from None
     try:
         told = json.loads(metadata[_KEY])
         position = Position.from_json(json.dumps(told["position"]))
@@ -212,6 +212,13 @@ def read_back(part: Part) -> Told:
             str(part.path), "it was not written by an export under this name: move it away"
         )
     return Told(schema.remove_metadata(), position, told.get("version"))
+
+
+def reason(error: Exception) -> str:
+    """Why a file was not written or read: what the system says, without the path and number
+    that Python and Arrow put beside it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return str(error) if number is None else os.strerror(number)
 
 
 @contextlib.contextmanager
