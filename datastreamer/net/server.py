@@ -118,7 +118,7 @@ class Server:
         """Why new clients had better go elsewhere; empty where they are served."""
         if self._finishing:
             return "the server is about to end"
-        return self.live.trouble
+        return self.live.trouble or self.stream.misplaced
 
     def _fit_into_descriptors(self) -> None:
         wanted = self.limits.max_clients

@@ -114,6 +114,22 @@ class StreamView:
         """A view of the file with a head of its own, which its owner moves."""
         return Reader(self._file.file, self.path, self._file.head)
 
+    @property
+    def misplaced(self) -> str:
+        """Why others do not find at `path` what is committed here, or not all of it, as far as
+        names and sizes tell; empty: they do."""
+        file = self._file.file
+        try:
+            found = os.stat(self.path)
+            if (found.st_dev, found.st_ino) != file.identity():
+                return f"{self.path}: another file stands there now"
+            end = self._file.head.length
+        except OSError as error:
+            return f"{self.path}: {error.strerror}"
+        if found.st_size < end:
+            return f"{self.path}: of {end} bytes of the stream {found.st_size} are there"
+        return ""
+
     def fileno(self) -> int:
         """The stream file's descriptor; good for reading until `close`."""
         return self._file.file.fileno()

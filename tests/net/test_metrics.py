@@ -425,6 +425,32 @@ async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPat
         assert (code, b"end" in why) == (503, True)
 
 
+async def test_not_ready_where_the_file_is_not_what_it_was(tmp_path: Path) -> None:
+    path, other = tmp_path / "s.bin", tmp_path / "other.bin"
+    with DataStream.create(path, version=1, system_id=1, sync="os") as stream:
+        append(stream, *[(7, b"data" * 100)] * 100)
+        async with over_loopback(stream) as rig, scraping(rig.server) as port:
+
+            async def ready() -> tuple[int, bytes]:
+                return (await ask(port, "/readyz"))[::2]
+
+            assert await ready() == (200, b"serving\n")
+            size = path.stat().st_size
+            os.truncate(path, 5000)
+            code, why = await ready()
+            assert (code, b"5000 are there" in why) == (503, True)
+            os.truncate(path, size)
+            assert (await ready())[0] == 200
+            path.rename(other)
+            code, why = await ready()
+            assert (code, b"No such file" in why) == (503, True)
+            path.write_bytes(other.read_bytes())
+            code, why = await ready()
+            assert (code, b"another file stands there now" in why) == (503, True)
+            other.replace(path)
+            assert (await ready())[0] == 200
+
+
 # The endpoint.
 
 
