@@ -228,7 +228,8 @@ class Link(Attachment):
             except BaseException:
                 await self._drop()
                 raise
-            self._released = self._released or trio.Event()
+            if self._released is None:
+                self._released = trio.Event()
             await self._released.wait()
 
     async def aclose(self) -> None:

@@ -286,6 +286,22 @@ async def test_stop_waits_for_the_server_and_the_iteration_does_not() -> None:
         assert await client.entry(6) == TEN[6]
 
 
+async def test_stop_by_some_tasks_and_by_one_that_gives_up() -> None:
+    stub = Stub(TEN, deaf=(Stop,))
+    async with client_of(stub) as (client, wire), trio.open_nursery() as nursery:
+        nursery.start_soon(client.run, lambda entry: None)
+        await trio.testing.wait_all_tasks_blocked()
+        for gives_up in (True, False, False):
+            async with trio.open_nursery() as stopping:
+                (stopping if gives_up else nursery).start_soon(client.stop)
+                await trio.testing.wait_all_tasks_blocked()
+                stopping.cancel_scope.cancel()
+        await wire.server_end.send_all(stub.answer(Stop()))
+        await client.stop()
+        assert await client.entry(6) == TEN[6]
+    assert commands(stub) == [Start(0), Stop(), EntryQuery(6)]
+
+
 async def test_stop_by_another_task_while_the_first_is_busy_elsewhere() -> None:
     stub = Stub(TEN)
     async with client_of(stub) as (client, _), trio.open_nursery() as nursery:
