@@ -357,7 +357,11 @@ class PublishedOp(Outgoing):
             self.close()
 
     async def __aenter__(self) -> PublishedOp:
-        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            self.roll_back()
+            raise
         return self
 
     async def __aexit__(

@@ -108,6 +108,17 @@ async def test_operations_are_on_disk_when_they_return(
     assert durable.total_entries == 211
 
 
+async def test_a_block_that_is_cancelled_as_it_begins_leaves_nothing_open(
+    durable: DataStream, token_file: Path
+) -> None:
+    async with serving(durable, token_file) as (_, port), publisher_at(port) as publisher:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await put(publisher, b"never")
+        await put(publisher, b"one")
+    assert contents(durable) == [(3, b"one")]
+
+
 async def put(publisher: Publisher, data: bytes) -> None:
     async with publisher.atomic_op() as op:
         op.add_entry(3, data)
