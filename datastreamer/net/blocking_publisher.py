@@ -72,13 +72,13 @@ class BlockingPublisher(Standing):
         backoff: Backoff = BACKOFF,
         max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
     ) -> None:
-        super().__init__(terms_of(stream_type, token, epoch, take_over, next_entry, lease))
+        terms = terms_of(stream_type, token, epoch, take_over, next_entry, lease)
+        super().__init__(terms, max_unacknowledged)
         check_waits(timeout, retry_for)
         self._place = place_of(host, port, tls, tls_server_name)
         self._timeout = timeout
         self._retry_for = retry_for
         self._backoff = backoff
-        self._most = max_unacknowledged
         self._socket: socket.socket | None = None
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
         self._open: BlockingOp | None = None

@@ -124,13 +124,12 @@ class Publisher(Standing):
         backoff: Backoff,
         most: int,
     ) -> None:
-        super().__init__(terms)
+        super().__init__(terms, most)
         self._place = place
         self._stream_type = terms.stream_type
         self._timeout = timeout
         self._retry_for = retry_for
         self._backoff = backoff
-        self._most = most
         self._open: PublishedOp | None = None
         self._closed = False
         # Set whenever an answer came, or all is over; and when there is something to send.

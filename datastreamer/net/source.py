@@ -17,6 +17,7 @@ from datastreamer.errors import (
     SourceBusy,
 )
 from datastreamer.net.ours import Ours
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.endurance import check_seconds
 from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
@@ -38,12 +39,14 @@ PASSING: Final = (
 
 
 class Standing(Ours):
-    """Where a publisher stands."""
+    """Where a publisher stands. Raises `UsageError` for bytes underway that let nothing out."""
 
     _called = "publisher"
 
-    def __init__(self, terms: SourceTerms) -> None:
+    def __init__(self, terms: SourceTerms, max_unacknowledged: int) -> None:
         super().__init__()
+        check_number("max_unacknowledged", max_unacknowledged, 1)
+        self._most = max_unacknowledged
         self._source = SourceConnection(terms)
 
     @property
