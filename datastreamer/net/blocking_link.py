@@ -35,6 +35,7 @@ from datastreamer.net.peers import (
 )
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, check_waits
 from datastreamer.protocol.exchanges import Flow, Work
@@ -72,6 +73,7 @@ class BlockingLink(Attachment):
         heartbeat: float | None = None,
         batch_reads: bool = True,
     ) -> None:
+        check_number("stream_type", stream_type)
         check_waits(timeout, retry_for, heartbeat)
         self._place = place_of(host, port, tls, tls_server_name)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)

@@ -25,6 +25,7 @@ from datastreamer.net.link import Link
 from datastreamer.net.place import place_of
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.batches import (
     BATCH_BYTES,
     REQUESTS,
@@ -76,6 +77,7 @@ async def connect(
     entries are due, the connection is taken for lost. Without `batch_reads` a server is not
     asked what it can do, and no batches are asked for.
     """
+    check_number("stream_type", stream_type)
     check_waits(timeout, retry_for, heartbeat)
     place = place_of(host, port, tls, tls_server_name)
     redial = partial(dial, place, timeout)
@@ -129,6 +131,7 @@ class Client:
         heartbeat: float | None = None,
         batch_reads: bool = True,
     ) -> None:
+        check_number("stream_type", stream_type)
         check_waits(timeout, retry_for, heartbeat)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
         self._link = Link(stream, stream_type, timeout, redial, peer, endurance, batch_reads)

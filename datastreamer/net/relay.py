@@ -50,6 +50,7 @@ from datastreamer.net.upstream import (
 )
 from datastreamer.net.whole import whole_before
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.endurance import BACKOFF, Backoff, check_seconds, check_waits
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
@@ -165,6 +166,8 @@ class Relay:
             UpstreamState(each if isinstance(each, Upstream) else Upstream(*each))
             for each in upstreams
         ]
+        if stream_type is not None:
+            check_number("stream_type", stream_type)
         check_waits(timeout, heartbeat=heartbeat)
         check_seconds("patience", patience, zero=True)
         check_seconds("look_seconds", look_seconds)

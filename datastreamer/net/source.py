@@ -15,7 +15,9 @@ from datastreamer.errors import (
     NotWritten,
     OperationTooSlow,
     SourceBusy,
+    UsageError,
 )
+from datastreamer.format import U32_MAX
 from datastreamer.net.ours import Ours
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.endurance import check_seconds
@@ -85,8 +87,14 @@ def terms_of(
     lease: float | None,
 ) -> SourceTerms:
     """What a source asks for, with an id of its own. Raises `UsageError`."""
+    check_number("stream_type", stream_type)
+    check_number("epoch", epoch)
+    if next_entry is not None:
+        check_number("next_entry", next_entry)
     if lease is not None:
         check_seconds("lease", lease, zero=True)
+        if lease * 1000 > U32_MAX:
+            raise UsageError(f"lease is at most {U32_MAX // 1000} seconds, not {lease!r}")
     shown = token.encode() if isinstance(token, str) else token or b""
     return SourceTerms(
         stream_type,

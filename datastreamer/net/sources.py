@@ -42,6 +42,7 @@ from datastreamer.net.reassembling import (
 from datastreamer.net.upstream import Upstream
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, Recovery, check_waits
 from datastreamer.protocol.resume import Rollback, another_stream
 from datastreamer.protocol.trail import Trail
@@ -74,6 +75,8 @@ class Reading:
     retry_for: float | None = None
 
     def __post_init__(self) -> None:
+        if self.stream_type is not None:
+            check_number("stream_type", self.stream_type)
         check_waits(self.timeout, self.retry_for, self.heartbeat)
         start = self.start
         number = isinstance(start, int) and 0 <= start <= U64_MAX

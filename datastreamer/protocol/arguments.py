@@ -11,14 +11,18 @@ from datastreamer.errors import BadBookmark, UsageError
 from datastreamer.format import MAX_BOOKMARK_SIZE, U64_MAX
 
 
+def is_number(number: int, least: int = 0, most: int = U64_MAX) -> bool:
+    """Whether it is a whole number from `least` to `most`."""
+    try:
+        return least <= index(number) <= most
+    except TypeError:
+        return False
+
+
 def check_number(what: str, number: int, least: int = 0, most: int = U64_MAX) -> None:
     """Raises `UsageError` unless it is a whole number from `least` to `most`."""
-    try:
-        if least <= index(number) <= most:
-            return
-    except TypeError:
-        pass
-    raise UsageError(f"{what} is a whole number from {least} to {most}, not {number!r}")
+    if not is_number(number, least, most):
+        raise UsageError(f"{what} is a whole number from {least} to {most}, not {number!r}")
 
 
 def check_key(key: bytes) -> None:

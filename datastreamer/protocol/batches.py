@@ -32,6 +32,7 @@ from datastreamer.format import (
     U64_MAX,
 )
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_number, is_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     BatchReceived,
@@ -120,8 +121,12 @@ def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
     """The entries, one at least where there are any, none at the end of the stream.
 
     Raises `NotSupported`, and past the end `UnknownEntry` where that is `checked`, else
-    `BadFromEntry`; `BadEntryType` for types that are none.
+    `BadFromEntry`; `UsageError` for numbers that cannot be asked for, `BadEntryType` for types
+    that are none.
     """
+    check_number("from_entry", wanted.from_entry)
+    check_number("max_count", wanted.max_count, most=U32_MAX)
+    check_number("max_bytes", wanted.max_bytes, most=U32_MAX)
     wanted_types = checked_types(wanted.types)
     capabilities = yield from probe(connection)
     if not capabilities.batch_reads and not wanted.fallback:
@@ -165,16 +170,19 @@ def _read_all(
 def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
     """Types as they are asked for. Raises `BadEntryType` for what is none."""
     for kind in types or ():
-        if not 0 <= kind <= U32_MAX:
-            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+        if not is_number(kind, most=U32_MAX):
+            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind!r}")
     return None if types is None else frozenset(types)
 
 
 def wait_ms(seconds: float) -> int:
     """A wait as it is asked for. Raises `UsageError` for what cannot be asked."""
-    if not 0 <= seconds * 1000 <= U32_MAX:
-        raise UsageError(f"a commit is waited for 0 to {U32_MAX // 1000} seconds, not {seconds:g}")
-    return round(seconds * 1000)
+    try:
+        if 0 <= seconds * 1000 <= U32_MAX:
+            return round(seconds * 1000)
+    except TypeError:
+        pass
+    raise UsageError(f"a commit is waited for 0 to {U32_MAX // 1000} seconds, not {seconds!r}")
 
 
 def not_supported(connection: ClientConnection, what: str) -> NotSupported:
@@ -249,12 +257,12 @@ class Limits:
     requests: int = REQUESTS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.requests <= MAX_REQUESTS:
-            raise UsageError(f"1 to {MAX_REQUESTS} requests are underway, not {self.requests}")
-        if not 0 <= self.max_count <= U32_MAX or not 0 <= self.max_bytes <= U32_MAX:
+        if not is_number(self.requests, 1, MAX_REQUESTS):
+            raise UsageError(f"1 to {MAX_REQUESTS} requests are underway, not {self.requests!r}")
+        if not all(is_number(limit, most=U32_MAX) for limit in (self.max_count, self.max_bytes)):
             raise UsageError(
-                f"the limits of a batch are 0 to 2**32 - 1, not {self.max_count} entries and "
-                f"{self.max_bytes} bytes"
+                f"the limits of a batch are 0 to 2**32 - 1, not {self.max_count!r} entries and "
+                f"{self.max_bytes!r} bytes"
             )
 
 

@@ -24,6 +24,7 @@ from datastreamer.errors import (
     refusal,
 )
 from datastreamer.format import RESULT_OK, TYPE_NOT_FOUND, U64_MAX, Header
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     EntriesReceived,
@@ -342,8 +343,9 @@ class Lookup:
         """Requests for the next `count` numbers, or as many as there are."""
         numbers = list(islice(self._numbers, count))
         for number in numbers:
-            if not 0 <= number <= U64_MAX:
-                raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number}")
+            # The common case without a call.
+            if type(number) is not int or not 0 <= number <= U64_MAX:
+                check_number("an entry's number", number)
         return b"".join([self._connection.request(EntryQuery(number)) for number in numbers])
 
     def request_stop(self) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from datastreamer.errors import BadBookmark, BadEntryType, UsageError
+from datastreamer.errors import BadEntryType, UsageError
 from datastreamer.format import (
     CHOSEN_HEAD_SIZE,
     CHOSEN_HEAD_STRUCT,
@@ -24,6 +24,7 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
+from datastreamer.protocol.arguments import check_key
 
 COMMANDS: Final = (COMMAND_FILTERED_READ, COMMAND_FILTERED_START, COMMAND_FILTERED_START_BOOKMARK)
 
@@ -99,9 +100,7 @@ def encode(command: FilteredCommand, stream_type: int) -> bytes:
             _check_numbers(from_entry)
             number, what = COMMAND_FILTERED_START, _NUMBER.pack(from_entry)
         case FilteredStartBookmark(key, types):
-            if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
-                words = f"a bookmark key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}"
-                raise BadBookmark(words)
+            check_key(key)
             number, what = COMMAND_FILTERED_START_BOOKMARK, _LENGTH.pack(len(key)) + key
     return _PLAIN.pack(number, stream_type) + what + _encode_types(types)
 

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from datastreamer.errors import BadBookmark, UsageError
+from datastreamer.errors import UsageError
 from datastreamer.format import (
     BATCH_HEAD_SIZE,
     BATCH_HEAD_STRUCT,
@@ -33,7 +33,6 @@ from datastreamer.format import (
     FEATURE_COMMITS,
     FEATURE_FILTERS,
     FEATURE_RANGE_BOOKMARK,
-    MAX_BOOKMARK_SIZE,
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
@@ -49,6 +48,7 @@ from datastreamer.format import (
     U64_MAX,
 )
 from datastreamer.protocol import filtering
+from datastreamer.protocol.arguments import check_key
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 
 _PLAIN = struct.Struct(">QQ")
@@ -232,14 +232,14 @@ NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
 
 
 def _numbered(command: int, stream_type: int, number: int) -> bytes:
-    if not 0 <= number <= U64_MAX:
-        raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number}")
-    return _NUMBERED.pack(command, stream_type, number)
+    try:
+        return _NUMBERED.pack(command, stream_type, number)
+    except struct.error:
+        raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number!r}") from None
 
 
 def _keyed(command: int, stream_type: int, key: bytes) -> bytes:
-    if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
-        raise BadBookmark(f"a bookmark key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+    check_key(key)
     return _KEYED.pack(command, stream_type, len(key)) + key
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import index
 from typing import TypeAlias
 
 from datastreamer._codec import EntryBatch
@@ -23,6 +24,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchReading, Limits, checked_types, probe
 from datastreamer.protocol.chosen import ChosenReading
 from datastreamer.protocol.chosen_trail import ChosenTrail
@@ -421,13 +423,19 @@ def streaming(
     batched: Limits | None = None,
     commits: bool = False,
 ) -> Resumable:
-    """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`."""
+    """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`,
+    `BadBookmark`."""
     if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
         raise UsageError(
             "a streaming begins at an entry, at a bookmark or at a position, not at both"
         )
+    for what, number in (("from_entry", from_entry), ("stop", stop)):
+        if number is not None:
+            check_number(what, number)
+    if from_bookmark is not None:
+        check_key(from_bookmark)
     work = Resumable(
-        (from_entry or 0) if from_bookmark is None else bytes(from_bookmark),
+        index(from_entry or 0) if from_bookmark is None else bytes(from_bookmark),
         stop,
         types=types,
         follow_rollbacks=follow_rollbacks,
