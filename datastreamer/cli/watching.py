@@ -57,8 +57,9 @@ def ask(address: str, limit: int) -> Overview:
         connection.request("GET", f"/clients.json?limit={limit}")
         answer = connection.getresponse()
         body = answer.read(_MOST_BYTES)
-    except OSError as error:
-        why = error.strerror or str(error) or type(error).__name__
+    except (OSError, UnicodeError) as error:
+        system = getattr(error, "strerror", None)
+        why = system or str(error.__cause__ or error) or type(error).__name__
         raise Failure(f"{address}: no answer: {why}; is --metrics-port given there?") from None
     except http.client.HTTPException:
         raise _nothing_known(address) from None

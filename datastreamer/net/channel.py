@@ -268,7 +268,7 @@ async def dial(place: Place, timeout: float) -> trio.abc.Stream:
                 if place.path is not None:
                     return await trio.open_unix_socket(place.path)
                 stream = await trio.open_tcp_stream(place.host, place.port)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 raise connect_failed(place.peer, error) from None
             if place.context is None:
                 return stream

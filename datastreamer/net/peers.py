@@ -13,16 +13,17 @@ import socket
 from collections.abc import Callable
 
 from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer, PeerError, UsageError
+from datastreamer.protocol.arguments import is_number
 
 
 def check_port(port: int) -> None:
     """Raises `UsageError` for a number that is no port to connect to."""
-    if not 0 < port < 1 << 16:
-        raise UsageError(f"ports to connect to run from 1 to 65535, not {port}")
+    if not is_number(port, 1, 65535):
+        raise UsageError(f"ports to connect to run from 1 to 65535, not {port!r}")
 
 
-def connect_failed(peer: str, error: OSError) -> ConnectFailed:
-    """The exception for a connection that could not be made."""
+def connect_failed(peer: str, error: OSError | UnicodeError) -> ConnectFailed:
+    """The exception for a connection that could not be made, or a name that no host can have."""
     return ConnectFailed(f"cannot connect to {peer}: {_reason(error)}; is a server running there?")
 
 
@@ -108,7 +109,7 @@ def _reason(error: BaseException) -> str:
     error = next(iter(getattr(error, "exceptions", ())), error)
     # OpenSSL's errors have numbers of their own.
     openssl = getattr(error, "reason", None)
-    if isinstance(openssl, str):
+    if isinstance(openssl, str) and isinstance(error, OSError):
         return f"TLS: {openssl.lower().replace('_', ' ')}"
     number = error.errno if isinstance(error, OSError) else None
     if number is not None and number > 0:

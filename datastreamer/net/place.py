@@ -20,6 +20,9 @@ from datastreamer.net.peers import check_port, connect_failed, connect_timeout
 if TYPE_CHECKING:
     import ssl
 
+# What TLS has room for.
+_LONGEST_NAME = 255
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -50,14 +53,10 @@ def place_of(
 
     `tls` True is TLS with the CAs that the system trusts. Raises `UsageError`.
     """
-    if server_name is not None and tls is False:
-        raise UsageError("a server name is for TLS; say tls=True or give a context, too")
+    check_place(host, port, tls, server_name)
     if host.startswith(UNIX):
-        if tls is not False:
-            raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
         path = os.path.abspath(host[len(UNIX) :])
         return Place(UNIX + path, path, host, 0, None, "")
-    check_port(port)
     host = unbracketed(host)
     context = None
     if tls is not False:
@@ -67,6 +66,23 @@ def place_of(
     # Certificates know nothing of the interface behind a link-local address.
     name = server_name or host.partition("%")[0]
     return Place(address_of((host, port)), None, host, port, context, name)
+
+
+def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None) -> None:
+    """Raises `UsageError` for what is no place of a server, wherever it is."""
+    if server_name is not None and tls is False:
+        raise UsageError("a server name is for TLS; say tls=True or give a context, too")
+    if server_name:
+        try:
+            length = 0 if "\0" in server_name else len(server_name.encode("idna"))
+        except UnicodeError:
+            length = 0
+        if not 1 <= length <= _LONGEST_NAME:
+            raise UsageError(f"tls_server_name: no certificate can name {server_name!r}")
+    if not host.startswith(UNIX):
+        check_port(port)
+    elif tls is not False:
+        raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
 
 
 def connect_blocking(place: Place, timeout: float) -> socket.socket:
@@ -84,7 +100,7 @@ def connect_blocking(place: Place, timeout: float) -> socket.socket:
                 made.connect(place.path)
     except TimeoutError:
         raise connect_timeout(place.peer, timeout) from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise connect_failed(place.peer, error) from None
     tune(made)
     if place.context is None:

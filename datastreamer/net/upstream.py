@@ -20,6 +20,7 @@ from datastreamer.format import DEFAULT_PORT, Header
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from datastreamer.net.listen import UNIX, address_of
+from datastreamer.net.place import check_place
 from datastreamer.position import KEPT, Identity
 from datastreamer.protocol import exchanges
 from datastreamer.storage.stream import DataStream
@@ -34,12 +35,15 @@ _MOST_COMPARED: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server to relay: what `connect` is told of it."""
+    """A server to relay: what `connect` is told of it. Raises `UsageError` as that does."""
 
     host: str
     port: int = DEFAULT_PORT
     tls: bool | ssl.SSLContext = False
     tls_server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_place(self.host, self.port, self.tls, self.tls_server_name)
 
     @property
     def name(self) -> str:

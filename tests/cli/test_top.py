@@ -219,11 +219,12 @@ def test_somebody_else_at_the_port(invoke: Invoke, answer: bytes) -> None:
 def test_nobody_at_the_port(invoke: Invoke) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    for verb in ("top", "clients"):
-        done = invoke(verb, f"127.0.0.1:{port}")
-        assert done.code == 1
-        assert f"error: 127.0.0.1:{port}: no answer: " in done.err
-        assert done.err.count("\n") == 1
+    for address in (f"127.0.0.1:{port}", "a..b:77"):
+        for verb in ("top", "clients"):
+            done = invoke(verb, address)
+            assert done.code == 1
+            assert f"error: {address}: no answer: " in done.err
+            assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

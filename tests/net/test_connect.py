@@ -246,6 +246,16 @@ async def test_no_such_host() -> None:
             raise AssertionError
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "\ud800", "unix:\ud800"])
+async def test_a_name_that_no_host_can_have(host: str) -> None:
+    told = "cannot connect to .*: (?!TLS).*; is a server running there"
+    with pytest.raises(ConnectFailed, match=told):
+        async with connect(host):
+            raise AssertionError
+    with pytest.raises(ConnectFailed, match=told):
+        await trio.to_thread.run_sync(BlockingClient, host)
+
+
 @pytest.mark.parametrize("port", [0, -1, 65536])
 async def test_no_such_port(port: int) -> None:
     with pytest.raises(UsageError, match=str(port)):

@@ -18,6 +18,7 @@ from datastreamer.net.blocking_relay import BlockingRelay
 from datastreamer.net.embed import StreamServer
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.relay import Relay
+from datastreamer.net.upstream import Upstream
 from datastreamer.protocol.messages import HeaderQuery
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, End, Fault, FaultyServer
@@ -109,6 +110,18 @@ async def test_serves_while_the_upstream_is_gone(tmp_path: Path, upstream: DataS
         await server.start()
         await alone.has(100)
         assert contents(alone.stream) == contents(upstream)
+
+
+async def test_a_name_that_no_host_can_have_is_an_upstream_that_is_not_there(
+    tmp_path: Path, upstream: DataStream
+) -> None:
+    fill(upstream, 50)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, upstream)
+        nobody = Upstream("a..b")
+        relay = await relaying(nursery, tmp_path / "relay.bin", nobody, server.port)
+        await relay.has(50)
+        assert relay.relay.states[0].lost.startswith("cannot connect to a..b:6900: ")
 
 
 async def test_waits_for_an_upstream_to_say_whose_stream_it_is(

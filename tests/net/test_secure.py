@@ -14,6 +14,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -33,9 +34,11 @@ from datastreamer.net import secure
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.client import connect
 from datastreamer.net.embed import StreamServer
+from datastreamer.net.relay import Relay
 from datastreamer.net.secure import TLSTransport, reload_on_hangup
 from datastreamer.net.server import serve
 from datastreamer.net.tls import ServerTLS, client_tls
+from datastreamer.net.upstream import Upstream
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import Open, Peer, append, over_tls, until
@@ -533,6 +536,16 @@ def test_where_a_server_cannot_be(authority: Authority) -> None:
         ({"tls_server_name": "x"}, "a server name is for TLS"),
         ({"host": "unix:/x", "tls": True}, "unix:/x: a Unix socket is spoken to without TLS"),
         ({"port": 70_000}, "ports to connect to run from 1 to 65535"),
+        ({"port": "1"}, "ports to connect to run from 1 to 65535"),
+        *(
+            ({"tls": True, "tls_server_name": name}, "tls_server_name: no certificate can name")
+            for name in ("a\0b", "a..b", "a" * 64, "a." * 150, "\ud800")
+        ),
     ):
+        place: dict[str, Any] = {"host": HOST, "port": 1, **words}
         with pytest.raises(UsageError, match=message):
-            BlockingClient(**{"host": HOST, "port": 1, **words})  # type: ignore[arg-type]
+            BlockingClient(**place)
+        with pytest.raises(UsageError, match=message):
+            Relay([("localhost", 1), Upstream(**place)], "nowhere.bin")
+    with pytest.raises(UsageError, match="ports to connect to"):
+        Relay([("localhost", 1), ("localhost", 0)], "nowhere.bin")
