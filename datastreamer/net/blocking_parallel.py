@@ -11,11 +11,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import HistoryChanged, PeerError, StreamClosed, TLSFailed, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    DatastreamerError,
+    HistoryChanged,
+    PeerError,
+    StreamClosed,
+    TLSFailed,
+    UnknownEntry,
+    UsageError,
+)
 from datastreamer.format import Header
 from datastreamer.net.blocking import BlockingClient
-from datastreamer.net.pieces import AHEAD, WAITING, Story, bounds_of_pieces
-from datastreamer.protocol.batches import BATCH_BYTES
+from datastreamer.net.pieces import AHEAD, WAITING, Story, bounds_of_pieces, part_held
+from datastreamer.protocol.batches import BATCH_BYTES, past_the_end
 
 
 def blocking_parallel_read(
@@ -63,7 +73,7 @@ class _Reading:
         self._clients: set[BlockingClient] = set()
 
     def run(self, start: int, stop: int | None, connections: int) -> Iterator[EntryBatch]:
-        bounds = bounds_of_pieces(self._first_header(), start, stop, connections)
+        bounds = bounds_of_pieces(self._first_header(stop), start, stop, connections)
         self._pieces = [_Piece(*place) for place in bounds]
         self._allowed = connections * AHEAD
         threads = [
@@ -76,9 +86,7 @@ class _Reading:
             for piece in self._pieces:
                 while (batch := self._await_batch(piece)) is not None:
                     yield batch
-            for at in self._story.tellers:
-                with BlockingClient(*self._servers[at], **self._options) as client:
-                    self._recognize(at, client)
+            self._ask_again()
         finally:
             self._close()
             for thread in threads:
@@ -93,15 +101,31 @@ class _Reading:
         for client in clients:
             client.close()
 
-    def _first_header(self) -> Header:
+    def _first_header(self, stop: int | None) -> Header:
+        failure: DatastreamerError | None = None
         for at in range(len(self._servers)):
             try:
                 with BlockingClient(*self._servers[at], **self._options) as client:
-                    return self._recognize(at, client)
-            except PeerError:
-                if at == len(self._servers) - 1:
-                    raise
-        raise AssertionError("there is a server at least")
+                    header = self._recognize(at, client)
+            except PeerError as error:
+                failure = error
+            else:
+                if stop is None or stop <= header.total_entries:
+                    return header
+                failure = UnknownEntry(stop - 1, header.total_entries)
+        assert failure is not None
+        raise failure
+
+    def _ask_again(self) -> None:
+        lost: list[PeerError] = []
+        for at in self._story.tellers:
+            try:
+                with BlockingClient(*self._servers[at], **self._options) as client:
+                    self._recognize(at, client)
+            except (ConnectFailed, ConnectionLost) as error:
+                lost.append(error)
+        if lost and len(lost) == len(self._story.tellers):
+            raise lost[0]
 
     def _recognize(self, at: int, client: BlockingClient) -> Header:
         capabilities, header = client.capabilities(), client.header()
@@ -143,13 +167,17 @@ class _Reading:
                 with BlockingClient(*self._servers[server], **self._options) as client:
                     self._clients.add(client)
                     try:
-                        self._recognize(server, client)
+                        total = self._recognize(server, client).total_entries
                         while (piece := piece or self._take()) is not None:
                             for batch in client.read_batches(
-                                from_entry=piece.number, stop=piece.stop, max_bytes=self._max_bytes
+                                from_entry=piece.number,
+                                stop=part_held(piece.number, piece.stop, total),
+                                max_bytes=self._max_bytes,
                             ):
                                 self._put(piece, batch)
                                 failed = 0
+                            if piece.number < piece.stop:
+                                raise past_the_end(piece.number)
                             with self._changed:
                                 piece.whole = True
                                 self._changed.notify_all()

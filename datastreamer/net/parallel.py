@@ -14,11 +14,20 @@ from typing import Any
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import HistoryChanged, PeerError, TLSFailed, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    DatastreamerError,
+    HistoryChanged,
+    PeerError,
+    TLSFailed,
+    UnknownEntry,
+    UsageError,
+)
 from datastreamer.format import Header
 from datastreamer.net.client import Client, connect
-from datastreamer.net.pieces import AHEAD, WAITING, Story, bounds_of_pieces
-from datastreamer.protocol.batches import BATCH_BYTES
+from datastreamer.net.pieces import AHEAD, WAITING, Story, bounds_of_pieces, part_held
+from datastreamer.protocol.batches import BATCH_BYTES, past_the_end
 
 
 @asynccontextmanager
@@ -44,9 +53,11 @@ async def parallel_read(
     next, and an error is raised where none of them has it. Kept in memory are at most 6 batches
     of `max_bytes` for each connection, whatever the reader does.
 
-    Raises `HistoryChanged` where the servers' streams are not the same kind, and where one
+    Raises `UnknownEntry` where no server holds as much as `stop` says, whatever is committed
+    later; `HistoryChanged` where the servers' streams are not the same kind, and where one
     that can tell (servers that have batches can) has taken entries back or changed them while
-    it was read, at the latest at the end. What is raised cancels the block.
+    it was read, at the latest at the end: of several that can tell one is to be there then.
+    What is raised cancels the block.
     """
     if not servers or connections < 1:
         raise UsageError("entries are read from one server at least, over one connection at least")
@@ -96,19 +107,25 @@ class _Reading:
 
     async def prepare(self, start: int, stop: int | None, connections: int) -> None:
         """Divide what is to be read."""
-        bounds = bounds_of_pieces(await self._first_header(), start, stop, connections)
+        bounds = bounds_of_pieces(await self._first_header(stop), start, stop, connections)
         self.pieces = [_Piece(*place) for place in bounds]
         self._room = trio.Semaphore(connections * AHEAD)
 
-    async def _first_header(self) -> Header:
+    async def _first_header(self, stop: int | None) -> Header:
+        """That of the first server that holds all that is to be read."""
+        failure: DatastreamerError | None = None
         for at in range(len(self._servers)):
             try:
                 async with connect(*self._servers[at], **self._options) as client:
-                    return await self._recognize(at, client)
-            except PeerError:
-                if at == len(self._servers) - 1:
-                    raise
-        raise AssertionError("there is a server at least")
+                    header = await self._recognize(at, client)
+            except PeerError as error:
+                failure = error
+            else:
+                if stop is None or stop <= header.total_entries:
+                    return header
+                failure = UnknownEntry(stop - 1, header.total_entries)
+        assert failure is not None
+        raise failure
 
     async def _recognize(self, at: int, client: Client) -> Header:
         capabilities, header = await client.capabilities(), await client.header()
@@ -123,15 +140,19 @@ class _Reading:
             server = at % len(self._servers)
             try:
                 async with connect(*self._servers[server], **self._options) as client:
-                    await self._recognize(server, client)
+                    total = (await self._recognize(server, client)).total_entries
                     while (piece := piece or await self._take()) is not None:
                         reading = client.read_batches(
-                            from_entry=piece.number, stop=piece.stop, max_bytes=self._max_bytes
+                            from_entry=piece.number,
+                            stop=part_held(piece.number, piece.stop, total),
+                            max_bytes=self._max_bytes,
                         )
                         async for batch in reading:
                             await piece.put.send(batch)
                             piece.number = batch.next_number
                             failed = 0
+                        if piece.number < piece.stop:
+                            raise past_the_end(piece.number)
                         piece.put.close()
                         piece = None
                 return
@@ -159,6 +180,16 @@ class _Reading:
                 async for batch in piece.taken:
                     yield batch
             self._room.release()
+        await self._ask_again()
+
+    async def _ask_again(self) -> None:
+        """Those that can tell, whether that was the history to its end."""
+        lost: list[PeerError] = []
         for at in self._story.tellers:
-            async with connect(*self._servers[at], **self._options) as client:
-                await self._recognize(at, client)
+            try:
+                async with connect(*self._servers[at], **self._options) as client:
+                    await self._recognize(at, client)
+            except (ConnectFailed, ConnectionLost) as error:
+                lost.append(error)
+        if lost and len(lost) == len(self._story.tellers):
+            raise lost[0]

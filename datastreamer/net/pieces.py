@@ -30,6 +30,12 @@ def bounds_of_pieces(
     return [(number, min(number + size, stop)) for number in range(start, stop, size)]
 
 
+def part_held(number: int, stop: int, total: int) -> int:
+    """Where to stop at a server that holds `total` entries: those that it lacks are read from
+    another, and not waited for."""
+    return max(number, min(stop, total))
+
+
 class Story:
     """Which stream the servers serve, and in which history, as far as they tell."""
 

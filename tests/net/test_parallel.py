@@ -14,7 +14,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer._codec import Entry
-from datastreamer.errors import ConnectFailed, ConnectionLost, HistoryChanged, UsageError
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    HistoryChanged,
+    UnknownEntry,
+    UsageError,
+)
 from datastreamer.net import pieces
 from datastreamer.net.blocking_parallel import blocking_parallel_read
 from datastreamer.net.parallel import parallel_read
@@ -133,6 +139,55 @@ async def test_a_server_that_is_not_there_is_passed_over(filled: DataStream, rea
         assert len(await read([gone, rig.address], connections=3)) == 8_000
     with pytest.raises(ConnectFailed):
         await read([gone], connections=3)
+
+
+class Leaving(StubServer):
+    """Serves a connection that asks for the header, and half of another; then it is gone."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(handler(Stub(HUNDRED)), self.leave)
+        self.most = most
+
+    def leave(self, connection: socket.socket) -> None:
+        stub, left = Stub(HUNDRED), self.most
+        while left > 0 and (data := connection.recv(65536)):
+            sent = stub.receive(data)[:left]
+            connection.sendall(sent)
+            left -= len(sent)
+        self.listener.close()
+
+
+async def test_one_that_is_gone_at_the_end_need_not_tell(read: Read) -> None:
+    with (
+        Leaving(1_000) as first,
+        StubServer(*[handler(Stub(HUNDRED)) for _ in range(2)]) as second,
+    ):
+        servers = [(server.host, server.port) for server in (first, second)]
+        assert await read(servers, connections=1, max_bytes=300) == HUNDRED
+        assert (first.accepted, second.accepted) == (2, 2)
+
+
+async def test_somebody_is_to_tell_at_the_end(read: Read) -> None:
+    with Leaving(1 << 20) as only, pytest.raises((ConnectFailed, ConnectionLost)):
+        await read([(only.host, only.port)], connections=1)
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_a_stop_behind_the_end_is_not_waited_for(
+    filled: DataStream, connections: int, read: Read
+) -> None:
+    async with over_loopback(filled) as rig:
+        with pytest.raises(UnknownEntry, match="no entry 8000: the stream holds 0 to 7999"):
+            await read([rig.address], 7_000, 8_001, connections=connections)
+
+
+async def test_what_a_server_lacks_is_read_from_the_next(read: Read) -> None:
+    with (
+        StubServer(*[handler(Stub(HUNDRED[:50])) for _ in range(3)]) as behind,
+        StubServer(*[handler(Stub(HUNDRED)) for _ in range(3)]) as ahead,
+    ):
+        servers = [(server.host, server.port) for server in (behind, ahead)]
+        assert await read(servers, 0, 100, connections=1) == HUNDRED
 
 
 async def test_none_that_has_it_is_an_error(read: Read) -> None:
