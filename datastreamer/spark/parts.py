@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.spark.files import Snapshot
 from datastreamer.spark.servers import ServerSnapshot
 
@@ -48,14 +48,17 @@ def cut_pages(
         yield FilePart(snapshot, first, behind, start, stop)
 
 
-def cut_entries(
-    snapshot: ServerSnapshot, start: int, stop: int, part_bytes: int
-) -> Iterator[ServerPart]:
-    """The parts of these entries, of about `part_bytes` each if all entries are of a size."""
-    header = snapshot.header
+def cut_entries(header: Header, start: int, stop: int, part_bytes: int) -> list[tuple[int, int]]:
+    """Pieces of these entries, of about `part_bytes` each if all entries are of a size."""
     size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
-    parts = _cut(start, stop, (stop - start) * size / part_bytes)
-    for turn, (first, behind) in enumerate(parts):
+    return _cut(start, stop, (stop - start) * size / part_bytes)
+
+
+def parts_of_entries(
+    snapshot: ServerSnapshot, pieces: list[tuple[int, int]]
+) -> Iterator[ServerPart]:
+    """A part for each of these pieces."""
+    for turn, (first, behind) in enumerate(pieces):
         yield ServerPart(snapshot, first, behind, turn)
 
 

@@ -18,8 +18,8 @@ from datastreamer.spark.bounds import ALL, Bounds, MarkKind, Range
 from datastreamer.spark.files import Snapshot, look_at, open_place, reader_of
 from datastreamer.spark.marks import MarkSearch
 from datastreamer.spark.options import Mark, Offset, Options
-from datastreamer.spark.parts import cut_entries, cut_pages
-from datastreamer.spark.servers import Servers, entry_of_mark, look_at_servers
+from datastreamer.spark.parts import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.servers import Servers, entry_of_mark, history_of, look_at_servers
 from datastreamer.storage.reader import Reader
 
 FindMark = Callable[[MarkKind, int], int]
@@ -87,7 +87,9 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
     servers = Servers(
         options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
     )
-    with servers.any() as client:
+    at, client = servers.any()
+    with client:
+        history = history_of(client)
         header = client.header()
         version = header.version if options.version is None else options.version
 
@@ -100,8 +102,10 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
             found = _between_marks(find, kind, wanted)  # type: ignore[arg-type]
             bounds = bounds.within(found.first, found.last + 1)
         if not bounds.empty:
-            snapshot = look_at_servers(servers, client, header, bounds.stop)
-            yield from cut_entries(snapshot, bounds.start, bounds.stop, options.partition_bytes)
+            pieces = cut_entries(header, bounds.start, bounds.stop, options.partition_bytes)
+            known = {at: history}
+            snapshot = look_at_servers(servers, client, header, bounds.stop, known, len(pieces))
+            yield from parts_of_entries(snapshot, pieces)
 
 
 def _between_marks(find: FindMark, kind: MarkKind, wanted: Range) -> Range:

@@ -6,11 +6,12 @@ of the history that was planned. Knows no table and no column.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
@@ -27,6 +28,7 @@ from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.endurance import BACKOFF
 from datastreamer.spark.bounds import MarkKind
 from datastreamer.spark.options import TLS, Address
+from datastreamer.storage.record import NO_ID
 from datastreamer.zkevm.keys import Mark, key_of
 
 
@@ -56,12 +58,12 @@ class Servers:
             resume=False,
         )
 
-    def any(self) -> BlockingClient:
-        """A connection to the first that answers. Raises what the last one did."""
+    def any(self) -> tuple[int, BlockingClient]:
+        """The first that answers, and a connection to it. Raises what the last one did."""
         turns = Turns(self, 0)
         while True:
             try:
-                return self.connect(turns.address)
+                return turns.at, self.connect(turns.address)
             except ConnectFailed as error:
                 turns.lost(error)
 
@@ -71,14 +73,14 @@ class Turns:
 
     def __init__(self, servers: Servers, first: int) -> None:
         self._servers = servers
-        self._at = first % len(servers.addresses)
+        self.at = first % len(servers.addresses)
         self._attempts = 0
         self._since = time.monotonic()
 
     @property
     def address(self) -> Address:
         """The server to ask."""
-        return self._servers.addresses[self._at]
+        return self._servers.addresses[self.at]
 
     def served(self) -> None:
         """Something came of it."""
@@ -89,7 +91,7 @@ class Turns:
         """Go to the next server; after all of them, wait first. Raises `error` at the end."""
         self._attempts += 1
         count = len(self._servers.addresses)
-        self._at = (self._at + 1) % count
+        self.at = (self.at + 1) % count
         rounds, within = divmod(self._attempts, count)
         if within:
             return
@@ -97,6 +99,26 @@ class Turns:
         if time.monotonic() + wait > self._since + self._servers.retry_for:
             raise error
         time.sleep(wait)
+
+
+class History(NamedTuple):
+    """What a server tells of its stream beyond the header: the epoch rises with everything that
+    is taken back or changed."""
+
+    stream_id: bytes
+    epoch: int
+
+
+Histories = Mapping[int, History | None]
+"""The histories of servers, by their places among the addresses; None for one that was asked
+and does not tell."""
+
+
+def history_of(client: BlockingClient) -> History | None:
+    """What the server tells of its history; None where it does not. A connection says it once:
+    as it was then."""
+    told = client.capabilities()
+    return History(told.stream_id, told.epoch) if told.revision else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +130,30 @@ class ServerSnapshot:
     end: Position
     """Behind the last entry that is read, with the hashes of those before it."""
 
+    histories: Histories
+    """Of the servers that parts begin with, but for those that were away."""
+
 
 def look_at_servers(
-    servers: Servers, client: BlockingClient, header: Header, stop: int
+    servers: Servers,
+    client: BlockingClient,
+    header: Header,
+    stop: int,
+    known: Histories,
+    parts: int,
 ) -> ServerSnapshot:
-    """What is to be read up to, not including, entry `stop`, which is at most the total."""
-    return ServerSnapshot(servers, header, position_at(client, stop))
+    """What is to be read in so many parts up to, not including, entry `stop`, which is at most
+    the total.
+
+    The histories that are `known` are of a time before the header's.
+    """
+    histories = dict(known)
+    for at, address in enumerate(servers.addresses[:parts]):
+        if at not in histories:
+            # What is wrong with it, its parts find out.
+            with contextlib.suppress(PeerError), servers.connect(address) as other:
+                histories[at] = history_of(other)
+    return ServerSnapshot(servers, header, position_at(client, stop), histories)
 
 
 def entry_of_mark(client: BlockingClient, version: int, kind: MarkKind, number: int) -> int:
@@ -146,14 +186,20 @@ def read_entries(
 
     Goes on with the next server where one is lost, for `retry_for` seconds without an entry.
     Raises what the last one did then, and `HistoryChanged` where the stream was cut back or
-    changed since the snapshot.
+    changed since the snapshot: what was read is sure when this ends, and not before.
     """
     turns = Turns(snapshot.servers, first_server)
+    histories = dict(snapshot.histories)
     position: Position | None = None
-    while start < stop:
+    while True:
         try:
             with snapshot.servers.connect(turns.address) as client:
+                told = _ensure_history(client, snapshot, histories, turns.at)
+                if start >= stop and told:
+                    return
                 _ensure_same(client, snapshot)
+                if start >= stop:
+                    return
                 begin = start if position is None else None
                 with client.batches(
                     from_entry=begin, from_position=position, stop=stop, types=types
@@ -170,9 +216,30 @@ def read_entries(
             turns.lost(error)
 
 
+def _ensure_history(
+    client: BlockingClient, snapshot: ServerSnapshot, histories: dict[int, History | None], at: int
+) -> bool:
+    """Whether server number `at` tells that its history is the one of `histories`, where it is
+    put if it is not known; raises `HistoryChanged` where it is another one."""
+    due = histories.get(at)
+    if due is None and at in histories:
+        return False
+    found = histories[at] = history_of(client)
+    if due is None:
+        return False
+    if found is None:
+        histories[at] = due
+        raise ConnectionLost(f"{client.peer} does not tell its history any more")
+    if found != due:
+        what = "entries were taken back or changed"
+        _changed(client, client.header(), snapshot.end, what)
+    return found.stream_id != NO_ID
+
+
 def _ensure_same(client: BlockingClient, snapshot: ServerSnapshot) -> None:
-    """Raise `HistoryChanged` where this server's stream is another one now, or has another
-    history; `ConnectionLost` where it does not have all of it yet, as a relay may."""
+    """Raise `HistoryChanged` where this server's stream is another one now, or the entries
+    before the end are others; `ConnectionLost` where it does not have all of it yet, as a relay
+    may."""
     header, end = client.header(), snapshot.end
     if Identity.of(header) != Identity.of(snapshot.header):
         _changed(client, header, end, f"it serves another stream, {Identity.of(header)}")

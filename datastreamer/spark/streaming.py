@@ -147,12 +147,14 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _parts(
         self, begin: StreamOffset, stop: StreamOffset, header: Header
     ) -> Sequence[InputPartition]:
+        until = min(stop.entry, header.total_entries)
+        parts: Sequence[InputPartition] = []
+        if begin.entry < until:
+            parts = self._upstream.parts(begin.entry, until, self._options.partition_bytes)
+        # Behind that: parts tell what changes after they were made, offsets what did before.
         self._ensure_kept(begin, header)
         self._ensure_kept(stop, header)
-        until = min(stop.entry, header.total_entries)
-        if begin.entry >= until:
-            return []
-        return self._upstream.parts(begin.entry, until, self._options.partition_bytes)
+        return parts
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, as record batches."""

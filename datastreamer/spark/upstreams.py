@@ -31,10 +31,16 @@ from datastreamer.spark.files import Snapshot, look_at, open_place, reader_of
 from datastreamer.spark.marks import MarkSearch
 from datastreamer.spark.offsets import digest_of
 from datastreamer.spark.options import Mark, Options
-from datastreamer.spark.parts import cut_entries, cut_pages
+from datastreamer.spark.parts import cut_entries, cut_pages, parts_of_entries
 from datastreamer.spark.places import Place
 from datastreamer.spark.planning import pages_of
-from datastreamer.spark.servers import Servers, entry_of_mark, look_at_servers, position_at
+from datastreamer.spark.servers import (
+    Servers,
+    entry_of_mark,
+    history_of,
+    look_at_servers,
+    position_at,
+)
 from datastreamer.storage.disk import Readable
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.reader import Cursor, Reader
@@ -234,8 +240,12 @@ class ServedStream:
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         client, header = self._seen()
-        snapshot = look_at_servers(self._servers, client, header, stop)
-        return list(cut_entries(snapshot, start, stop, part_bytes))
+        # The connection may be old, and tells what was when it was made.
+        with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
+            known = {self._turn: history_of(fresh)}
+        pieces = cut_entries(header, start, stop, part_bytes)
+        snapshot = look_at_servers(self._servers, client, header, stop, known, len(pieces))
+        return list(parts_of_entries(snapshot, pieces))
 
     def changed(self, what: str, entry: int) -> DatastreamerError:
         total = 0 if self._header is None else self._header.total_entries

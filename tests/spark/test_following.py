@@ -384,3 +384,16 @@ def test_a_server_with_another_history_is_an_error(serve: Serve) -> None:
         driver.batch()
     again = Driver(driver.offset, server=at(server), failOnDataLoss="false")
     assert again.numbers() == list(range(1000, 1100))
+
+
+def test_a_batch_of_a_server_that_was_changed_meanwhile_is_an_error(serve: Serve) -> None:
+    """Before it is handed out, wherever in the stream that was."""
+    server = serve("served")
+    driver = Driver(server=at(server))
+    start = driver.offset = driver.reader.initialOffset()
+    (part,) = driver.reader.partitions(start, driver.planned())
+    assert len(list(driver.reader.read(part))) > 0
+    server.stream.update_entry(5, 3, b"updated".ljust(100))
+    with pytest.raises(HistoryChanged, match="taken back or changed since this query was planned"):
+        list(driver.reader.read(part))
+    assert driver.numbers() == list(range(1000)), "a batch that is planned anew"

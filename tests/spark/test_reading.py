@@ -47,6 +47,7 @@ from datastreamer.format import PAGE_SIZE, page_start
 from datastreamer.storage.disk import OsFile
 from datastreamer.zkevm import encode, events
 from tests.arrow.damage import CASES, PAGES, damaged, write_pages
+from tests.net.stub import Stub, StubServer, handler, sample
 from tests.spark.conftest import Make
 from tests.spark.reading import Query
 
@@ -632,3 +633,63 @@ def test_a_servers_stream_that_was_cut_back_is_an_error(server: StreamServer, ag
             op.add_entries(9, [again] * 2)
     with pytest.raises(HistoryChanged, match="since this query was planned; run it again"):
         query.rows()
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Iterator[StreamServer]:
+    """A stream of 3,000 entries of 1 kB: more than its last 256 stand behind one another."""
+    path = tmp_path / "many.bin"
+    options = {"index": "memory", "limits": Limits(grace=0), "sync": "os"}
+    with StreamServer(path, host="127.0.0.1", port=0, **options) as served:
+        with served.stream.atomic_op() as op:
+            op.add_entries(1, [number.to_bytes(4, "big") * 250 for number in range(3000)])
+        yield served
+
+
+def test_an_entry_that_a_server_updated_is_an_error(many: StreamServer) -> None:
+    query = Query(server=f"127.0.0.1:{many.port}", partitionBytes="1m")
+    many.stream.update_entry(5, 1, b"u" * 1000)
+    for at in range(len(query.parts)):
+        with pytest.raises(HistoryChanged, match="entries were taken back or changed since this"):
+            query.part(at)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_servers_stream_that_changes_while_a_part_is_read(many: StreamServer, cut: bool) -> None:
+    """Also where nothing shows it but the epoch."""
+    query = Query(server=f"127.0.0.1:{many.port}", partitionBytes="1500k")
+    assert len(query.parts) == 2
+    reading = query._reader.read(query.parts[0])
+    next(reading)
+    query.part(1)
+    if cut:
+        many.stream.truncate(1400)
+        with many.stream.atomic_op() as op:
+            op.add_entries(9, [b"other"] * 200)
+    else:
+        many.stream.update_entry(5, 1, b"u" * 1000)
+    with pytest.raises(HistoryChanged, match="since this query was planned; run it again"):
+        list(reading)
+
+
+def test_each_of_several_servers_tells_its_own_history(many: StreamServer, tmp_path: Path) -> None:
+    """As relays do, whose epochs are their own."""
+    copy = tmp_path / "copy.bin"
+    with StreamServer(copy, host="127.0.0.1", port=0, index="memory", sync="os") as other:
+        with other.stream.atomic_op() as op:
+            op.add_entries(1, [entry.data for entry in many.stream.entries()])
+        query = Query(server=f"127.0.0.1:{many.port},127.0.0.1:{other.port}", partitionBytes="1m")
+        assert [row["number"] for row in query.rows()] == list(range(3000))
+        other.stream.update_entry(5, 1, b"u" * 1000)
+        assert query.part(0)
+        with pytest.raises(HistoryChanged, match=f"127.0.0.1:{other.port}: entries were taken ba"):
+            query.part(1)
+
+
+@pytest.mark.parametrize("extensions", ["refused", "closed"])
+def test_a_server_that_tells_no_history_is_read(extensions: str) -> None:
+    entries = sample(300)
+    stubs = [Stub(entries, extensions=extensions) for _ in range(6)]
+    with StubServer(*map(handler, stubs)) as server:
+        rows = Query(server=f"127.0.0.1:{server.port}").rows()
+        assert [row["data"] for row in rows] == [entry.data for entry in entries]
