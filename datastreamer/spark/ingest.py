@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -51,8 +52,12 @@ class Ingest:
         self._ranges = Ranges(self._source, out)
         try:
             for begun in self._ranges.begun():
-                # A crash cut it off. What there is of it is written over.
-                self._write(begun)
+                # A crash cut it off.
+                if begun.stop <= self._ranges.total():
+                    self._write(begun)
+                else:
+                    self._clear(begun)
+                    self._ranges.forget(begun)
         except BaseException:
             self.close()
             raise
@@ -109,13 +114,26 @@ class Ingest:
     # One range.
 
     def _write(self, wanted: Range) -> None:
-        """All tables' rows of a range. Again, where it was begun before: it is written over."""
+        """All tables' rows of a range, in the place of what there is of it already."""
         self._ranges.begin(wanted)
+        self._clear(wanted)
         self._save(self._by_day(self._read("blocks", wanted)), "blocks", wanted, by_day=True)
         self._save(self._transactions(wanted), "transactions", wanted, by_day=True)
         for table in ("batches", "batch_ends"):
             self._save(self._read(table, wanted), table, wanted)
         self._ranges.finish(wanted)
+
+    def _clear(self, wanted: Range) -> None:
+        """Remove what was written of a range: other entries may stand in the stream there now,
+        of other days."""
+        for table in TABLES:
+            for pattern in (f"range={wanted.name}", f"day=*/range={wanted.name}"):
+                for left in (self._out / table).glob(pattern):
+                    try:
+                        shutil.rmtree(left)
+                    except OSError as error:
+                        what = f"cannot be removed: {error.strerror}"
+                        raise StreamFileError(str(left), what) from None
 
     def _read(self, table: str, wanted: Range, start: str | None = None) -> DataFrame:
         return (

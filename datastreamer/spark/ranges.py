@@ -72,6 +72,10 @@ class Ranges:
         """Record that a range is being written, or written again."""
         self._record(wanted, "begun").touch()
 
+    def forget(self, begun: Range) -> None:
+        """A range that was begun is none any more: the stream ends before it does."""
+        self._record(begun, "begun").unlink()
+
     def finish(self, wanted: Range) -> None:
         """Record that a range is there whole, and how it ends."""
         header = self._upstream.look()

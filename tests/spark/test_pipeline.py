@@ -13,6 +13,7 @@ from datastreamer import DataStream, zkevm
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.spark.ingest import Ingest
 from datastreamer.spark.queries import QUERIES, draw, open_tables
+from datastreamer.spark.ranges import Range, Ranges
 
 TIME = 1_700_000_000
 
@@ -32,6 +33,17 @@ def publish(stream: DataStream, blocks: int) -> None:
                 block.tx(b"no transaction")
     if blocks % 2 == 0:
         batch.__exit__(None, None, None)
+
+
+def put(stream: DataStream, blocks: list[tuple[int, int, int]]) -> None:
+    """Blocks of these numbers and times, with so many transactions each."""
+    with stream.atomic_op() as op:
+        for number, time, transactions in blocks:
+            mark = zkevm.BookMark(zkevm.BookmarkType.L2_BLOCK, number)
+            op.add_bookmark(zkevm.encode(mark, version=3)[1])
+            op.add_entry(*zkevm.encode(zkevm.L2Block(number, timestamp=time), version=3))
+            for _ in range(transactions):
+                op.add_entry(*zkevm.encode(zkevm.Transaction(number, encoded=b"x"), version=3))
 
 
 def events(path: Path) -> list[Any]:
@@ -133,6 +145,47 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
         stream.truncate(stream.total_entries - 1)
         with pytest.raises(StreamFileError, match="are not this stream's any more"):
             Ingest(spark, {"path": str(path)}, out)
+
+
+def test_what_a_crash_left_of_a_range_is_gone_where_the_stream_holds_others_now(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+
+    def crashed() -> None:
+        def crash(self: Ranges, wanted: Range) -> None:
+            raise KeyboardInterrupt
+
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        with monkeypatch.context() as patched:
+            patched.setattr(Ranges, "finish", crash)
+            with pytest.raises(KeyboardInterrupt):
+                ingest.backfill()
+        ingest.close()
+
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME + 86_400 * number, 1) for number in range(6)])
+        total = stream.total_entries
+        crashed()
+        stream.truncate(0)
+        put(stream, [(0, TIME + 86_400 * 30, 1)])
+        # The range goes further than the stream does now: there is none.
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        assert (ingest.done, list((out / "_ranges").glob("*.begun"))) == (0, [])
+        ingest.close()
+        crashed()
+        stream.truncate(0)
+        put(stream, [(number, TIME + 86_400 * 60, 1) for number in range(6)])
+        assert stream.total_entries == total
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        ingest.backfill()
+        ingest.close()
+        tables = open_tables(spark, out)
+        for name, kind in (("blocks", zkevm.L2Block), ("transactions", zkevm.Transaction)):
+            rows = tables[name].orderBy("entry_number").collect()
+            numbers = [n for n, event in enumerate(events(path)) if isinstance(event, kind)]
+            assert [row.entry_number for row in rows] == numbers
+            assert {row.timestamp for row in rows} == {TIME + 86_400 * 60}
 
 
 def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
