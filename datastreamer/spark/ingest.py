@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,6 +28,8 @@ CHUNK: Final = 5_000_000
 """So many entries of a backfill are one range."""
 
 _MOST: Final = (1 << 63) - 1
+# The first and the last second that have a date in Python, and in everything else.
+_DATES: Final = (-62_135_596_800, 253_402_300_799)
 _OPENED: Final = (
     "kind int, nonce long, gas long, gas_price long, value string, to binary, hash binary, "
     "sender binary, open_error string"
@@ -135,32 +137,55 @@ class Ingest:
                         what = f"cannot be removed: {error.strerror}"
                         raise StreamFileError(str(left), what) from None
 
-    def _read(self, table: str, wanted: Range, start: str | None = None) -> DataFrame:
+    def _read(self, table: str, wanted: Range, start: int | None = None) -> DataFrame:
         return (
             self._spark.read.format("datastream")
             .options(**self._source)
             .option("table", table)
-            .option("startingOffset", start or str(wanted.start))
-            .option("endingOffset", str(wanted.stop))
+            .option("startingOffset", wanted.start if start is None else start)
+            .option("endingOffset", wanted.stop)
             .load()
         )
 
     def _by_day(self, blocks: DataFrame) -> DataFrame:
-        return blocks.withColumn("day", f.to_date(f.timestamp_seconds("timestamp")))
+        """Blocks with their days in UTC; null for a time that is in no year from 1 to 9999."""
+        day = f.date_from_unix_date(f.floor(f.col("timestamp") / 86400).cast("int"))
+        return blocks.withColumn("day", f.when(f.col("timestamp").between(*_DATES), day))
 
     def _transactions(self, wanted: Range) -> DataFrame:
-        """Transactions, opened, with the day and time of their blocks."""
+        """Transactions, opened, with the day and time of their blocks; null where there is no
+        such block."""
         rows = self._read("transactions", wanted)
-        first = rows.agg(f.min("l2block_number")).first()
+        first = rows.agg(f.min_by("l2block_number", "entry_number")).first()
         # A plain UDF: nearly all of its time is the opening, and Arrow's want pandas.
         opened = rows.withColumn("opened", f.udf(_opened, _OPENED, useArrow=False)("encoded"))
         opened = opened.select(*rows.columns, "opened.*").drop("encoded")
-        # The first one's block may stand before the range.
-        start = None if first is None or first[0] is None else f"block:{first[0]}"
+        start = wanted.start
+        if first is not None and first[0] is not None:
+            # The first one's block may stand before the range.
+            start = min(start, self._ranges.entry_of_block(first[0], start))
         blocks = self._by_day(self._read("blocks", wanted, start)).select(
-            f.col("number").alias("l2block_number"), "timestamp", "day"
+            "number", "entry_number", "timestamp", "day"
         )
-        return opened.join(blocks, "l2block_number", "left")
+        # A number may stand there twice: a block has the transactions up to the next of its number,
+        # and the first one those before it, too.
+        same = Window.partitionBy("number").orderBy("entry_number")
+        blocks = blocks.select(
+            f.col("number").alias("l2block_number"),
+            f.when(f.lag("entry_number").over(same).isNotNull(), f.col("entry_number")).alias(
+                "_from"
+            ),
+            f.lead("entry_number").over(same).alias("_to"),
+            "timestamp",
+            "day",
+        )
+        number = f.col("entry_number")
+        within = (f.coalesce("_from", f.lit(0)) <= number) & (
+            f.coalesce("_to", f.lit(_MOST)) > number
+        )
+        own = (opened["l2block_number"] == blocks["l2block_number"]) & within
+        joined = opened.join(blocks, own, "left").drop(blocks["l2block_number"])
+        return joined.drop("_from", "_to")
 
     def _save(self, rows: DataFrame, table: str, wanted: Range, *, by_day: bool = False) -> None:
         columns = ["day", "range"] if by_day else ["range"]

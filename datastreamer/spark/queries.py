@@ -119,7 +119,8 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     below.set_xlabel("block")
     by_sender = Figure(figsize=(10, 4), layout="constrained")
     bars = by_sender.subplots()
-    bars.barh([name[:12] for name in senders["sender"]][::-1], senders["gas"][::-1])
+    gas = [sent or 0 for sent in senders["gas"]]
+    bars.barh([name[:12] for name in senders["sender"]][::-1], gas[::-1])
     bars.set_xlabel("gas that their transactions may use")
 
     drawn = []

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.errors import FileMissing, StreamFileError, UnknownBookmark, UsageError
 from datastreamer.position import Identity
 from datastreamer.spark.offsets import StreamOffset
-from datastreamer.spark.options import read_options
+from datastreamer.spark.options import Mark, read_options
 from datastreamer.spark.upstreams import upstream_of
 
 _FIRST_VERSION: Final = 2
@@ -63,6 +63,14 @@ class Ranges:
     def total(self) -> int:
         """How many entries the stream holds now."""
         return self._upstream.look().total_entries
+
+    def entry_of_block(self, number: int, default: int) -> int:
+        """The entry of a block's bookmark, as the stream is now; `default` where there is none."""
+        self._upstream.look()
+        try:
+            return self._upstream.entry_of(Mark("block", number))
+        except UnknownBookmark:
+            return default
 
     def begun(self) -> list[Range]:
         """The ranges that were begun and not finished."""

@@ -188,6 +188,36 @@ def test_what_a_crash_left_of_a_range_is_gone_where_the_stream_holds_others_now(
             assert {row.timestamp for row in rows} == {TIME + 86_400 * 60}
 
 
+def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
+    """Numbers that stand there twice or not at all, and times that have no date."""
+    path, out = tmp_path / "odd.bin", tmp_path / "out"
+    times = [TIME, TIME + 86_400, TIME + 2 * 86_400, 2**62, 300_000_000_000, (1 << 63) - 1]
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(1, times[0], 1), (2, times[1], 1), (2, times[2], 2)])
+        first_range = stream.total_entries
+        with stream.atomic_op() as op:
+            for number in (2, 99):
+                op.add_entry(*zkevm.encode(zkevm.Transaction(number, encoded=b"x"), version=3))
+        put(stream, [(number, times[number], 1) for number in (3, 4, 5)])
+        ingest = Ingest(spark, {"path": str(path)}, out)
+        ingest.backfill(chunk=first_range)
+        ingest.close()
+    tables = open_tables(spark, out)
+    rows = tables["transactions"].orderBy("entry_number").collect()
+    assert [(row.l2block_number, row.timestamp) for row in rows] == [
+        *((1, times[0]), (2, times[1]), (2, times[2]), (2, times[2]), (2, times[2]), (99, None)),
+        *((number, times[number]) for number in (3, 4, 5)),
+    ]
+    none = [row.l2block_number for row in rows if row.day is None]
+    assert none == [99, 3, 4, 5]
+    blocks = tables["blocks"].orderBy("entry_number").collect()
+    assert [row.timestamp for row in blocks] == times
+    assert [row.day and row.day.day for row in blocks] == [14, 15, 16, None, None, None]
+    for query in QUERIES.values():
+        spark.sql(query.sql).collect()
+    draw(spark, tmp_path / "charts")
+
+
 def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "one.bin", version=1, system_id=7, sync="os"):
         pass
