@@ -7,7 +7,6 @@ of each page that it looks at, up to the first bookmark of the kind.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -19,7 +18,7 @@ from datastreamer.zkevm.keys import Mark, key_of, mark_of
 
 # Of a page that is looked at; twice as much where no bookmark stands in it.
 _LOOK: Final = 64 << 10
-# So many pages without a bookmark of the kind: they are of no help.
+# So many pages without a bookmark of the kind: they are of no help where it is not needed.
 _PATIENCE: Final = 32
 
 
@@ -40,11 +39,17 @@ class MarkSearch:
         self._kind = kind
         self._pages = pages_for(reader.head.length)
         self._firsts: dict[int, Found | None] = {}
+        self._damage: DamagedEntry | None = None
 
     def exact(self, number: int) -> int:
-        """The entry of the bookmark of this block or batch. Raises `UnknownBookmark`."""
-        before, _ = self._around(number)
+        """The entry of the bookmark of this block or batch, whatever it takes to find it.
+
+        Raises `UnknownBookmark`; the damage, where that may hide it.
+        """
+        before, _ = self._around(number, self._pages)
         if before is None or before.number != number:
+            if self._damage is not None:
+                raise self._damage
             key = key_of(self._version, Mark(self._kind, number))
             raise UnknownBookmark(key, f"{self._path}: no bookmark {self._kind}:{number}")
         return before.entry
@@ -54,30 +59,30 @@ class MarkSearch:
         found = ALL
         before = behind = None
         if wanted.first > ALL.first:
-            before, behind = self._around(wanted.first)
+            before, behind = self._around(wanted.first, _PATIENCE)
         if wanted.last == ALL.last:
             behind = None
         elif behind is None or wanted.last > wanted.first:
-            behind = self._around(wanted.last)[1]
+            behind = self._around(wanted.last, _PATIENCE)[1]
         if before is not None:
             found &= Range(first=before.entry)
         if behind is not None:
             found &= Range(last=behind.entry - 1)
         return found
 
-    def _around(self, number: int) -> tuple[Found | None, Found | None]:
+    def _around(self, number: int, patience: int) -> tuple[Found | None, Found | None]:
         """The last bookmark with at most this number, and the first one behind it; None where
-        there is none, or it takes too long to find one."""
+        there is none, or more than `patience` pages behind one another have none."""
         low, high = 0, self._pages
         before = behind = None
         while low < high:
             middle = (low + high) // 2
-            for page in range(middle, min(high, middle + _PATIENCE)):
+            for page in range(middle, min(high, middle + patience)):
                 found = self._first_in(page)
                 if found is not None:
                     break
             else:
-                if high - middle > _PATIENCE:
+                if high - middle > patience:
                     return None, None
                 high = middle
                 continue
@@ -98,8 +103,10 @@ class MarkSearch:
         """The first bookmark in a page; None where there is none, or damage before it."""
         if page not in self._firsts:
             self._firsts[page] = None
-            with contextlib.suppress(DamagedEntry):
+            try:
                 self._firsts[page] = next(self._marks_in(page), None)
+            except DamagedEntry as error:
+                self._damage = error
         return self._firsts[page]
 
     def _marks_in(self, page: int) -> Iterator[Found]:

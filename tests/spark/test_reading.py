@@ -44,6 +44,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import PAGE_SIZE, page_start
+from datastreamer.spark import marks
 from datastreamer.storage.disk import OsFile
 from datastreamer.zkevm import encode, events
 from tests.arrow.damage import CASES, PAGES, damaged, write_pages
@@ -318,6 +319,22 @@ def test_blocks_without_a_bookmark_of_their_own_are_found(make: Make) -> None:
         query = Query(path=path, table="blocks", filters=[EqualTo(NUMBER, number)])
         assert number in [row["number"] for row in query.rows()]
         assert len(query.rows()) <= 3
+
+
+def test_a_bookmark_far_from_others_is_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and behind more pages without one than a filter looks at."""
+    monkeypatch.setattr(marks, "_PATIENCE", 2)
+    mark = (0xB0, encode(events.BookMark(1, 7), version=2)[1])
+    path = make([(9, bytes(1_000_000))] * 6 + [mark] + [(9, bytes(1_000_000))] * 8)
+    (row,) = Query(path=path, startingOffset="batch:7", endingOffset=7).rows()
+    assert (row["number"], row["type"]) == (6, 0xB0)
+    with pytest.raises(UnknownBookmark, match="no bookmark batch:8"):
+        Query(path=path, startingOffset="batch:8")
+    with path.open("r+b") as file:
+        file.seek(page_start(5) + 1_000_017)
+        file.write(b"\x77" * 10)
+    with pytest.raises(DamagedEntry, match="at byte"):
+        Query(path=path, startingOffset="batch:7")
 
 
 # Many files.
