@@ -97,5 +97,12 @@ def test_the_reason_of_an_error_is_our_own_line() -> None:
     told = "[SOMETHING] failed\nTraceback:\ndatastreamer.errors.UsageError: no such table\n\tat x"
     assert reason(PySparkException(told)) == "no such table"
     assert reason(PySparkException("[SOMETHING] failed\nTraceback")) == "[SOMETHING] failed"
+    told = (
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\n    f()\nKeyError: 7\n\nDuring handling of the above '
+        "exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        '  File "a.py", line 2, in g\n    g()\n    ^^^\nValueError: it is too long\n\n\tat x'
+    )
+    assert reason(PySparkException(told)) == "ValueError: it is too long"
     told = "An error occurred while calling None.JavaSparkContext.\n: java.SomeError: no\n\tat x"
     assert reason(Exception(told)) == "java.SomeError: no"
