@@ -38,12 +38,14 @@ class BatchReader(DataSourceReader):
         """The parts of all files that the query names, or of its server's stream."""
         return [] if self._bounds.empty else list(plan(self._options, self._bounds))
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of a part, as record batches."""
+    def read(self, partition: InputPartition, begin: int | None = None) -> Iterator[Any]:
+        """The rows of a part, as record batches. `begin`: where the query begins that reads its
+        entries in several plans."""
         if isinstance(partition, FilePart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             runs = read_pages(partition.snapshot, partition.first_page, partition.stop_page)
-            yield from rows.batches(runs, self._bounds.within(partition.start, partition.stop))
+            within = self._bounds.within(partition.start, partition.stop)
+            yield from rows.batches(runs, within, begin)
         elif isinstance(partition, ServerPart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             start, stop, types = partition.start, partition.stop, self._bounds.types

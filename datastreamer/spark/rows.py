@@ -46,14 +46,18 @@ class RowMaker:
                 "signed numbers holds: leave the column system_id out"
             )
 
-    def batches(self, runs: Iterable[EntryBatch | Lost], bounds: Bounds) -> Iterator[Any]:
+    def batches(
+        self, runs: Iterable[EntryBatch | Lost], bounds: Bounds, begin: int | None = None
+    ) -> Iterator[Any]:
         """The rows of the entries within the bounds: their numbers and types, that is.
 
-        Raises `DamagedEntry` and `DecodeFailed` in mode FAILFAST, after the rows before.
+        What is lost is told of at the first of it that the query wants: it begins with entry
+        `begin` (None: with the bounds), and others read what is before these bounds. Raises
+        `DamagedEntry` and `DecodeFailed` in mode FAILFAST, after the rows before.
         """
         for run in runs:
             if isinstance(run, Lost):
-                yield from self._lost(run, bounds)
+                yield from self._lost(run, bounds, bounds.start if begin is None else begin)
                 continue
             within = _within(run, bounds)
             if not within:
@@ -80,16 +84,16 @@ class RowMaker:
     def _constant(self, rows: int) -> Any:
         return pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
 
-    def _lost(self, lost: Lost, bounds: Bounds) -> Iterator[Any]:
+    def _lost(self, lost: Lost, bounds: Bounds, begin: int) -> Iterator[Any]:
         first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
         before = lost.next is not None and lost.next <= bounds.start
         if first >= bounds.stop or before:
             return
         if self._mode == "FAILFAST":
             raise lost.error
+        first = max(first, begin)
         # Of a lost entry no type is known, so a query for types does not want it.
-        if self._mode == "PERMISSIVE" and bounds.types is None:
-            first = max(first, bounds.start)
+        if self._mode == "PERMISSIVE" and bounds.types is None and first >= bounds.start:
             told = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
             columns = [
                 pa.array([told.get(field.name)], field.type) for field in self._columns.schema

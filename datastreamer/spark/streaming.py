@@ -158,7 +158,9 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, as record batches."""
-        return self._rows.read(partition)
+        # A bookmark and the stream's end are no entries that are lost.
+        start = self._options.start
+        return self._rows.read(partition, 0 if isinstance(start, Mark) else start)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the stream keeps all its entries, and Spark keeps the offset."""

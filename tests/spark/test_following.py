@@ -22,7 +22,9 @@ from datastreamer.errors import (
 )
 from datastreamer.spark.offsets import StreamOffset
 from datastreamer.zkevm.keys import Mark, key_of
+from tests.arrow.damage import damaged, write_pages
 from tests.spark.following import Driver
+from tests.spark.reading import Query
 
 
 def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None:
@@ -287,6 +289,22 @@ def test_a_loss_that_is_allowed_ends_what_is_available_now(growing: DataStream) 
     again = Driver(driver.offset, path=growing.path, failOnDataLoss="false")
     again.reader.prepareForTriggerAvailableNow()
     assert again.batches() == [[]]
+
+
+@pytest.mark.parametrize("start", [0, 252])
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
+def test_what_is_lost_is_told_once_in_whatever_batches(
+    tmp_path: Path, mode: str, start: int
+) -> None:
+    path = tmp_path / "pages.bin"
+    write_pages(path)
+    options = {"path": path, "mode": mode, "startingOffset": start}
+    with damaged(path, 50, "noise") as lost:
+        assert list(lost) == [250, 251, 252, 253, 254]
+        due = Query(**options).rows()
+        for limit in ({}, {"maxEntriesPerTrigger": 2}, {"maxBytesPerTrigger": "500k"}):
+            batches = Driver(**options, **limit).batches()
+            assert [row for rows in batches for row in rows] == due
 
 
 # Servers.
