@@ -178,9 +178,16 @@ def local_path(path: str) -> str | None:
     found = _SCHEME.match(path)
     if found is None:
         return path.removeprefix("file:")
-    if found[1].lower() == "file":
+    if found[1].lower() != "file":
+        return None
+    try:
         return fs.FileSystem.from_uri(path)[1]  # type: ignore[no-any-return]
-    return None
+    except ValueError as error:
+        # With a space or a bracket in it, say: no URI, and meant as it stands there.
+        plain = path[found.end() :]
+        if not plain.startswith("/"):
+            raise UsageError(f"{path}: {str(error).partition(chr(10))[0]}") from None
+        return plain
 
 
 def _parts(uri: str) -> tuple[str, str]:

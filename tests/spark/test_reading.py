@@ -386,6 +386,15 @@ def test_hdfs_without_its_client_is_told_in_a_line(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(told.value)
 
 
+def test_a_file_uri_is_taken_as_it_stands_where_it_is_none(tmp_path: Path) -> None:
+    write_chain(tmp_path / "a b.bin", 1)
+    rows = Query(path=tmp_path / "a b.bin").rows()
+    for name in ("a%20b.bin", "a b.bin", "[a] b.bin"):
+        assert Query(path=f"file://{tmp_path}/{name}", systemId="false").rows() == rows
+    with pytest.raises(UsageError, match=r"^file://a b\.bin: Cannot parse URI"):
+        Query(path="file://a b.bin")
+
+
 def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
     write_chain(tmp_path / "a[1].bin", 1)
     assert Query(path=tmp_path / "a[1].bin").table().num_rows > 0
