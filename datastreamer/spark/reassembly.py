@@ -85,6 +85,7 @@ def reassemble(
     """
     if messages.isStreaming:
         raise UsageError("these messages have no end: `reassemble_stream` takes them")
+    _check_budget(budget)
     # Nothing of it is used, but without it Spark hands nothing over.
     _need("pandas", "hand groups to Python")
     subscribed = _subscribed(subscribe)
@@ -132,6 +133,7 @@ def reassemble_stream(
         raise UsageError(f"reorg_threshold is at least 0, not {reorg_threshold}")
     if max_age is not None and not max_age > 0:
         raise UsageError(f"max_age is more than 0 seconds, or None, not {max_age}")
+    _check_budget(budget)
     _need_state(messages.sparkSession)
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
@@ -143,6 +145,11 @@ def reassemble_stream(
     processor = Lanes(subscribed, tuple(order), reorg_threshold, max_age, budget)
     told = found.groupBy("lane").transformWithState(processor, TOLD, "Append", "None")
     return views(told)
+
+
+def _check_budget(budget: int) -> None:
+    if budget <= 0:
+        raise UsageError(f"budget is at least a byte, not {budget}")
 
 
 def _need(package: str, doing: str) -> None:

@@ -326,6 +326,8 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
     rows = frame(spark, [])
     with pytest.raises(UsageError, match="there is no column height to order messages by"):
         reassemble(rows, order=["height"])
+    with pytest.raises(UsageError, match="budget is at least a byte, not 0"):
+        reassemble(rows, budget=0)
     with pytest.raises(UsageError, match="there is no value in key"):
         reassemble(rows.select("key"))
     with pytest.raises(UsageError, match="the column key is string, not binary"):
@@ -340,6 +342,8 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
     entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
     with pytest.raises(UsageError, match="these messages have no end"):
         reassemble(messages(entries))
+    with pytest.raises(UsageError, match="budget is at least a byte, not -1"):
+        reassemble_stream(messages(entries), budget=-1)
     with pytest.raises(UsageError, match="reorg_threshold is at least 0, not -1"):
         reassemble_stream(messages(entries), reorg_threshold=-1)
     with pytest.raises(UsageError, match="max_age is more than 0 seconds, or None, not 0"):
