@@ -15,6 +15,7 @@ from datastreamer.arrow.batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
+from datastreamer.protocol.endurance import MOST_SECONDS
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 ON_ERROR: Final[dict[Mode, OnError]] = {
@@ -28,6 +29,8 @@ BATCH_PART_BYTES: Final = 32 << 20
 """Of a streaming query's batch: it is small, and all cores want a part of it."""
 RETRY_SECONDS: Final = 30.0
 
+# Nothing in these says that the stream is elsewhere, which is told in words of its own.
+_PLACES: Final = ("path", "paths", "file", "server")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
 _PLACE: Final = re.compile(r"(block|batch):(\d+)")
@@ -144,6 +147,9 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
             raise UsageError(
                 f"there is no option {name!r}: the options are {', '.join(NAMES_OF_OPTIONS)}"
             )
+    for name, text in told.items():
+        if name in known and not text and known[name] not in _PLACES:
+            raise UsageError(f"option {known[name]}: it is empty; leave it out, or say something")
     read = _Texts({known[name]: text for name, text in told.items() if name in known and text})
     paths, servers = read.paths(), read.servers()
     if bool(paths) == bool(servers):
@@ -163,7 +169,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         system_id=read.flag("systemId"),
         push_filters=read.flag("pushFilters") or False,
         stream_type=read.number("streamType", STREAM_TYPE_SEQUENCER, U64_MAX),
-        version=read.number("streamVersion", None, 255),
+        version=read.number("streamVersion", None, 255, least=1),
         tls=read.tls(),
         timeout=read.seconds("timeout", 10.0, least=0.001),
         retry_for=read.seconds("retryFor", RETRY_SECONDS, endless="forever"),
@@ -171,7 +177,7 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         max_entries=read.count("maxEntriesPerTrigger"),
         max_bytes=read.size("maxBytesPerTrigger", None),
         fail_on_data_loss=read.flag("failOnDataLoss") is not False,
-        staging=told.get("stagingpath") or None,
+        staging=told.get("stagingpath"),
     )
 
 
@@ -186,6 +192,8 @@ class _Texts:
 
     def paths(self) -> tuple[str, ...]:
         one = self._texts.get("path") or self._texts.get("file")
+        if "path" in self._texts and "file" in self._texts:
+            raise UsageError("the options path and file mean the same: give one of them")
         if "paths" not in self._texts:
             return (one,) if one else ()
         try:
@@ -251,12 +259,12 @@ class _Texts:
             raise self._bad(name, "true or false")
         return None if not text else text == "true"
 
-    def number(self, name: str, default: Any, most: int) -> Any:
+    def number(self, name: str, default: Any, most: int, *, least: int = 0) -> Any:
         text = self._texts.get(name)
         if text is None:
             return default
-        if not _is_number(text, most):
-            raise self._bad(name, f"a number from 0 to {most}")
+        if not _is_number(text, most) or int(text) < least:
+            raise self._bad(name, f"a number from {least} to {most}")
         return int(text)
 
     def seconds(
@@ -269,9 +277,10 @@ class _Texts:
             seconds = float(text)
         except ValueError:
             seconds = -1.0
-        if not least <= seconds < float("inf"):
+        if not least <= seconds <= MOST_SECONDS:
             wanted = f"a number of seconds{f' or {endless}' if endless else ''}"
-            raise self._bad(name, f"{wanted}, {least} or more" if least else wanted)
+            bounds = f"{least:g} or more and at most {MOST_SECONDS:g}"
+            raise self._bad(name, f"{wanted}, {bounds}")
         return seconds
 
     def tls(self) -> TLS | None:
