@@ -9,14 +9,15 @@ import http.client
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
 from datastreamer.cli.options import number_option
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.source import read_address
+from datastreamer.format import U64_MAX
 
 if TYPE_CHECKING:
     import rich.console
@@ -34,6 +35,8 @@ LimitOption = Annotated[
     number_option("--limit", "N", "Show so many clients, those furthest behind.", most=10_000),
 ]
 
+Overview = dict[str, Any]
+
 _SECONDS = 10.0
 _MOST_BYTES = 16 << 20
 _STATES = ("live", "catch-up", "idle", "draining")
@@ -43,8 +46,6 @@ _WORDS = ("client", "state")
 # In a terminal that is too narrow for all these go, the first one first.
 _LEFT_OUT = ("since", "lag bytes", "entries/s", "bytes/s", "entry", "state")
 _WIDE = 10_000
-
-Overview = dict[str, Any]
 
 
 def ask(address: str, limit: int) -> Overview:
@@ -71,7 +72,7 @@ def ask(address: str, limit: int) -> Overview:
         told = json.loads(body)
         if answer.status != http.client.OK or not _is_overview(told):
             raise _nothing_known(address)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _nothing_known(address) from None
     return dict(told)
 
@@ -81,12 +82,63 @@ def _nothing_known(address: str) -> Failure:
 
 
 def _is_overview(told: object) -> bool:
-    return (
-        isinstance(told, dict)
-        and {"time", "head_entries", "head_bytes", "connected", "clients"} <= told.keys()
-        and all(isinstance(c, dict) and {"id", "client", "state"} <= c.keys()
-                for c in told["clients"])
-    )  # fmt: skip
+    return _has(told, _HEAD) and _are(told.get("upstreams", []), _UPSTREAM)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= U64_MAX
+
+
+def _is_number_or_none(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _are_clients(value: object) -> bool:
+    return _are(value, _CLIENT)
+
+
+def _are(value: object, kinds: _Kinds) -> bool:
+    return isinstance(value, list) and all(_has(each, kinds) for each in value)
+
+
+def _has(value: object, kinds: _Kinds) -> TypeGuard[Overview]:
+    return isinstance(value, dict) and all(
+        name in value and fits(value[name]) for name, fits in kinds.items()
+    )
+
+
+_Kinds = Mapping[str, Callable[[object], bool]]
+_HEAD: _Kinds = {
+    "time": _is_number,
+    "head_entries": _is_number_or_none,
+    "head_bytes": _is_number_or_none,
+    "sent_bytes": _is_number_or_none,
+    "connected": _are_numbers,
+    "clients": _are_clients,
+}
+_CLIENT: _Kinds = {
+    "id": _is_word,
+    "client": _is_word,
+    "state": _is_word,
+    "seconds": _is_number,
+    "entry": _is_number_or_none,
+    "offset": _is_number_or_none,
+    "lag_entries": _is_number_or_none,
+    "lag_bytes": _is_number_or_none,
+}
+_UPSTREAM: _Kinds = {
+    "upstream": _is_word,
+    "state": _is_word,
+    "lag_entries": _is_number_or_none,
+}
 
 
 def with_rates(now: Overview, before: Overview | None) -> Overview:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -214,6 +216,72 @@ def test_somebody_else_at_the_port(invoke: Invoke, answer: bytes) -> None:
     assert done.out == b""
     assert done.err.startswith(f"error: {address}: ")
     assert done.err.count("\n") == 1
+
+
+WHOLE: dict[str, Any] = {
+    "time": 1.0,
+    "head_entries": 5,
+    "head_bytes": 100,
+    "sent_bytes": 7,
+    "upstreams": [{"upstream": "a:1", "state": "live", "lag_entries": None}],
+    "connected": {"live": 1},
+    "clients": [
+        {
+            "id": "1.1",
+            "client": "a:2",
+            "state": "live",
+            "seconds": 3.5,
+            "entry": None,
+            "offset": 10,
+            "lag_entries": 2,
+            "lag_bytes": 3,
+        }
+    ],
+}
+
+
+def with_json(body: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "[" * 100_000,
+        "[]",
+        '"' + "x" * 30 + '"',
+        *(
+            json.dumps({**WHOLE, name: value})
+            for name, value in WHOLE.items()
+            for value in ("1", [5], {"x": "1"}, -1, math.nan, 10**400)
+        ),
+        *(
+            json.dumps({**WHOLE, "clients": [{**WHOLE["clients"][0], name: value}]})
+            for name in WHOLE["clients"][0]
+            for value in ([], {}, -1)
+        ),
+        *(json.dumps({**WHOLE, name: None}) for name in ("time", "connected", "clients")),
+        json.dumps({**WHOLE, "clients": [{**WHOLE["clients"][0], "seconds": None}]}),
+        json.dumps({**WHOLE, "clients": [{"id": "1.1", "client": "x", "state": "live"}]}),
+    ],
+)
+@pytest.mark.parametrize("verb", ["clients", "top"])
+def test_another_program_s_json_at_the_port(invoke: Invoke, verb: str, other: str) -> None:
+    address, thread = answered_with(with_json(other))
+    done = invoke(verb, address, "--format", "table")
+    thread.join()
+    assert done.code == 1
+    assert done.err == (
+        f"error: {address}: this is no metrics port of a datastreamer; serve says which it is\n"
+    )
+
+
+def test_the_same_of_a_datastreamer(invoke: Invoke) -> None:
+    address, thread = answered_with(with_json(json.dumps(WHOLE)))
+    done = invoke("clients", address, "--format", "table")
+    thread.join()
+    assert (done.code, done.err) == (0, "")
+    assert b"head 5 entries, 100 B" in done.out
 
 
 def test_nobody_at_the_port(invoke: Invoke) -> None:
