@@ -21,6 +21,7 @@ from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_list
 from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.workers import Workers
+from datastreamer.protocol.endurance import check_seconds
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
@@ -141,6 +142,8 @@ class StreamServer:
 
         True when that is so, False after `timeout` seconds (None: the limits' `grace`).
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
         if self._closed:
             raise StreamClosed("the server is closed")
         return self._serving.drain(timeout)

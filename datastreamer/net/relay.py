@@ -247,13 +247,15 @@ class Relay:
         is a file; where there is none, as soon as an upstream says whose stream it is.
         `listeners` are used in place of `host`, `port` and `unix`, and closed at the end.
 
-        Raises `ListenFailed` and what `DataStream.open` raises. Whatever becomes of upstreams
-        or of the disk afterwards is told in the log and by `failure`.
+        Raises `ListenFailed`, what `DataStream.open` raises, and `UsageError` after `finish`.
+        Whatever becomes of upstreams or of the disk afterwards is told in the log and by
+        `failure`.
         """
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
         self._listeners = listeners
         asked: list[socket.socket] = []
         try:
+            self._ensure_wanted()
             if self._metrics is not None:
                 asked = metrics_listeners(*self._metrics)
                 self.metrics_port = name_of(asked[0])[1]
@@ -280,6 +282,7 @@ class Relay:
     ) -> None:
         stream = self.stream = await self._open()
         try:
+            self._ensure_wanted()
             self.numbers = None if self._metrics is None else stream.share_numbers()
             self.server = Server(stream, limits=self._limits, tls=self.tls)
             async with trio.open_nursery() as nursery:
@@ -290,8 +293,15 @@ class Relay:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(stream.close)
 
+    def _ensure_wanted(self) -> None:
+        if self._downloading.cancel_called:
+            raise UsageError("this relay was ended before it served; make another")
+
     async def finish(self, grace: float | None = None) -> bool:
-        """Download nothing more, then as `Server.finish`; `run` returns then."""
+        """Download nothing more, then as `Server.finish`; `run` returns then, and raises
+        `UsageError` where it had not begun to serve."""
+        if grace is not None:
+            check_seconds("grace", grace, zero=True)
         self._downloading.cancel()
         if self.server is None or self.stream is None:
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from datastreamer.errors import (
     ServerFailed,
     StreamClosed,
     StreamLocked,
+    UsageError,
     WrongStreamType,
 )
 from datastreamer.net import child, control, embed, process
@@ -197,6 +199,9 @@ def test_closing_does_not_wait_for_who_reads_nothing(path: Path, in_process: boo
         assert lazy.read(11) == OK
         assert not server.drain()
         assert not server.drain(0.05)
+        for seconds in (-1, math.nan, "1"):
+            with pytest.raises(UsageError, match="timeout is 0 seconds or more"):
+                server.drain(seconds)  # type: ignore[arg-type]
     lazy.socket.close()
     with DataStream.open(path) as stream:
         assert stream.total_entries == 12

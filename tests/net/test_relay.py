@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,40 @@ async def test_ends_in_good_order(tmp_path: Path, upstream: DataStream) -> None:
         assert await relay.relay.finish(1)
         await relay.ended.wait()
         assert relay.stream._file.closed
+
+
+async def test_one_that_was_ended_before_it_began_does_not_begin(
+    tmp_path: Path, upstream: DataStream
+) -> None:
+    async with nursery_for() as nursery:
+        server = await serving(nursery, upstream)
+        relay = Relay([("127.0.0.1", server.port)], tmp_path / "relay.bin", port=0)
+        for grace in (-1, math.nan, "1"):
+            with pytest.raises(UsageError, match="grace is 0 seconds or more"):
+                await relay.finish(grace)  # type: ignore[arg-type]
+        assert await relay.finish()
+        with pytest.raises(UsageError, match="this relay was ended"):
+            await relay.run()
+        assert not (tmp_path / "relay.bin").exists()
+
+
+async def test_one_that_is_ended_while_it_waits_for_an_upstream_serves_nobody(
+    tmp_path: Path, upstream: DataStream
+) -> None:
+    async with nursery_for() as nursery:
+        server = await serving(nursery, upstream)
+        relay = Relay(
+            [Upstream("a..b"), ("127.0.0.1", server.port)], tmp_path / "relay.bin", port=0
+        )
+
+        async def ended() -> None:
+            await relay.until(lambda: relay.states[0].lost)
+            assert await relay.finish()
+
+        nursery.start_soon(ended)
+        with pytest.raises(UsageError, match="this relay was ended"):
+            await relay.run()
+        assert relay.server is None
 
 
 async def test_a_port_in_use_leaves_no_file(tmp_path: Path, upstream: DataStream) -> None:
