@@ -412,13 +412,14 @@ class _Examiner:
 
     def _check_update(self) -> None:
         """An update in place that a crash may have cut off."""
-        name = self._path + journal.SUFFIX
+        place = journal.place_of(self._path)
+        name = place + journal.SUFFIX
         if self._done.live or not os.path.lexists(name):
             return
         self._report.notes.append(
             f"an update was under way: its journal is {name}; the next open for writing sees to it"
         )
-        undo = journal.find(OsDisk(), self._path)
+        undo = journal.find(OsDisk(), place)
         found = None if undo is None else undo.standing(self._file)
         if undo is not None and found is not None and found not in (undo.old, undo.new):
             self._done.half_updated = True

@@ -65,7 +65,7 @@ def examine(path: str) -> Condition:
             writer=writer,
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
-            undo=os.path.lexists(path + journal.SUFFIX),
+            undo=os.path.lexists(journal.place_of(path) + journal.SUFFIX),
         )
     finally:
         file.close()

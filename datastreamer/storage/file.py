@@ -84,7 +84,7 @@ class StreamFile:
             page = read_page(file)
             header = read_header(page, shown, stream_type)
             boot = boot_id()
-            named = None if isinstance(path, int) else (disk, os.path.abspath(path))
+            named = None if isinstance(path, int) else (disk, journal.place_of(path))
             if file.locked_elsewhere() and not _of_another_boot(page, boot):
                 opened = cls._open_beside_writer(file, shown, page, header)
             else:

@@ -92,8 +92,15 @@ class Undo(NamedTuple):
         return found
 
 
+def place_of(path: str | os.PathLike[str]) -> str:
+    """The name beside which the journal of the stream file at `path` stands: the file's own,
+    whatever symbolic link it was opened by."""
+    return os.path.realpath(os.fspath(path))
+
+
 def put(disk: Disk, path: str, undo: Undo) -> None:
-    """Write the journal of the stream file at `path`; on disk, with its name, on return.
+    """Write the journal of the stream file whose `place_of` is `path`; on disk, with its name,
+    on return.
 
     Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
     else none is left where it raises, unless even that fails.
@@ -114,7 +121,7 @@ def put(disk: Disk, path: str, undo: Undo) -> None:
 
 
 def find(disk: Disk, path: str) -> Undo | None:
-    """The journal of the stream file at `path`, if a whole one stands there."""
+    """The journal of the stream file whose `place_of` is `path`, if a whole one stands there."""
     if not disk.exists(path + SUFFIX):
         return None
     try:

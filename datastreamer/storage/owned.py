@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 
 from datastreamer.errors import CommitInDoubt, StreamClosed
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import StreamEnd
 from datastreamer.storage.disk import Disk, File, boot_id
@@ -41,7 +42,7 @@ class OwnedFile(StreamFile):
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
         self._disk = disk
-        self._place = os.path.abspath(path)
+        self._place = journal.place_of(path)
         self._boot = boot_id()
         # Its `limit` is set by a commit that has looked at all there is, and taken back by
         # whatever changes what that commit saw: policy, failure, a sync that has been asked for.

@@ -28,6 +28,7 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
+from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.changes import undo_update
@@ -124,7 +125,7 @@ def repair(
         if made.healthy:
             return Repaired(made, None, made.report)
         if made.undo:
-            undo_update(disk, file, os.path.abspath(name))
+            undo_update(disk, file, journal.place_of(name))
             found = examine(file, name)
         kept = _mend(file, name, found.page, _plan(found, name), disk)
         if made.reindex:

@@ -103,7 +103,7 @@ def snapshot(
         source = StreamFile.open(path, disk=disk)
         try:
             page = read_page(source.file)
-            _ensure_settled(source, os.path.abspath(path), disk)
+            _ensure_settled(source, journal.place_of(path), disk)
             return _publish(source, target, disk, advance)
         except _WrongEndError as error:
             if page == before:  # nothing moves
@@ -119,10 +119,10 @@ def snapshot(
     )
 
 
-def _ensure_settled(source: StreamFile, path: str, disk: Disk) -> None:
+def _ensure_settled(source: StreamFile, place: str, disk: Disk) -> None:
     """No change is under way. One that begins later raises the epoch before it writes; the
     undoing of one that a crash cut off would not, but its journal stands by then."""
-    if changing(read_page(source.file)) or disk.exists(path + journal.SUFFIX):
+    if changing(read_page(source.file)) or disk.exists(place + journal.SUFFIX):
         raise _MovedError(
             "a truncation or update is under way, or a crash cut one off; if nobody writes the "
             "stream, open it for writing once"

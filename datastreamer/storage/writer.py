@@ -145,9 +145,10 @@ class StreamWriter(ChangeableFile):
             read_header(page, shown, stream_type)
             if not file.lock():
                 raise locked_by(page, shown)
-            for left in (shown, shown + journal.SUFFIX):
+            place = journal.place_of(path)
+            for left in (shown, place + journal.SUFFIX):
                 remove_left_overs(disk, left)
-            undone = undo_update(disk, file, os.path.abspath(path))
+            undone = undo_update(disk, file, place)
             page = read_page(file)
             header = read_header(page, shown, stream_type)
             judged = judge(file, page, shown, header, boot_id())

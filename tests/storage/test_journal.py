@@ -11,8 +11,10 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, DamagedEntry, WriteFailed
 from datastreamer.storage.changes import undo_update
+from datastreamer.storage.check import verify
 from datastreamer.storage.disk import OsDisk
 from datastreamer.storage.journal import SUFFIX, Undo
+from datastreamer.storage.snapshot import snapshot
 from tests.storage.made import FaultyDisk, add, copied, items
 
 OLD, NEW = b"o" * 2000, b"n" * 2000
@@ -86,6 +88,34 @@ def test_half_an_update_is_undone(path: Path, caplog: pytest.LogCaptureFixture) 
         assert stream.epoch >= 2  # a follower may have seen the other one
     with DataStream.open(kept, read_only=True) as stream:
         assert items(stream)[1] == (2, OLD)
+
+
+def test_an_update_by_a_symbolic_link_is_undone_by_any_name(path: Path) -> None:
+    folder = path.with_name("links")
+    folder.mkdir()
+    link = folder / "current.bin"
+    link.symlink_to(path)
+    disk = KeepingDisk(path)
+    with DataStream.create(path, index="memory") as stream:
+        add(stream, [(1, b"before"), (2, OLD)])
+    with DataStream.open(link, index="memory", disk=disk) as stream:
+        disk.before["sync"] = disk.keep
+        stream.update_entry(1, 2, NEW)
+    [kept, *_] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
+    start = kept.read_bytes().index(NEW)
+    with open(kept, "r+b") as file:
+        file.seek(start + 700)
+        file.write(OLD[:512])
+    other = folder / "other.bin"
+    other.symlink_to(kept)
+    with pytest.raises(DamagedEntry, match="open the stream for writing once"):
+        DataStream.open(other, read_only=True)
+    with pytest.raises(DamagedEntry, match="open the stream for writing once"):
+        snapshot(other, folder / "out.bin")
+    assert "half of an update" in verify(other).problems[0].what
+    with DataStream.open(other, index="memory") as stream:
+        assert items(stream)[1] == (2, OLD)
+    assert not Path(f"{kept}{SUFFIX}").exists()
 
 
 def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
