@@ -16,11 +16,11 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File
 from datastreamer.storage.durable import DurableFile
-from datastreamer.storage.file import read_page
+from datastreamer.storage.file import cannot_undo, read_page
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.owned import refused
 from datastreamer.storage.record import Change, Head
-from datastreamer.storage.recovery import read_header
+from datastreamer.storage.recovery import undone_by, updating
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,13 @@ class ChangeableFile(DurableFile):
                 self.head,
                 number,
                 number + 1,
-                lambda: journal.remove(self._disk, self._place),
+                self._end_update,
             )
+
+    def _end_update(self) -> None:
+        # Who finds no journal has to find the mark, after a power cut too.
+        self.file.sync()
+        journal.remove(self._disk, self._place)
 
     def give_up(self, head: Head) -> EntriesLost:
         """Go back to `head`, behind which the entries could not be brought to disk."""
@@ -142,41 +147,49 @@ class ChangeableFile(DurableFile):
         self.end.unfinished = False
 
 
-def undo_update(disk: Disk, file: File, path: str) -> bool:
-    """Put back what an update that a crash cut off has overwritten; True if there was one."""
-    if not disk.exists(path + journal.SUFFIX):
-        return False
-    undo = journal.find(disk, path)
-    if undo is None:
-        # The update had not begun.
-        journal.remove(disk, path)
-        return False
+def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
+    """Put back what an update that a crash cut off has overwritten; True if there was one.
+
+    `path` is where its journal stands (`journal.place_of`). Raises `DamagedEntry` where it is
+    not there, or is of no use.
+    """
     page = read_page(file)
-    record = records.get_record(page)
-    same = (
-        record is not None
-        and record.stream_id == undo.stream_id
-        and undo.epoch <= record.epoch <= undo.epoch + 1
-        and read_header(page, path).pack() == undo.header
-    )
-    found = undo.standing(file) if same else None
-    if found is None:
+    undo = journal.find(disk, path)
+    found = None if undo is None else undone_by(undo, file, page)
+    if undo is not None and found is not None:
+        mark = records.get_mark(page)
+        if found == undo.new and mark is not None and mark.epoch > undo.epoch:
+            # It had come to its end, and has been seen.
+            journal.remove(disk, path)
+            return False
+        # Also where they stand there: an open before this one may have put them back, and
+        # failed to bring them to disk.
+        file.write(undo.old, undo.offset)
+        if updating(page) is not None:
+            # The journal goes: from now on the page does not ask for it.
+            file.write(bytes(records.CHANGES_SIZE), records.CHANGES_OFFSET)
+        file.sync()
         _log.warning(
-            "%s: the journal of an update does not fit the file, which was changed since; it is "
-            "kept as %s",
-            path,
-            journal.set_aside(disk, path),
+            "%s: a crash cut off an update; the %d bytes at %d are as before it",
+            shown,
+            len(undo.old),
+            undo.offset,
         )
-        return False
-    # Also where they stand there: an open before this one may have put them back, and failed
-    # to bring them to disk.
-    file.write(undo.old, undo.offset)
-    file.sync()
+        journal.remove(disk, path)
+        return True
+    number = updating(page)
+    if number is not None:
+        raise cannot_undo(file, page, shown, number, path)
+    if disk.exists(path + journal.SUFFIX):
+        keep_journal(disk, path, shown)
+    return False
+
+
+def keep_journal(disk: Disk, path: str, shown: str) -> None:
+    """Give a journal that is of no use another name."""
     _log.warning(
-        "%s: a crash cut off an update; the %d bytes at %d are as before it",
-        path,
-        len(undo.old),
-        undo.offset,
+        "%s: the journal of an update is damaged, or does not fit the file, which was changed "
+        "since; it is kept as %s",
+        shown,
+        journal.set_aside(disk, path),
     )
-    journal.remove(disk, path)
-    return True

@@ -36,7 +36,7 @@ from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.front import read_front
 from datastreamer.storage.reader import Reader, doubt
 from datastreamer.storage.record import NO_ID, CommitRecord, Head
-from datastreamer.storage.recovery import longest_whole, visible
+from datastreamer.storage.recovery import longest_whole, undone_by, updating, visible
 from datastreamer.storage.report import Examination, Help, Report
 
 PathLike = str | os.PathLike[str]
@@ -414,13 +414,27 @@ class _Examiner:
         """An update in place that a crash may have cut off."""
         place = journal.place_of(self._path)
         name = place + journal.SUFFIX
-        if self._done.live or not os.path.lexists(name):
+        if self._done.live:
             return
-        self._report.notes.append(
-            f"an update was under way: its journal is {name}; the next open for writing sees to it"
-        )
+        stands, number = os.path.lexists(name), updating(self.page)
         undo = journal.find(OsDisk(), place)
-        found = None if undo is None else undo.standing(self._file)
+        found = None if undo is None else undone_by(undo, self._file, self.page)
+        self._done.bad_journal = stands and undo is None
+        if number is not None and found is None:
+            self._done.unproven = number
+            what = (
+                f"a crash cut off its update, and {name} is missing or damaged: the entry may be "
+                "old in part and new in part"
+            )
+            self._done.problem(f"entry {number}", what, Help.UNPROVEN)
+        elif self._done.bad_journal:
+            what = "the journal of an update is damaged; no update is known to be under way"
+            self._done.problem(name, what, Help.JOURNAL)
+        elif stands:
+            self._report.notes.append(
+                f"an update was under way: its journal is {name}; the next open for writing sees "
+                "to it"
+            )
         if undo is not None and found is not None and found not in (undo.old, undo.new):
             self._done.half_updated = True
             what = f"{len(found)} bytes are half of an update that a crash cut off"

@@ -12,14 +12,28 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from datastreamer.errors import DamagedEntry, FileMissing, NotAStream, StreamFileError
+from datastreamer.errors import (
+    DamagedEntry,
+    FileMissing,
+    NotAStream,
+    StreamFileError,
+    UnknownEntry,
+)
 from datastreamer.format import HEADER_PAGE_SIZE, Header
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Change, Head
-from datastreamer.storage.recovery import Judgement, changing, judge, read_header, visible
+from datastreamer.storage.recovery import (
+    Judgement,
+    changing,
+    judge,
+    read_header,
+    undone_by,
+    updating,
+    visible,
+)
 
 _TORN_READS = 20
 _KNOWN_RISES = 64
@@ -277,17 +291,39 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
     """Raise where an update in place was cut off and its bytes are a mixture."""
     if file.locked_elsewhere():
         return
-    undo = journal.find(disk, place)
-    if undo is None:
-        return
-    found = undo.standing(file)
-    if found is not None and found not in (undo.old, undo.new) and not file.locked_elsewhere():
-        raise DamagedEntry(
+    page = read_page(file)
+    number, undo = updating(page), journal.find(disk, place)
+    found = None if undo is None else undone_by(undo, file, page)
+    error = None
+    if undo is None or found is None:
+        if number is not None:
+            error = cannot_undo(file, page, path, number, place)
+    elif found not in (undo.old, undo.new):
+        error = DamagedEntry(
             path,
             undo.offset,
             "a crash cut off the update of an entry; open the stream for writing once, which "
             "puts the old bytes back",
         )
+    # Whoever sees to it writes the page before the journal goes.
+    if error is not None and not file.locked_elsewhere() and read_page(file) == page:
+        raise error
+
+
+def cannot_undo(file: File, page: bytes, path: str, number: int, place: str) -> DamagedEntry:
+    """The error for an update of entry `number` that was cut off, and has no journal."""
+    try:
+        offset = Reader(file, path, Head(*read_header(page, path)[3:])).cursor(number).offset
+    except (DamagedEntry, UnknownEntry):
+        offset = records.CHANGES_OFFSET
+    return DamagedEntry(
+        path,
+        offset,
+        f"a crash cut off the update of entry {number}, and {place}{journal.SUFFIX}, which has "
+        "its old bytes, is missing or damaged: put it back (it stands beside the name that the "
+        "stream was updated by), or have `datastreamer repair` keep the entry as it is, old in "
+        "part, maybe, and new in part",
+    )
 
 
 def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, write: bool) -> File:

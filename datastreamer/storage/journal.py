@@ -28,7 +28,8 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from datastreamer.storage.disk import Disk, File
+from datastreamer.errors import StreamFileError
+from datastreamer.storage.disk import Disk, Readable
 from datastreamer.storage.newfile import new_file
 
 SUFFIX: Final = ".undo"
@@ -76,7 +77,7 @@ class Undo(NamedTuple):
             packed[middle : -_SUM.size],
         )
 
-    def standing(self, file: File) -> bytes | None:
+    def standing(self, file: Readable) -> bytes | None:
         """What stands in the file, where each of its bytes is the old or the new one."""
         found = file.read(len(self.old), self.offset)
         if len(found) != len(self.old):
@@ -122,10 +123,17 @@ def put(disk: Disk, path: str, undo: Undo) -> None:
 
 def find(disk: Disk, path: str) -> Undo | None:
     """The journal of the stream file whose `place_of` is `path`, if a whole one stands there."""
-    if not disk.exists(path + SUFFIX):
+    name = path + SUFFIX
+    if not disk.exists(name):
         return None
+    if os.path.exists(name) and not os.path.isfile(name):
+        # Merely opening a named pipe would wait for somebody at its other end.
+        kind = "folder" if os.path.isdir(name) else "pipe or device"
+        raise StreamFileError(
+            name, f"a {kind} stands where the journal of an update belongs; move it elsewhere"
+        )
     try:
-        file = disk.open(path + SUFFIX, write=False)
+        file = disk.open(name, write=False)
     except FileNotFoundError:
         return None  # the update is over by now
     try:

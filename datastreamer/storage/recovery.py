@@ -22,6 +22,7 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
+    HEADER_SIZE,
     MAGIC,
     PAGE_SIZE,
     Header,
@@ -29,11 +30,13 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.disk import Readable
+from datastreamer.storage.journal import Undo
 from datastreamer.storage.reader import doubt
 from datastreamer.storage.record import (
     NO_ID,
     CommitRecord,
     Head,
+    get_changes,
     get_doubt,
     get_mark,
     get_record,
@@ -206,6 +209,33 @@ def changing(page: bytes) -> bool:
     """Whether the page was read while entries were being taken back or changed."""
     record, mark = get_record(page), get_mark(page)
     return record is not None and mark is not None and mark.epoch < record.epoch
+
+
+def updating(page: bytes) -> int | None:
+    """The entry that was being updated when the page was read, or whose update a crash cut off.
+
+    Its journal stands as long as the page says so: it is made before, and removed when what
+    follows on disk says otherwise.
+    """
+    record = get_record(page)
+    if record is None or not changing(page):
+        return None
+    begun = (it for it in get_changes(page) if it.epoch == record.epoch and it.stop is not None)
+    return next((it.start for it in begun), None)
+
+
+def undone_by(undo: Undo, file: Readable, page: bytes) -> bytes | None:
+    """What stands where the journal's update was, half old and half new maybe; None where the
+    journal is not about the file as it is."""
+    record = get_record(page)
+    if (
+        record is None
+        or record.stream_id != undo.stream_id
+        or not undo.epoch <= record.epoch <= undo.epoch + 1
+        or page[HEADER_OFFSET : HEADER_OFFSET + HEADER_SIZE] != undo.header
+    ):
+        return None
+    return undo.standing(file)
 
 
 def visible(page: bytes) -> tuple[Head, int] | None:

@@ -31,7 +31,7 @@ from datastreamer.format import (
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.changes import undo_update
+from datastreamer.storage.changes import keep_journal, undo_update
 from datastreamer.storage.check import PathLike, Progress, examine
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import open_file, os_error
@@ -66,6 +66,8 @@ class Plan:
     stream_id: bytes
     sequence: int
     undo: bool
+    unproven: int | None
+    bad_journal: bool
     reindex: bool
     steps: list[str]
 
@@ -116,6 +118,7 @@ def repair(
     where the disk refuses (run it again once it does not), and what `verify` raises.
     """
     name, disk = os.fspath(path), disk or OsDisk()
+    place = journal.place_of(name)
     file = open_file(disk, name, name, write=True)
     try:
         if not file.lock():
@@ -125,8 +128,10 @@ def repair(
         if made.healthy:
             return Repaired(made, None, made.report)
         if made.undo:
-            undo_update(disk, file, journal.place_of(name))
+            undo_update(disk, file, place, name)
             found = examine(file, name)
+        if made.bad_journal:
+            keep_journal(disk, place, name)
         kept = _mend(file, name, found.page, _plan(found, name), disk)
         if made.reindex:
             _rebuild_index(file, name)
@@ -182,6 +187,8 @@ def _plan(found: Examination, path: str) -> Plan:
         stream_id,
         sequence,
         found.half_updated,
+        found.unproven,
+        found.bad_journal,
         found.touch or found.reindex,
         [],
     )
@@ -193,6 +200,13 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
     header = made.header
     if made.undo:
         yield "put the old bytes of an entry back, whose update a crash cut off"
+    if made.unproven is not None:
+        yield (
+            f"keep entry {made.unproven} as it is: its update was cut off, and nothing tells which "
+            "of its bytes are old"
+        )
+    if made.bad_journal:
+        yield "keep the journal of an update, which is damaged, under another name"
     if header is not None:
         bytes_kept = made.keep_to - made.keep_from
         behind = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""

@@ -29,6 +29,8 @@ class Help(Enum):
     RECORDS = auto()
     SIZE = auto()
     UNDO = auto()
+    UNPROVEN = auto()
+    JOURNAL = auto()
     REINDEX = auto()
     SNAPSHOT = auto()
     NOTHING = auto()
@@ -69,8 +71,9 @@ class Examination:
     `end` is where the stream ends or should end, `header` what it is; either is None where
     nothing tells. `claimed` is the end that the header names, if that is possible. Whole
     entries, of the stream or not, stand up to `reach`. `unread`: the system refused to read
-    on. `half_updated` tells that an update has to be taken back, `touch` that the stream file
-    itself is at fault, `reindex` that its index is.
+    on. `half_updated` tells that an update has to be taken back; `unproven` is the entry whose
+    update was cut off and cannot be; `bad_journal` tells that the journal of an update is of
+    no use, `touch` that the stream file itself is at fault, `reindex` that its index is.
     """
 
     report: Report
@@ -84,6 +87,8 @@ class Examination:
     reach: int = HEADER_PAGE_SIZE
     unread: bool = False
     half_updated: bool = False
+    unproven: int | None = None
+    bad_journal: bool = False
     touch: bool = False
     reindex: bool = False
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
@@ -99,7 +104,7 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps not in (Help.UNDO, Help.SNAPSHOT):
+        elif helps not in (Help.UNDO, Help.JOURNAL, Help.SNAPSHOT):
             self.touch = True
 
     def finish(self) -> None:
@@ -114,6 +119,8 @@ class Examination:
         end = self.end
         if helps == Help.REINDEX:
             return "reindex"
+        if helps == Help.JOURNAL:
+            return "repair, or the next open for writing, keeps the journal under another name"
         if helps == Help.SNAPSHOT:
             return "none: make a snapshot, and verify that"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
@@ -127,6 +134,7 @@ class Examination:
             Help.RECORDS: "repair writes our records anew",
             Help.SIZE: "repair brings the size to the form",
             Help.UNDO: "repair, or the next open for writing, puts the old bytes back",
+            Help.UNPROVEN: "put the journal back, or repair keeps the entry as it is",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

@@ -148,7 +148,7 @@ class StreamWriter(ChangeableFile):
             place = journal.place_of(path)
             for left in (shown, place + journal.SUFFIX):
                 remove_left_overs(disk, left)
-            undone = undo_update(disk, file, place)
+            undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)
             judged = judge(file, page, shown, header, boot_id())

@@ -17,11 +17,12 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import FileMissing, NotAStream
+from datastreamer.storage import journal
 from datastreamer.storage import report as report_module
 from datastreamer.storage.bookmarks import audit
 from datastreamer.storage.check import examine, verify
-from datastreamer.storage.disk import OsFile
-from datastreamer.storage.journal import SUFFIX as UNDO_SUFFIX
+from datastreamer.storage.disk import OsDisk, OsFile
+from datastreamer.storage.journal import Undo
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
@@ -341,7 +342,8 @@ def test_an_index_that_cannot_be_read(path: Path, damage: str) -> None:
 
 
 def test_an_update_under_way_is_mentioned(path: Path) -> None:
-    Path(f"{path}{UNDO_SUFFIX}").write_bytes(b"journal")
+    undo = Undo(bytes(16), 0, bytes(38), 4096, b"old", b"new")
+    journal.put(OsDisk(), str(path), undo)
     report = verify(path)
     assert report.ok
     assert has_note(report, "an update was under way")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import CommitInDoubt, DamagedEntry, WriteFailed
+from datastreamer.errors import CommitInDoubt, DamagedEntry, StreamFileError, WriteFailed
+from datastreamer.storage import journal
 from datastreamer.storage.changes import undo_update
 from datastreamer.storage.check import verify
-from datastreamer.storage.disk import OsDisk
+from datastreamer.storage.disk import Disk, OsDisk
 from datastreamer.storage.journal import SUFFIX, Undo
+from datastreamer.storage.repair import repair
 from datastreamer.storage.snapshot import snapshot
 from tests.storage.made import FaultyDisk, add, copied, items
 
@@ -36,9 +38,9 @@ class KeepingDisk(FaultyDisk):
     def keep(self) -> None:
         name = f"kept{len(self.kept)}.bin"
         self.kept.append(copied(self.path, name))
-        journal = Path(f"{self.path}{SUFFIX}")
-        if journal.exists():
-            Path(f"{self.kept[-1]}{SUFFIX}").write_bytes(journal.read_bytes())
+        undo = Path(f"{self.path}{SUFFIX}")
+        if undo.exists():
+            Path(f"{self.kept[-1]}{SUFFIX}").write_bytes(undo.read_bytes())
 
 
 def updated(path: Path) -> KeepingDisk:
@@ -122,12 +124,12 @@ def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
     """The journal is gone, and nothing but the old mark tells that the update was undone: who
     has read the new bytes still hears of it."""
     disk = updated(path)
-    [*_, kept] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
+    [*_, kept, _] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
     with DataStream.open(kept, follow=True, index="memory") as reader:
         assert items(reader)[1] == (2, NEW)
         seen = reader.epoch
         file = OsDisk().open(str(kept), write=True)
-        assert undo_update(OsDisk(), file, str(kept))
+        assert undo_update(OsDisk(), file, str(kept), str(kept))
         file.close()
         assert not Path(f"{kept}{SUFFIX}").exists()
         with DataStream.open(kept, index="memory") as stream:
@@ -135,6 +137,16 @@ def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
             reader.refresh()
             assert reader.epoch > seen
             assert items(reader)[1] == (2, OLD)
+
+
+def test_an_update_that_lacks_but_the_end_of_its_journal(path: Path) -> None:
+    disk = updated(path)
+    [*_, kept] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
+    with DataStream.open(kept, read_only=True) as reader:
+        seen = reader.epoch
+    with DataStream.open(kept, index="memory") as stream:
+        assert (items(stream)[1], stream.epoch) == ((2, NEW), seen)
+    assert not Path(f"{kept}{SUFFIX}").exists()
 
 
 def test_a_journal_that_does_not_fit_is_kept_aside(
@@ -160,15 +172,109 @@ def test_a_journal_that_does_not_fit_is_kept_aside(
 
 
 @pytest.mark.parametrize("cut", [0, 5, 100, -1])
-def test_a_journal_that_is_not_whole_is_no_journal(path: Path, cut: int) -> None:
+def test_a_journal_that_is_not_whole_is_kept_aside(
+    path: Path, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = half_done(path)
     with DataStream.open(path, index="memory") as stream:
         before = items(stream)
     torn = Path(f"{kept}{SUFFIX}").read_bytes()[:cut]
     Path(f"{path}{SUFFIX}").write_bytes(torn)
+    [problem] = verify(path).problems
+    assert "keeps the journal" in problem.repair
     with DataStream.open(path, index="memory") as stream:
         assert items(stream) == before
+    assert "is kept as" in caplog.text
     assert not Path(f"{path}{SUFFIX}").exists()
+    [aside] = path.parent.glob(f"s.bin{SUFFIX}.*.unused")
+    assert aside.read_bytes() == torn
+    assert verify(path).ok
+
+
+def without_journal(kept: Path, how: str) -> None:
+    name = Path(f"{kept}{SUFFIX}")
+    content = bytearray(name.read_bytes())
+    if how == "gone":
+        name.unlink()
+    elif how == "damaged":
+        content[200] ^= 1
+        name.write_bytes(content)
+    else:
+        undo = Undo.unpack(bytes(content))
+        assert undo is not None
+        name.write_bytes(undo._replace(stream_id=bytes(16)).pack())
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "of another stream"])
+def test_half_an_update_whose_journal_is_of_no_use(path: Path, how: str) -> None:
+    """Nobody knows which bytes are old: it is said, and nothing is taken for whole."""
+    kept = half_done(path)
+    without_journal(kept, how)
+    before = kept.read_bytes()
+    for _ in range(2):
+        with pytest.raises(DamagedEntry, match=r"update of entry 1, .*`datastreamer repair`"):
+            DataStream.open(kept, index="memory")
+        with pytest.raises(DamagedEntry, match=r"update of entry 1, "):
+            DataStream.open(kept, read_only=True)
+    assert kept.read_bytes() == before
+    assert Path(f"{kept}{SUFFIX}").exists() == (how != "gone")
+    [problem] = verify(kept).problems
+    assert problem.where == "entry 1"
+    assert problem.repair == "put the journal back, or repair keeps the entry as it is"
+    done = repair(kept)
+    assert any("keep entry 1 as it is" in step for step in done.plan.steps)
+    with DataStream.open(kept, index="memory") as stream:
+        assert items(stream)[1][1] not in (OLD, NEW)
+    assert not Path(f"{kept}{SUFFIX}").exists()
+    assert verify(kept).ok
+
+
+def test_a_journal_that_is_put_back(path: Path) -> None:
+    kept = half_done(path)
+    name, elsewhere = Path(f"{kept}{SUFFIX}"), path.with_name("elsewhere")
+    name.rename(elsewhere)
+    with pytest.raises(DamagedEntry, match="put it back"):
+        DataStream.open(kept, index="memory")
+    elsewhere.rename(name)
+    with DataStream.open(kept, index="memory") as stream:
+        assert items(stream)[1] == (2, OLD)
+
+
+def test_the_mark_is_on_disk_before_the_journal_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a page that asks for a journal which is gone for good reason."""
+    disk = FaultyDisk()
+    steps: list[str] = []
+    with DataStream.create(path, index="memory", disk=disk) as stream:
+        add(stream, [(1, OLD)])
+        remove = journal.remove
+
+        def removed(disk: Disk, place: str) -> None:
+            steps.append("removed")
+            remove(disk, place)
+
+        monkeypatch.setattr(journal, "remove", removed)
+        disk.before["write"] = lambda: steps.append("write")
+        disk.before["sync"] = lambda: steps.append("sync")
+        stream.update_entry(0, 1, NEW)
+        disk.before.clear()
+    assert steps[-2:] == ["sync", "removed"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_cannot_be_a_journal(path: Path, kind: str) -> None:
+    DataStream.create(path, index="memory").close()
+    name = Path(f"{path}{SUFFIX}")
+    if kind == "folder":
+        name.mkdir()
+    else:
+        os.mkfifo(name)
+    for read_only in (False, True):
+        with pytest.raises(StreamFileError, match=f"undo: a {kind} .* move it elsewhere"):
+            DataStream.open(path, index="memory", read_only=read_only)
+    with pytest.raises(StreamFileError, match="move it elsewhere"):
+        verify(path)
 
 
 def test_no_room_for_the_journal(path: Path) -> None:
