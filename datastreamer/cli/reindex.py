@@ -9,6 +9,7 @@ from datastreamer.cli.options import FileArgument
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.progress import Progress
 from datastreamer.storage import bookmarks as bookmarks_package
+from datastreamer.storage.bookmarks.base import LMDB_ANEW
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.stream import DataStream
 
@@ -23,7 +24,10 @@ def reindex(
     An index that is missing, behind or another file's mends itself when a writer opens the
     stream; this is for one that is in doubt all the same.
     """
-    with logs.damage_told_once(bookmarks_package.__name__), DataStream.open(file) as stream:
+    with (
+        logs.damage_told_once(bookmarks_package.__name__),
+        DataStream.open(file, index=LMDB_ANEW) as stream,
+    ):
         rebuild(stream)
         logs.say(
             f"{file}: {len(stream.bookmarks):,} different bookmarks of {stream.total_entries:,} "

@@ -30,6 +30,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
+from datastreamer.storage.bookmarks.base import LMDB_ANEW
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.changes import keep_journal, undo_update
 from datastreamer.storage.check import PathLike, Progress, examine
@@ -286,7 +287,7 @@ def _rebuild_index(file: File, path: str) -> None:
     stream_id, epoch = (NO_ID, 0) if record is None else (record.stream_id, record.epoch)
     try:
         keeper = BookmarkKeeper(
-            "lmdb",
+            LMDB_ANEW,
             os.path.abspath(path),
             file,
             Reader(file, path, head),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer.storage.bookmarks import environment
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.conftest import Golden
@@ -118,6 +119,32 @@ def test_reindex(invoke: Invoke, copy: Path, state: str) -> None:
     with DataStream.open(copy, read_only=True) as stream:
         assert stream.bookmarks.lag() == 0
         assert {key: stream.bookmark(key) for key in want} == want
+
+
+@pytest.mark.parametrize("verb", ["reindex", "repair"])
+def test_the_old_index_is_not_opened(
+    invoke: Invoke, copy: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB may end a process that writes into a damaged one."""
+    DataStream.open(copy).close()
+    if verb == "repair":
+        with open(copy, "r+b") as file:
+            file.truncate(copy.stat().st_size - 1)
+    data = Path(f"{copy}.index") / "data.mdb"
+    old = data.stat().st_ino
+    written: list[int] = []
+    make = environment._environment
+
+    def made(folder: str, write: bool, lock: bool) -> object:
+        if write:
+            written.append(data.stat().st_ino if data.exists() else 0)
+        return make(folder, write, lock)
+
+    with open(data, "rb"):  # so that its number is not given again
+        monkeypatch.setattr(environment, "_environment", made)
+        invoke(verb, copy)
+    assert written
+    assert old not in written
 
 
 def test_reindex_where_the_index_cannot_be(invoke: Invoke, copy: Path) -> None:

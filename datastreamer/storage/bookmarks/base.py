@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Pairs
@@ -107,6 +107,9 @@ class IndexReadOnly(StreamFileError):
 Opener = Callable[[str, bool], BookmarkIndex]
 """Opens the index of the stream file at a path; the flag tells whether it may write."""
 
+LMDB_ANEW: Final = "lmdb-anew"
+"""The backend "lmdb", for who builds the index again and does not look at the old one."""
+
 _openers: dict[str, Opener] = {}
 
 
@@ -121,6 +124,7 @@ def opener(name: str) -> Opener:
         from datastreamer.storage.bookmarks import lmdb, memory
 
         _openers.setdefault("lmdb", lmdb.open_index)
+        _openers.setdefault(LMDB_ANEW, lmdb.new_index)
         _openers.setdefault("memory", memory.open_index)
     try:
         return _openers[name]

@@ -108,7 +108,11 @@ class LmdbIndex(BookmarkIndex):
             if not cursor.set_key(key):
                 return None
             cursor.last_dup()
-            return int(_NUMBER.unpack(cursor.value())[0])
+            packed = cursor.value()
+        if len(packed) != _NUMBER.size:
+            what = f"the bookmark index: {len(packed)} bytes stand where an entry number belongs"
+            raise IndexFailed(self._folder, what)
+        return int(_NUMBER.unpack(packed)[0])
 
     # For a check against the file.
 
@@ -293,12 +297,22 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     return runs
 
 
+def new_index(path: str, write: bool) -> LmdbIndex:
+    """An empty index for the stream file at `path`; one that stands there goes unopened, since
+    writing into a damaged one may end the process."""
+    return _open_index(path, write, anew=write)
+
+
 def open_index(path: str, write: bool) -> LmdbIndex:
     """The index of the stream file at `path`.
 
     A damaged one is thrown away and begun anew where `write` allows; raises
     `IndexReadOnly` where it does not, or where there is none to read.
     """
+    return _open_index(path, write, anew=False)
+
+
+def _open_index(path: str, write: bool, *, anew: bool) -> LmdbIndex:
     folder = index_folder(path)
     if not write and not os.path.exists(os.path.join(folder, "data.mdb")):
         raise IndexReadOnly(folder, "there is no bookmark index")
@@ -310,6 +324,8 @@ def open_index(path: str, write: bool) -> LmdbIndex:
         if write:
             raise IndexFailed(folder, error.what + _WAY_OUT) from None
         raise IndexReadOnly(folder, error.what) from error
+    if anew:
+        _remove(folder)
     was_there = file_id(folder) is not None
     try:
         index = LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
@@ -321,11 +337,15 @@ def open_index(path: str, write: bool) -> LmdbIndex:
             raise IndexReadOnly(folder, error.what) from error
         if not isinstance(error.__cause__, _DAMAGE):
             raise  # no memory, no permission: it may be as good as ever
+    _remove(folder)
+    return LmdbIndex(folder, True)
+
+
+def _remove(folder: str) -> None:
     try:
         remove_files(folder)
     except OSError as error:
         raise IndexFailed(folder, f"the bookmark index cannot be removed: {error}") from error
-    return LmdbIndex(folder, True)
 
 
 def _is_written(path: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import lmdb
 import pytest
 
 from datastreamer import DataStream
@@ -68,6 +69,20 @@ def flaky() -> Iterator[set[str]]:
     base.register("flaky", lambda path, write: Flaky())
     yield Flaky.failing
     del base._openers["flaky"]
+
+
+def test_a_number_of_another_size(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path) as stream:
+        stream.bookmarks.wait()
+    with lmdb.open(str(index_of(path)), max_dbs=2) as env, env.begin(write=True) as transaction:
+        keys = env.open_db(b"bookmarks", transaction, dupsort=True, dupfixed=True)
+        transaction.delete(b"old", db=keys)
+        transaction.put(b"old", b"abc", db=keys)
+    for read_only in (True, False):
+        with DataStream.open(path, read_only=read_only) as stream:
+            check(stream, known_of(path))
+    check_index(path, known_of(path))
 
 
 def test_an_index_that_cannot_be_written(
