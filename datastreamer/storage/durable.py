@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -206,6 +207,10 @@ class DurableFile(OwnedFile):
 
     def wait_for(self, number: int, timeout: float | None) -> bool:
         """Return when commit `number` is on disk; False after `timeout` seconds."""
+        if timeout is not None:
+            if math.isnan(timeout):
+                raise ValueError("the timeout is a number of seconds, not nan")
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         if self.reached(number):
             return True
         self._syncer.ask()

@@ -39,6 +39,8 @@ from datastreamer.storage.writer import PendingCommit, StreamWriter
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]
 
+_MOST_MILLISECONDS = 24 * 60 * 60 * 1000
+
 _open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
 
 
@@ -87,8 +89,8 @@ class DataStream(StreamView):
 
         `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
         `sync` says when a commit returns: "commit" when it is on disk; a number of
-        milliseconds at once, and it is on disk so much later at the latest; "os" at
-        once, leaving the rest to the system. Raises `FileExists`.
+        milliseconds, at most a day's, at once, and it is on disk so much later at the
+        latest; "os" at once, leaving the rest to the system. Raises `FileExists`.
         """
         if not 0 <= version <= 255:
             raise ValueError(f"the stream version is a byte, not {version}")
@@ -561,10 +563,13 @@ class DataStream(StreamView):
 
 
 def _check_policy(sync: object) -> None:
-    milliseconds = isinstance(sync, int) and not isinstance(sync, bool) and sync > 0
+    milliseconds = (
+        isinstance(sync, int) and not isinstance(sync, bool) and 0 < sync <= _MOST_MILLISECONDS
+    )
     if not milliseconds and sync not in ("commit", "os"):
         raise ValueError(
-            f'the sync policy is "commit", "os" or a number of milliseconds, not {sync!r}'
+            f'the sync policy is "commit", "os" or a number of milliseconds, at most '
+            f"{_MOST_MILLISECONDS} (a day), not {sync!r}"
         )
 
 

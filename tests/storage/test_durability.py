@@ -13,7 +13,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, EntriesLost, StreamClosed, WriteFailed
 from datastreamer.storage.writer import PendingCommit
-from tests.storage.made import BOOKMARK, FaultyDisk, items
+from tests.storage.made import BOOKMARK, FaultyDisk, add, items
 
 EVENT = (1, b"event")
 
@@ -337,3 +337,25 @@ def test_nothing_to_commit(path: Path) -> None:
         handle = stream.commit_atomic_op(wait=False)
         assert handle is not None
         assert handle.done()
+
+
+@pytest.mark.parametrize("sync", [86_400_001, 2 * 10**13, 10**40])
+def test_a_policy_that_no_clock_can_wait_for(tmp_path: Path, sync: int) -> None:
+    path = tmp_path / "s.bin"
+    with pytest.raises(ValueError, match=r"milliseconds, at most 86400000 \(a day\), not"):
+        DataStream.create(path, sync=sync, index="memory")
+    with DataStream.create(path, sync=86_400_000, index="memory") as stream:
+        with pytest.raises(ValueError, match="a day"):
+            stream.sync_policy = sync
+        add(stream, [(1, b"one")])
+
+
+def test_waiting_for_longer_than_a_clock_goes(tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        stream.start_atomic_op()
+        stream.add_entry(1, b"one")
+        pending = stream.commit_atomic_op(wait=False)
+        assert pending is not None
+        with pytest.raises(ValueError, match="not nan"):
+            pending.wait(float("nan"))
+        assert pending.wait(1e300)
