@@ -179,6 +179,8 @@ class StreamView:
     ) -> Iterator[EntryBatch]:
         """The same entries in runs of about `max_bytes` of file, without an object each."""
         self._ensure_open()
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes is at least 1, not {max_bytes}")
         if stop is None:
             stop = max(start, self._file.head.entries)
         return self._while_open(start, stop, max_bytes)

@@ -467,3 +467,11 @@ def test_what_a_stream_says_of_itself(path: Path) -> None:
         assert stream.index_name == "memory"
         assert os.pread(stream.fileno(), 16, 0) == b"polygonDATSTREAM"
         assert stream.file_size == path.stat().st_size
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_runs_of_no_bytes(tmp_path: Path, size: int) -> None:
+    with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
+        add(stream, [(1, b"one")])
+        with pytest.raises(ValueError, match=f"max_bytes is at least 1, not {size}"):
+            stream.batches(max_bytes=size)
