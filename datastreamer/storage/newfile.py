@@ -11,10 +11,14 @@ import contextlib
 import re
 import secrets
 from collections.abc import Iterator
+from typing import Final
 
 from datastreamer.storage.disk import Disk, File
 
-_LEFT_OVER = re.compile(r"\.[0-9a-f]{8}\.new")
+NEW: Final = r"\.[0-9a-f]{8}\.new"
+"""How the names of files that are being written end."""
+
+_LEFT_OVER = re.compile(NEW)
 
 
 @contextlib.contextmanager
@@ -55,14 +59,15 @@ def _created(disk: Disk, path: str) -> tuple[File, str]:
         file.close()
 
 
-def remove_left_overs(disk: Disk, path: str) -> list[str]:
+def remove_left_overs(disk: Disk, path: str, ending: re.Pattern[str] = _LEFT_OVER) -> list[str]:
     """Unlink what processes that were killed have left beside `path`; gives the names.
 
-    What cannot be removed stays, as does what somebody is writing.
+    `ending` is how they go on behind `path`. What cannot be removed stays, as does what
+    somebody is writing.
     """
     removed = []
     for name in disk.beside(path):
-        if not _LEFT_OVER.fullmatch(name, len(path)):
+        if not ending.fullmatch(name, len(path)):
             continue
         with contextlib.suppress(OSError):
             file = disk.open(name, write=True)

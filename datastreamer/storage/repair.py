@@ -40,7 +40,7 @@ from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import NO_ID, CommitRecord, Head, SyncedHeader, Writer
 from datastreamer.storage.recovery import NO_HASH
 from datastreamer.storage.report import Examination, Report
-from datastreamer.storage.side import keep_beside
+from datastreamer.storage.side import keep_beside, remove_begun
 from datastreamer.storage.writer import locked_by
 
 _log = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ def repair(
     try:
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
+        remove_begun(disk, name)
         found = examine(file, name, progress)
         made = _plan(found, name)
         if made.healthy:

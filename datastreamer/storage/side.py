@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.disk import Buffer, Disk, File
-from datastreamer.storage.newfile import new_file
+from datastreamer.storage.newfile import NEW, new_file, remove_left_overs
+
+_BEGUN = re.compile(r"\.\d{8}T\d{6}\.[0-9a-f]{4}\.(?:cut|repair)" + NEW)
 
 
 def keep_beside(
@@ -28,3 +31,8 @@ def keep_beside(
             saved.write(part, at)
             offset, at = offset + len(part), at + len(part)
     return side
+
+
+def remove_begun(disk: Disk, path: str) -> None:
+    """Unlink the copies beside `path` that processes which were killed have begun."""
+    remove_left_overs(disk, path, _BEGUN)

@@ -46,7 +46,7 @@ from datastreamer.storage.recovery import (
     read_header,
 )
 from datastreamer.storage.room import Room
-from datastreamer.storage.side import keep_beside
+from datastreamer.storage.side import keep_beside, remove_begun
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +148,7 @@ class StreamWriter(ChangeableFile):
             place = journal.place_of(path)
             for left in (shown, place + journal.SUFFIX):
                 remove_left_overs(disk, left)
+            remove_begun(disk, shown)
             undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)

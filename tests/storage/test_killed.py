@@ -269,7 +269,13 @@ def test_what_a_killed_writer_leaves_beside_goes_with_the_next(tmp_path: Path) -
     path = tmp_path / "s.bin"
     with DataStream.create(path, index="memory") as stream, stream.atomic_op() as op:
         op.add_entry(1, b"one")
-    for name in ("s.bin.0123abcd.new", "s.bin.undo.89abcdef.new", "s.bin.other.new"):
+    begun = [
+        "s.bin.0123abcd.new",
+        "s.bin.undo.89abcdef.new",
+        "s.bin.20260102T030405.4567.cut.89abcdef.new",
+        "s.bin.20260102T030405.4567.repair.89abcdef.new",
+    ]
+    for name in (*begun, "s.bin.other.new"):
         (tmp_path / name).write_bytes(b"begun")
     with DataStream.open(path, index="memory"):
         pass

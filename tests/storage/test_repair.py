@@ -286,3 +286,11 @@ def test_stale_entries_are_not_taken_in(whole: Path) -> None:
     assert done.report.entries == 3
     assert items_of(whole) == ITEMS[:3]
     assert done.plan.keep_to > scan_file(whole)[2].offset + PAGE // 2
+
+
+def test_what_a_killed_repair_left_goes_with_the_next(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", [(1, b"one")])
+    begun = path.with_name(f"{path.name}.20260102T030405.4567.repair.89abcdef.new")
+    begun.write_bytes(b"begun")
+    repair(path)
+    assert not begun.exists()
