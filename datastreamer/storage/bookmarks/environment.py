@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
+
+INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 
 # Address space, not memory or disk: a map of so much is reserved once and never has to grow.
 _WHOLE_MAP = 1 << 40
@@ -199,6 +201,6 @@ def file_id(folder: str) -> tuple[int, int] | None:
 
 
 def remove_files(folder: str) -> None:
-    for name in ("data.mdb", "lock.mdb"):
+    for name in INDEX_FILES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))

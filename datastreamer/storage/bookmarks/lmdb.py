@@ -31,6 +31,7 @@ from datastreamer.storage.bookmarks.base import (
     at_once,
 )
 from datastreamer.storage.bookmarks.environment import (
+    INDEX_FILES,
     Opened,
     SharedEnvironment,
     begin,
@@ -68,6 +69,11 @@ class LmdbIndex(BookmarkIndex):
 
     def __init__(self, folder: str, write: bool, *, beside_writer: bool = False) -> None:
         self._folder = folder
+        for name in INDEX_FILES:
+            path = os.path.join(folder, name)
+            if os.path.exists(path) and not os.path.isfile(path):
+                # Merely opening a named pipe would wait for somebody at its other end.
+                raise IndexFailed(path, "is no file, and in the way of the bookmark index")
         try:
             if write:
                 os.makedirs(folder, exist_ok=True)

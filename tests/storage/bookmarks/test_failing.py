@@ -19,6 +19,7 @@ from datastreamer.errors import IndexFailed
 from datastreamer.storage.bookmarks import base, builder
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
+from datastreamer.storage.check import verify
 from tests.storage.bookmarks.keeping import (
     HISTORY,
     PATIENCE,
@@ -69,6 +70,23 @@ def flaky() -> Iterator[set[str]]:
     base.register("flaky", lambda path, write: Flaky())
     yield Flaky.failing
     del base._openers["flaky"]
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_a_pipe_in_the_place_of_the_index(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path / "s.bin", *HISTORY)
+    index_of(path).joinpath(name).unlink()
+    os.mkfifo(index_of(path) / name)
+    with DataStream.open(path, read_only=True) as stream:
+        check(stream, known_of(path))
+    with pytest.raises(IndexFailed, match=f"{name}: is no file, and in the way"):
+        DataStream.open(path)
+    if name == "data.mdb":
+        [problem] = verify(path).problems
+        assert problem.repair == "reindex"
+    with DataStream.open(path, index=base.LMDB_ANEW) as stream:
+        stream.bookmarks.wait()
+    check_index(path, known_of(path))
 
 
 def test_a_number_of_another_size(tmp_path: Path) -> None:
