@@ -92,10 +92,10 @@ class DataStream(StreamView):
         milliseconds, at most a day's, at once, and it is on disk so much later at the
         latest; "os" at once, leaving the rest to the system. Raises `FileExists`.
         """
-        if not 0 <= version <= 255:
+        if not (isinstance(version, int) and 0 <= version <= 255):
             raise ValueError(f"the stream version is a byte, not {version}")
         for name, number in (("system id", system_id), ("stream type", stream_type)):
-            if not 0 <= number <= U64_MAX:
+            if not (isinstance(number, int) and 0 <= number <= U64_MAX):
                 raise ValueError(f"the {name} is a u64, not {number}")
         _check_policy(sync)
         opener(index)
@@ -536,8 +536,7 @@ class DataStream(StreamView):
                 file.sync()
         finally:
             try:
-                if self._keeper is not None:
-                    self._keeper.close()
+                self._close_bookmarks()
             finally:
                 try:
                     self._file.close()

@@ -7,6 +7,7 @@ process or another. Writes nothing; `stream.py` does. Any number of threads may 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -28,6 +29,7 @@ from datastreamer.format import (
     Header,
 )
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk import Buffer
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Change
@@ -46,6 +48,9 @@ class StreamView:
         # The index may be opened late, when the process works in another folder.
         self._index_path = os.path.abspath(file.path)
         self._keeper: BookmarkKeeper | None = None
+        # Around its making: of two, one would never be closed.
+        self._keeping = threading.Lock()
+        self._closing = False
 
     # What it is.
 
@@ -108,6 +113,7 @@ class StreamView:
     @property
     def file_size(self) -> int:
         """The file's size in bytes, preallocated pages included."""
+        self._ensure_open()
         return self._file.file.size()
 
     def new_reader(self) -> Reader:
@@ -220,9 +226,11 @@ class StreamView:
 
     # Bookmarks.
 
-    def bookmark(self, key: bytes) -> int:
+    def bookmark(self, key: Buffer) -> int:
         """The number of the newest entry that is this bookmark. Raises `UnknownBookmark`."""
         self._ensure_open()
+        if type(key) is not bytes:
+            key = bytes(memoryview(key))
         if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
         keeper, doubts = self._bookmarks(), 0
@@ -252,29 +260,30 @@ class StreamView:
         kind = int.from_bytes(packed[5:9], "big")
         return kind == TYPE_BOOKMARK and packed[ENTRY_HEAD_SIZE:] == key
 
-    def first_event_after_bookmark(self, key: bytes) -> Entry:
+    def first_event_after_bookmark(self, key: Buffer) -> Entry:
         """The first entry at or after the bookmark's that is no bookmark itself.
 
         Raises `UnknownBookmark`, also where no event follows until the end.
         """
         entry = self._unchanged(lambda: self._file.reader.first_event(self.bookmark(key)))
         if entry is None:
+            key = bytes(key)
             raise UnknownBookmark(key, f"no event follows the bookmark 0x{key.hex()}")
         return entry
 
-    def data_between_bookmarks(self, first: bytes, last: bytes) -> bytes:
+    def data_between_bookmarks(self, first: Buffer, last: Buffer) -> bytes:
         """The data of the events from `first` up to `last`, joined.
 
         Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
         """
         return self._unchanged(lambda: self._between(first, last))
 
-    def _between(self, first: bytes, last: bytes) -> bytes:
+    def _between(self, first: Buffer, last: Buffer) -> bytes:
         start, stop = self.bookmark(first), self.bookmark(last)
         if start > stop:
             raise BadRange(
-                f"bookmark 0x{last.hex()} (entry {stop}) stands before 0x{first.hex()} "
-                f"(entry {start})"
+                f"bookmark 0x{bytes(last).hex()} (entry {stop}) stands before "
+                f"0x{bytes(first).hex()} (entry {start})"
             )
         parts = []
         for batch in self._file.reader.batches(start, stop):
@@ -289,17 +298,29 @@ class StreamView:
         return self._bookmarks()
 
     def _bookmarks(self) -> BookmarkKeeper:
-        if self._keeper is None:
-            self._keeper = BookmarkKeeper(
-                self._index,
-                self._index_path,
-                self._file.file,
-                self._file.reader,
-                write=self._file.writable,
-                stream_id=self._file.stream_id,
-                epoch=lambda: self._file.epoch,
-            )
-        return self._keeper
+        keeper = self._keeper
+        if keeper is not None:
+            return keeper
+        with self._keeping:
+            if self._closing:
+                raise StreamClosed(f"{self.path}: the stream is closed")
+            if self._keeper is None:
+                self._keeper = BookmarkKeeper(
+                    self._index,
+                    self._index_path,
+                    self._file.file,
+                    self._file.reader,
+                    write=self._file.writable,
+                    stream_id=self._file.stream_id,
+                    epoch=lambda: self._file.epoch,
+                )
+            return self._keeper
+
+    def _close_bookmarks(self) -> None:
+        with self._keeping:
+            self._closing = True
+        if self._keeper is not None:
+            self._keeper.close()
 
     # Following.
 

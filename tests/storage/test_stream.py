@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from datastreamer.errors import (
     EntryTooLarge,
     NoOperation,
     OperationOpen,
+    StreamClosed,
     UnknownBookmark,
     UnknownEntry,
 )
+from datastreamer.storage import view
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
@@ -475,3 +478,71 @@ def test_runs_of_no_bytes(tmp_path: Path, size: int) -> None:
         add(stream, [(1, b"one")])
         with pytest.raises(ValueError, match=f"max_bytes is at least 1, not {size}"):
             stream.batches(max_bytes=size)
+
+
+def test_a_closed_stream_says_so(tmp_path: Path) -> None:
+    path = make(tmp_path / "s.bin", [(BOOKMARK, b"k")])
+    for read_only in (False, True):
+        stream = DataStream.open(path, read_only=read_only)
+        bookmarks = stream.bookmarks
+        stream.close()
+        asked: list[Callable[[], object]] = [
+            lambda stream=stream: stream.file_size,  # type: ignore[misc]
+            lambda bookmarks=bookmarks: len(bookmarks),  # type: ignore[misc]
+        ]
+        for ask in asked:
+            with pytest.raises(StreamClosed, match="the stream is closed"):
+                ask()
+    never_asked = DataStream.open(path, read_only=True)
+    never_asked.close()
+    with pytest.raises(StreamClosed, match="the stream is closed"):
+        _ = never_asked.bookmarks
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_bytes_are_a_key(tmp_path: Path, kind: Callable[[bytes], Any]) -> None:
+    path = make(tmp_path / "s.bin", [(BOOKMARK, b"a"), (1, b"one"), (BOOKMARK, b"b")])
+    for read_only in (False, True):
+        with DataStream.open(path, read_only=read_only) as stream:
+            a, b, c = (kind(key) for key in (b"a", b"b", b"c"))
+            assert (stream.bookmark(a), stream.bookmark(b)) == (0, 2)
+            assert stream.first_event_after_bookmark(a).number == 1
+            assert stream.data_between_bookmarks(a, b) == b"one"
+            for ask in (stream.bookmark, stream.first_event_after_bookmark):
+                with pytest.raises(UnknownBookmark, match="0x63"):
+                    ask(c)
+            with pytest.raises(UnknownBookmark, match="no event follows the bookmark 0x62"):
+                stream.first_event_after_bookmark(b)
+            with pytest.raises(BadRange, match="0x61"):
+                stream.data_between_bookmarks(b, a)
+
+
+@pytest.mark.parametrize("name", ["version", "system_id", "stream_type"])
+@pytest.mark.parametrize("value", [1.5, "1", None])
+def test_a_header_of_no_numbers(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name.replace('_', ' ')} is a .*, not {value}"):
+        DataStream.create(tmp_path / "s.bin", **{name: value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_threads_that_ask_first_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two indexes that a reader opens, one would never be closed."""
+    path = make(tmp_path / "s.bin", [(BOOKMARK, b"k")])
+    made, second = [], threading.Event()
+    real = view.BookmarkKeeper
+
+    def keeper(*args: Any, **options: Any) -> view.BookmarkKeeper:
+        made.append(1)
+        if len(made) == 1:
+            other.start()
+            second.wait(0.1)
+        else:
+            second.set()
+        return real(*args, **options)
+
+    monkeypatch.setattr(view, "BookmarkKeeper", keeper)
+    with DataStream.open(path, read_only=True) as stream:
+        other = threading.Thread(target=stream.bookmark, args=[b"k"])
+        assert stream.bookmark(b"k") == 0
+        other.join()
+    assert made == [1]

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedEntry, IndexFailed
+from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
 from datastreamer.storage.bookmarks.base import opener
@@ -137,6 +137,8 @@ class BookmarkKeeper(IndexBuilder):
 
     def __len__(self) -> int:
         """The number of distinct keys. Reads what the index does not hold."""
+        if self._closing:
+            raise StreamClosed(f"{self._path}: the stream is closed")
         # To the end of the count nothing goes from memory into the index.
         with self._urgently():
             with self._guard:
