@@ -122,6 +122,8 @@ class IndexBuilder(TrustedIndex):
 
     def _catch_up(self) -> None:
         """Index what the file holds, memory does not and the index does not."""
+        if not self._closing:
+            self._begin_anew()
         while not self._closing:
             try:
                 if not (self._fill() or self._catch_up_some()):
@@ -216,7 +218,8 @@ class IndexBuilder(TrustedIndex):
             self._has_indexed(index, upto)
             with self._guard:
                 self._waiting.drop_before(upto.entries)
-                self._known_from = Cursor(*upto)
+                if self._known_from.number < upto.entries:  # else it was forgotten meanwhile
+                    self._known_from = Cursor(*upto)
             # What the index holds need not be in memory as well.
             items = iter(ready)
             while some := list(islice(items, _AT_ONCE)):

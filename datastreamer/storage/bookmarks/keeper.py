@@ -29,6 +29,8 @@ _log = logging.getLogger(__package__)
 
 # The index is written when so many bookmarks wait: memory is not without bounds.
 _FLUSH_KEYS = 20_000
+# As long as it cannot be written, so many are kept; the file has them, too.
+_MOST_KEYS = 10 * _FLUSH_KEYS
 _TRIES = 100
 
 
@@ -251,6 +253,8 @@ class BookmarkKeeper(IndexBuilder):
                 self._waiting.extend(bookmarks)
                 self._known_to = head
             self._synced = synced
+            if len(self._waiting) >= _MOST_KEYS and (self._index is None or self._failing):
+                self._forget_memory()
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
                 len(self._waiting) >= _FLUSH_KEYS

@@ -163,6 +163,12 @@ class TrustedIndex:
                 self._waiting.extend(found)
             self._known_to = Head(*cursor)
 
+    def _forget_memory(self) -> None:
+        """Have the file tell it again. Holds the guard."""
+        self._waiting = Pairs()
+        self._recent.clear()
+        self._known_from = Cursor(*self._known_to)
+
     # The way back.
 
     def _settle(self) -> None:
@@ -197,9 +203,32 @@ class TrustedIndex:
             try:
                 index.clear()
             except IndexFailed as error:
-                _log.error("%s: there is no bookmark index any more: %s", self._path, error)
+                _log.error(
+                    "%s: there is no bookmark index until it can be made again: %s",
+                    self._path,
+                    error,
+                )
                 with self._guard:
                     self._drop_index()
+
+    def _begin_anew(self) -> None:
+        """Make the index again where a writer has lost it, for want of room perhaps. Raises
+        `IndexFailed`."""
+        if self._index is not None or not self._write:
+            return
+        with self._writing:
+            self._settle()
+            if self._index is not None:
+                return
+            index = opener(self._backend)(self._path, True)
+            try:
+                # What stands there may be what was given up.
+                index.clear()
+            except IndexFailed:
+                index.close()
+                raise
+            with self._guard:
+                self._index = index
 
     def _drop_index(self) -> None:
         if self._index is not None:

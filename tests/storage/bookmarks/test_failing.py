@@ -16,7 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks import base, builder
+from datastreamer.storage.bookmarks import base, builder, keeper
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.check import verify
@@ -67,9 +67,64 @@ class Flaky(MemoryIndex):
 @pytest.fixture
 def flaky() -> Iterator[set[str]]:
     Flaky.failing = set()
-    base.register("flaky", lambda path, write: Flaky())
+
+    def opened(path: str, write: bool) -> Flaky:
+        index = Flaky()
+        index._meet("open")
+        return index
+
+    base.register("flaky", opened)
     yield Flaky.failing
     del base._openers["flaky"]
+
+
+def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> None:
+    """It could be neither emptied nor made again, for want of room perhaps; then it can."""
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        stream.bookmarks.wait()
+        flaky.update({"clear", "open"})
+        for _ in range(2):
+            with pytest.raises(IndexFailed, match="no open today"):
+                stream.bookmarks.rebuild()
+            add(stream, operation(b"twice", b"new"))
+            check(stream, known_of(path))
+        flaky.remove("open")
+        with pytest.raises(IndexFailed, match="no clear today"):
+            stream.bookmarks.wait()
+        flaky.clear()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.lag() == 0
+        check(stream, known_of(path))
+        assert len(stream.bookmarks._index or ()) == len(known_of(path))
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_memory_while_an_index_cannot_be_written(
+    tmp_path: Path, flaky: set[str], lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_MOST_KEYS", 10)
+    path = make(tmp_path / "s.bin", *HISTORY)
+    with DataStream.open(path, index="flaky") as stream:
+        bookmarks = stream.bookmarks
+        bookmarks.wait()
+        flaky.update({"clear", "open"} if lost else {"add"})
+        if lost:
+            with pytest.raises(IndexFailed):
+                bookmarks.rebuild()
+        else:
+            add(stream, operation(b"first"))
+            bookmarks._work_once()
+        for number in range(35):
+            add(stream, [(BOOKMARK, b"%d" % number), (BOOKMARK, b"often")])
+            assert len(bookmarks._waiting) < 10
+            assert len(bookmarks._recent) < 10
+        check(stream, known_of(path))
+        flaky.clear()
+        bookmarks.wait()
+        assert bookmarks.lag() == 0
+        check(stream, known_of(path))
+        assert len(bookmarks._index or ()) == len(known_of(path))
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
