@@ -9,6 +9,7 @@
     |   +-- LeaseHeld                the stream's source publishes from elsewhere
     |   +-- StreamClosed             the stream, client or server is closed
     |   +-- StreamReadOnly           opened for reading only
+    |   +-- BadArgument              a number or word that is none of those it may be
     |   +-- EntryTooLarge            data of more than 1,048,559 bytes
     |   +-- BadEntryType             not a u32, or 0xb0 where an event is due
     |   +-- BadBookmark              a key that is not 1 to 16 bytes
@@ -82,6 +83,7 @@ __all__ = [
     "AlreadyStarted",
     "AlreadyStopped",
     "AnotherStream",
+    "BadArgument",
     "BadBookmark",
     "BadCertificate",
     "BadEntryType",
@@ -174,6 +176,10 @@ class StreamClosed(UsageError):
 
 class StreamReadOnly(UsageError):
     """The stream was opened for reading only."""
+
+
+class BadArgument(UsageError, ValueError):
+    """An argument is none of the numbers or words that it may be."""
 
 
 class EntryTooLarge(UsageError, ValueError):

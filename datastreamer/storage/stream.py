@@ -7,12 +7,14 @@ knows no network. One thread writes at a time; any number may read.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from datastreamer.errors import (
+    BadArgument,
     BadEntryType,
     EntriesLost,
     FileMissing,
@@ -90,13 +92,12 @@ class DataStream(StreamView):
         `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
         `sync` says when a commit returns: "commit" when it is on disk; a number of
         milliseconds, at most a day's, at once, and it is on disk so much later at the
-        latest; "os" at once, leaving the rest to the system. Raises `FileExists`.
+        latest; "os" at once, leaving the rest to the system. Raises `FileExists`,
+        `BadArgument`.
         """
-        if not (isinstance(version, int) and 0 <= version <= 255):
-            raise ValueError(f"the stream version is a byte, not {version}")
-        for name, number in (("system id", system_id), ("stream type", stream_type)):
-            if not (isinstance(number, int) and 0 <= number <= U64_MAX):
-                raise ValueError(f"the {name} is a u64, not {number}")
+        _check_number("stream version is a byte", version, 255)
+        _check_number("system id is a u64", system_id, U64_MAX)
+        _check_number("stream type is a u64", stream_type, U64_MAX)
         _check_policy(sync)
         opener(index)
         header = Header(version, system_id, stream_type)
@@ -124,7 +125,7 @@ class DataStream(StreamView):
         for reading; then `name` is the path that messages and the index go by.
 
         Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
-        `DamagedHeader`, `BadFileSize`.
+        `DamagedHeader`, `BadFileSize`, `BadArgument`.
         """
         _check_policy(sync)
         if follow and not isinstance(path, int):
@@ -133,7 +134,7 @@ class DataStream(StreamView):
             read = StreamFile.open(path, stream_type=stream_type, disk=disk, name=name)
             return cls(read, index, follow=follow)
         if isinstance(path, int):
-            raise ValueError("a descriptor is opened for reading only")
+            raise BadArgument("a descriptor is opened for reading only")
         opener(index)
         written = StreamWriter.open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
         return cls(written, index)
@@ -561,12 +562,21 @@ class DataStream(StreamView):
             self._file.abandon()
 
 
+def _check_number(what: str, number: int, most: int) -> None:
+    try:
+        if 0 <= operator.index(number) <= most:
+            return
+    except TypeError:
+        pass
+    raise BadArgument(f"the {what}, not {number!r}")
+
+
 def _check_policy(sync: object) -> None:
     milliseconds = (
         isinstance(sync, int) and not isinstance(sync, bool) and 0 < sync <= _MOST_MILLISECONDS
     )
     if not milliseconds and sync not in ("commit", "os"):
-        raise ValueError(
+        raise BadArgument(
             f'the sync policy is "commit", "os" or a number of milliseconds, at most '
             f"{_MOST_MILLISECONDS} (a day), not {sync!r}"
         )

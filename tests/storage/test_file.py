@@ -17,6 +17,7 @@ from datastreamer.errors import (
     StreamClosed,
     StreamFileError,
     StreamReadOnly,
+    UsageError,
     WrongStreamType,
 )
 from datastreamer.format import Header
@@ -83,14 +84,18 @@ def test_every_stream_has_an_id_of_its_own(tmp_path: Path) -> None:
         {"system_id": 2**64},
         {"system_id": -1},
         {"stream_type": 2**64},
+        {"stream_type": 1.5},
+        {"version": "2"},
         {"sync": "always"},
+        {"sync": 0},
         {"index": "nosuch"},
     ],
     ids=str,
 )
 def test_create_refuses(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"not|no bookmark index"):
+    with pytest.raises(ValueError, match=r"not|no bookmark index") as caught:
         DataStream.create(tmp_path / "s.bin", **options)
+    assert isinstance(caught.value, UsageError)
     assert list(tmp_path.iterdir()) == []
 
 

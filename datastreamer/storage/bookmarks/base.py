@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from datastreamer.errors import IndexFailed, StreamFileError
+from datastreamer.errors import BadArgument, IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Pairs
 
 Pace = Callable[[], object]
@@ -119,7 +119,7 @@ def register(name: str, opener: Opener) -> None:
 
 
 def opener(name: str) -> Opener:
-    """The backend called `name`; `ValueError` lists the known ones."""
+    """The backend called `name`; `BadArgument` lists the known ones."""
     if name not in _openers:
         from datastreamer.storage.bookmarks import lmdb, memory
 
@@ -129,4 +129,4 @@ def opener(name: str) -> Opener:
     try:
         return _openers[name]
     except KeyError:
-        raise ValueError(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None
+        raise BadArgument(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None
