@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from datastreamer.errors import FileMissing, StreamFileError, UnknownBookmark, UsageError
+from datastreamer.errors import (
+    DatastreamerError,
+    FileMissing,
+    StreamFileError,
+    UnknownBookmark,
+    UsageError,
+)
 from datastreamer.position import Identity
 from datastreamer.spark.offsets import StreamOffset
 from datastreamer.spark.options import Mark, read_options
@@ -47,6 +53,8 @@ class Ranges:
         self._out = Path(out).absolute()
         self.folder = self._out / "_ranges"
         self._upstream = upstream_of(read_options(source))
+        # How the range ends that is being written.
+        self._end: StreamOffset | None = None
         self._lock: int | None = None
         try:
             if self._upstream.look().version < _FIRST_VERSION:
@@ -78,6 +86,7 @@ class Ranges:
 
     def begin(self, wanted: Range) -> None:
         """Record that a range is being written, or written again."""
+        self._end = self._end_of(wanted)
         self._record(wanted, "begun").touch()
 
     def forget(self, begun: Range) -> None:
@@ -85,12 +94,16 @@ class Ranges:
         self._record(begun, "begun").unlink()
 
     def finish(self, wanted: Range) -> None:
-        """Record that a range is there whole, and how it ends."""
-        header = self._upstream.look()
-        digest = self._upstream.digest_before(wanted.stop)
-        offset = StreamOffset(wanted.stop, digest, Identity.of(header))
+        """Record that a range is there whole, and how it ends.
+
+        Raises what `begin` does, and also where it ends otherwise than it did then: its tables
+        may be of two histories, since each is read by itself.
+        """
+        end = self._end_of(wanted)
+        if end != self._end:
+            raise self._gone(wanted)
         begun = self._record(wanted, "begun")
-        begun.write_text(json.dumps(offset.told()))
+        begun.write_text(json.dumps(end.told()))
         begun.rename(self._record(wanted, "done"))
         self.done = wanted.stop
 
@@ -100,6 +113,19 @@ class Ranges:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _end_of(self, wanted: Range) -> StreamOffset:
+        header = self._upstream.look()
+        if header.total_entries < wanted.stop:
+            raise self._gone(wanted)
+        digest = self._upstream.digest_before(wanted.stop)
+        return StreamOffset(wanted.stop, digest, Identity.of(header))
+
+    def _gone(self, wanted: Range) -> DatastreamerError:
+        return self._upstream.changed(
+            f"entries before {wanted.stop} were taken back while they were ingested; run it again",
+            wanted.stop,
+        )
 
     def _take(self) -> None:
         try:

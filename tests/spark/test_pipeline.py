@@ -188,6 +188,26 @@ def test_what_a_crash_left_of_a_range_is_gone_where_the_stream_holds_others_now(
             assert {row.timestamp for row in rows} == {TIME + 86_400 * 60}
 
 
+def test_a_range_of_two_histories_is_not_finished(tmp_path: Path) -> None:
+    path, out = tmp_path / "stream.bin", tmp_path / "out"
+    with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
+        put(stream, [(number, TIME, 1) for number in range(6)])
+        wanted = Range(0, stream.total_entries)
+        ranges = Ranges({"path": str(path)}, out)
+        for again in (3, 6):
+            ranges.begin(wanted)
+            stream.truncate(0)
+            put(stream, [(number, TIME + again, 1) for number in range(again)])
+            with pytest.raises(StreamFileError, match="taken back while they were ingested; run"):
+                ranges.finish(wanted)
+            assert (ranges.begun(), ranges.done) == ([wanted], 0)
+            put(stream, [(number, TIME, 1) for number in range(again, 6)])
+        ranges.begin(wanted)
+        ranges.finish(wanted)
+        assert (ranges.begun(), ranges.done) == ([], wanted.stop)
+        ranges.close()
+
+
 def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
     """Numbers that stand there twice or not at all, and times that have no date."""
     path, out = tmp_path / "odd.bin", tmp_path / "out"
