@@ -418,9 +418,9 @@ class _Examiner:
             return
         stands, number = os.path.lexists(name), updating(self.page)
         undo = journal.find(OsDisk(), place)
-        found = None if undo is None else undone_by(undo, self._file, self.page)
-        self._done.bad_journal = stands and undo is None
-        if number is not None and found is None:
+        fits = undo is not None and undone_by(undo, self._file, self.page) is not None
+        self._done.bad_journal = stands and not fits and (undo is None or number is not None)
+        if number is not None and not fits:
             self._done.unproven = number
             what = (
                 f"a crash cut off its update, and {name} is missing or damaged: the entry may be "
@@ -435,9 +435,9 @@ class _Examiner:
                 f"an update was under way: its journal is {name}; the next open for writing sees "
                 "to it"
             )
-        if undo is not None and found is not None and found not in (undo.old, undo.new):
+        if undo is not None and self._done.unproven is None and undo.is_half_done(self._file):
             self._done.half_updated = True
-            what = f"{len(found)} bytes are half of an update that a crash cut off"
+            what = f"{len(undo.old)} bytes are half of an update that a crash cut off"
             self._done.problem(undo.offset, what, Help.UNDO)
 
 

@@ -293,12 +293,10 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
         return
     page = read_page(file)
     number, undo = updating(page), journal.find(disk, place)
-    found = None if undo is None else undone_by(undo, file, page)
     error = None
-    if undo is None or found is None:
-        if number is not None:
-            error = cannot_undo(file, page, path, number, place)
-    elif found not in (undo.old, undo.new):
+    if number is not None and (undo is None or undone_by(undo, file, page) is None):
+        error = cannot_undo(file, page, path, number, place)
+    elif undo is not None and undo.is_half_done(file):
         error = DamagedEntry(
             path,
             undo.offset,

@@ -92,6 +92,11 @@ class Undo(NamedTuple):
                 return None
         return found
 
+    def is_half_done(self, file: Readable) -> bool:
+        """Whether some of its bytes in the file are old and some new."""
+        found = self.standing(file)
+        return found is not None and found not in (self.old, self.new)
+
 
 def place_of(path: str | os.PathLike[str]) -> str:
     """The name beside which the journal of the stream file at `path` stands: the file's own,

@@ -208,7 +208,7 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
             "of its bytes are old"
         )
     if made.bad_journal:
-        yield "keep the journal of an update, which is damaged, under another name"
+        yield "keep the journal of an update, which is of no use, under another name"
     if header is not None:
         bytes_kept = made.keep_to - made.keep_from
         behind = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""

@@ -313,3 +313,14 @@ def test_an_update_that_the_disk_refuses_in_the_middle(path: Path) -> None:
             stream.update_entry(0, 1, NEW)
     with DataStream.open(path, index="memory") as stream:
         assert items(stream) == [(1, OLD)]
+
+
+def test_half_an_update_behind_which_another_program_wrote(path: Path) -> None:
+    """Our records do not fit its header; the journal still tells what stands there."""
+    kept = half_done(path)
+    with open(kept, "r+b") as file:
+        file.seek(64)
+        file.write(bytes(136))
+    with pytest.raises(DamagedEntry, match="a crash cut off the update of an entry"):
+        DataStream.open(kept, read_only=True)
+    assert "half of an update" in verify(kept).problems[-1].what

@@ -73,7 +73,9 @@ class LmdbIndex(BookmarkIndex):
             path = os.path.join(folder, name)
             if os.path.exists(path) and not os.path.isfile(path):
                 # Merely opening a named pipe would wait for somebody at its other end.
-                raise IndexFailed(path, "is no file, and in the way of the bookmark index")
+                raise IndexFailed(
+                    path, "is no file, and in the way of the bookmark index; move it elsewhere"
+                )
         try:
             if write:
                 os.makedirs(folder, exist_ok=True)
