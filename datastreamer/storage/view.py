@@ -301,6 +301,8 @@ class StreamView:
         keeper = self._keeper
         if keeper is not None:
             return keeper
+        # In the child of a fork another thread's lock is never given up.
+        self._ensure_open()
         with self._keeping:
             if self._closing:
                 raise StreamClosed(f"{self.path}: the stream is closed")
