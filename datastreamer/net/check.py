@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from datastreamer._codec import Entry
+from datastreamer._codec import EntryBatch
 from datastreamer.errors import ProtocolViolation, UnknownBookmark
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.storage.report import Problem, Report
 
 MOST_LOOKED_UP: Final = 1000
-"""So many bookmarks are looked up, spread over the stream; two or three round trips each."""
+"""So many bookmarks are looked up, spread over the stream; two round trips each."""
 
 _SEE_THE_FILE: Final = "none from here: verify the server's file"
 _REINDEX: Final = "reindex the server's file"
@@ -38,61 +38,84 @@ def verify_server(
         with client.batches(from_entry=0, stop=total) as batches:
             for batch in batches:
                 report.entries += len(batch)
-                for key, number in batch.bookmarks():
-                    report.bookmarks += 1
-                    sample.add(key, number)
+                report.bookmarks += sample.take(batch)
                 advance(len(batch))
         looked_up = "entry 0"
-        for key, number in sample.marks.items():
+        for key, event in sample.events.items():
             looked_up = f"bookmark 0x{key.hex()}"
-            wrong = _wrong_with(client, key, number, total)
+            wrong = _wrong_with(client, key, event, total)
             if wrong is not None:
                 report.problems.append(Problem(looked_up, wrong, _REINDEX))
     except ProtocolViolation as error:
         where = f"entry {report.entries}" if report.entries < total else looked_up
         report.problems.append(Problem(where, str(error), _SEE_THE_FILE))
-    if len(sample.marks) < report.bookmarks:
+    if len(sample.events) < report.bookmarks:
         report.notes.append(
-            f"of {report.bookmarks:,} bookmarks {len(sample.marks):,} different ones were looked up"
+            f"of {report.bookmarks:,} bookmarks {len(sample.events):,} different ones were "
+            "looked up"
         )
     report.ok = not report.problems
     return report
 
 
 class _Sample:
-    """At most so many keys of bookmarks, evenly spread, each with the number of its last entry."""
+    """At most so many keys of bookmarks, evenly spread, each with the number of the first event
+    behind its last entry; None: there is none."""
 
     def __init__(self, most: int) -> None:
-        self.marks: dict[bytes, int] = {}
+        self.events: dict[bytes, int | None] = {}
         self._most = most
         self._stride = 1
         self._seen = 0
+        # Those since the last event.
+        self._waiting: list[bytes] = []
 
-    def add(self, key: bytes, number: int) -> None:
-        if key in self.marks:
-            self.marks[key] = number
-        elif self._seen % self._stride == 0:
-            self.marks[key] = number
-            if len(self.marks) > self._most:
-                self.marks = dict(list(self.marks.items())[::2])
+    def take(self, batch: EntryBatch) -> int:
+        """The entries that come next; gives the number of bookmarks among them."""
+        bookmarks = batch.bookmarks()
+        at = batch.first_number
+        for key, number in bookmarks:
+            if number > at:
+                self._event(at)
+            at = number + 1
+            self._add(key)
+        if at < batch.next_number:
+            self._event(at)
+        return len(bookmarks)
+
+    def _event(self, number: int) -> None:
+        """An event stands there."""
+        for key in self._waiting:
+            if key in self.events:
+                self.events[key] = number
+        self._waiting = []
+
+    def _add(self, key: bytes) -> None:
+        if key not in self.events and self._seen % self._stride == 0:
+            if len(self.events) == self._most:
+                self.events = dict(list(self.events.items())[::2])
                 self._stride *= 2
+            self.events[key] = None
+        if key in self.events:
+            self.events[key] = None
+            self._waiting.append(key)
         self._seen += 1
 
 
-def _wrong_with(client: BlockingClient, key: bytes, number: int, total: int) -> str | None:
-    """What is wrong with what a bookmark leads to; None: nothing. Its last entry has `number`."""
-    due: Entry | None = None
-    for at in range(number + 1, total):
-        due = client.entry(at)
-        if not due.is_bookmark:
-            break
-        due = None
+def _wrong_with(client: BlockingClient, key: bytes, event: int | None, total: int) -> str | None:
+    """What is wrong with what a bookmark leads to, which is to be the entry `event`; None:
+    nothing."""
     try:
         found = client.bookmark(key)
     except UnknownBookmark:
-        return None if due is None else f"it is not found, and entry {due.number} is its event"
-    if found.number >= total or found == due:
-        # One of its key, or the first event behind it, may have come meanwhile.
+        return None if event is None else f"it is not found, and entry {event} is its event"
+    if found.number >= total:
+        # One of its key, or the first event behind it, has come meanwhile.
         return None
-    wanted = "no event follows it" if due is None else f"its event is entry {due.number}"
+    if found.number == event:
+        # It may be updated between the two.
+        if found == client.entry(event) or client.bookmark(key) == client.entry(event):
+            return None
+        return f"it leads to entry {event} with other data than that entry has"
+    wanted = "no event follows it" if event is None else f"its event is entry {event}"
     return f"it leads to entry {found.number}, and {wanted}"

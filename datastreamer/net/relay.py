@@ -101,10 +101,6 @@ class UpstreamState:
     told_behind: bool = False
     """Whether it was said that it is there again and holds less than we do."""
 
-    gave_nothing: bool = False
-    """Whether it was left since it gave nothing while another held more, as one that downloads
-    from us does: it is gone back to once it holds more than we do."""
-
     overruled: bool = False
     """Whether an earlier upstream was followed that told otherwise: it is not followed again."""
 
@@ -428,12 +424,9 @@ class Relay:
         async with trio.open_nursery() as nursery:
 
             async def look() -> None:
-                nonlocal back, failure
-                try:
-                    await self._look_around(state, stream)
-                    back = True
-                except NoAnswer as error:
-                    failure = error
+                nonlocal back
+                await self._look_around(state, stream)
+                back = True
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
@@ -459,17 +452,10 @@ class Relay:
         return back
 
     async def _look_around(self, current: UpstreamState, stream: DataStream) -> None:
-        """Ask upstreams how far they are; returns when an earlier one is to be used again, and
-        raises `NoAnswer` where the current one gives nothing of what a later one has."""
+        """Ask upstreams how far they are; returns when an earlier one is to be used again."""
         kind = stream.header.stream_type
-        total, since = stream.total_entries, trio.current_time()
-        # Who held more than we do when it was last asked.
-        ahead: set[str] = set()
         while True:
             await trio.sleep(self._look_seconds)
-            if stream.total_entries != total:
-                total, since = stream.total_entries, trio.current_time()
-                ahead.clear()
             earlier = True
             for state in self.states:
                 earlier = earlier and state is not current
@@ -483,21 +469,12 @@ class Relay:
                     continue
                 state.entries = header.total_entries
                 self._tell()
-                name, more = state.upstream.name, header.total_entries - stream.total_entries
-                if earlier and more < 0:
-                    self._note_behind(state, header.total_entries, stream.total_entries)
-                elif earlier and (more > 0 or not state.gave_nothing):
+                if earlier and header.total_entries >= stream.total_entries:
                     state.told_behind = False
-                    _log.warning("%s is there again, going back to it", name)
+                    _log.warning("%s is there again, going back to it", state.upstream.name)
                     return
-                elif more > 0 and state is not current:
-                    if name in ahead and trio.current_time() - since >= self._patience:
-                        current.gave_nothing = True
-                        raise NoAnswer(
-                            f"{current.upstream.name} gives nothing new, and {name} holds "
-                            f"{header.total_entries} entries"
-                        )
-                    ahead.add(name)
+                if earlier:
+                    self._note_behind(state, header.total_entries, stream.total_entries)
 
     def _note_behind(self, state: UpstreamState, total: int, ours: int) -> None:
         """An earlier upstream is there again and holds less than we do: said once."""

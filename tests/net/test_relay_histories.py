@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -25,7 +24,6 @@ from tests.net.relaying import (
     serving,
     twin,
 )
-from tests.ports import free_port
 
 
 @pytest.fixture
@@ -175,31 +173,6 @@ async def test_fails_over_and_goes_back(
             await relay.has(130)
             assert contents(relay.stream) == contents(upstream)
     assert "is there again, going back to it" in caplog.text
-
-
-async def test_relays_that_have_each_other_before_their_source_find_it(
-    tmp_path: Path, upstream: DataStream, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    async with nursery_for() as nursery:
-        source = await serving(nursery, upstream)
-        port = free_port()
-        words: dict[str, Any] = {"patience": 0.1}
-        first = await relaying(nursery, tmp_path / "1.bin", port, source.port, **words)
-        second = await relaying(
-            nursery, tmp_path / "2.bin", first.port, source.port, port=port, **words
-        )
-        # Each has the other.
-        await first.relay.until(lambda: first.relay.current is first.relay.states[0])
-        await second.relay.until(lambda: second.relay.current is second.relay.states[0])
-        fill(upstream, 100)
-        await first.has(100)
-        await second.has(100)
-        fill(upstream, 100)
-        await first.has(200)
-        await second.has(200)
-        assert contents(first.stream) == contents(second.stream) == contents(upstream)
-    assert "gives nothing new, and 127.0.0.1:" in caplog.text
 
 
 async def test_waits_for_an_upstream_that_is_merely_behind(
