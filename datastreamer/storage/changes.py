@@ -159,7 +159,10 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
     if undo is not None and found is not None:
         mark = records.get_mark(page)
         if found == undo.new and mark is not None and mark.epoch > undo.epoch:
-            # It had come to its end, and has been seen.
+            # It had come to its end, and has been seen. Who finds no journal has to find the mark.
+            start, stop = records.MARK_OFFSET, records.WRITER_OFFSET
+            file.write(page[start:stop], start)
+            file.sync()
             journal.remove(disk, path)
             return False
         # Also where they stand there: an open before this one may have put them back, and

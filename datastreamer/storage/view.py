@@ -45,8 +45,8 @@ class StreamView:
         self._file = file
         self._follows = follow
         self._index = index
-        # The index may be opened late, when the process works in another folder.
-        self._index_path = os.path.abspath(file.path)
+        # The index is opened late, maybe, when the process works in another folder.
+        self._place = os.path.abspath(file.path)
         self._keeper: BookmarkKeeper | None = None
         # Around its making: of two, one would never be closed.
         self._keeping = threading.Lock()
@@ -126,7 +126,7 @@ class StreamView:
         names and sizes tell; empty: they do."""
         file = self._file.file
         try:
-            found = os.stat(self.path)
+            found = os.stat(self._place)
             if (found.st_dev, found.st_ino) != file.identity():
                 return f"{self.path}: another file stands there now"
             end = self._file.head.length
@@ -309,7 +309,7 @@ class StreamView:
             if self._keeper is None:
                 self._keeper = BookmarkKeeper(
                     self._index,
-                    self._index_path,
+                    self._place,
                     self._file.file,
                     self._file.reader,
                     write=self._file.writable,

@@ -168,9 +168,9 @@ class StreamWriter(ChangeableFile):
         slots = records.get_synced(bytes(self._page))
         self.end.sequence = slots[0].sequence if slots else 0
         went_back = record is not None and record.after != self.head
-        changes = records.get_changes(self._page)
-        # And nothing was written since.
-        last_is_truncation = bool(changes) and changes[-1][1:] == (self.head.entries, None)
+        # With nothing written since.
+        truncation = (self.head.entries, None)
+        cut_back = any(change[1:] == truncation for change in records.get_changes(self._page))
         if went_back:
             assert record is not None
             self._keep_cut_bytes(record)
@@ -180,7 +180,7 @@ class StreamWriter(ChangeableFile):
             self.epoch += 1
             self._forget_changes()
         self._room.round_up()
-        if went_back or last_is_truncation:
+        if went_back or cut_back:
             self._note_taken_back(self._room.size)
         self._room.make(self.head.length)
         if record is not None and not went_back:

@@ -451,6 +451,14 @@ async def test_not_ready_where_the_file_is_not_what_it_was(tmp_path: Path) -> No
             assert (await ready())[0] == 200
 
 
+async def test_ready_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with DataStream.create("s.bin", version=1, system_id=1, sync="os") as stream:
+        async with over_loopback(stream) as rig, scraping(rig.server) as port:
+            monkeypatch.chdir("/")
+            assert (await ask(port, "/readyz"))[0] == 200
+
+
 # The endpoint.
 
 

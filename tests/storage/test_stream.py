@@ -520,7 +520,7 @@ def test_any_bytes_are_a_key(tmp_path: Path, kind: Callable[[bytes], Any]) -> No
 @pytest.mark.parametrize("name", ["version", "system_id", "stream_type"])
 @pytest.mark.parametrize("value", [1.5, "1", None])
 def test_a_header_of_no_numbers(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name.replace('_', ' ')} is a .*, not {value}"):
+    with pytest.raises(ValueError, match=f"{name.replace('_', ' ')} is a .*, not {value!r}"):
         DataStream.create(tmp_path / "s.bin", **{name: value})
     assert not list(tmp_path.iterdir())
 

@@ -29,7 +29,7 @@ def direct_writes(tmp_path: Path) -> None:
     kind = subprocess.run(
         ["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=False
     ).stdout.strip()
-    if kind not in ("ext2/ext3", "xfs", "btrfs", "overlayfs"):
+    if kind not in ("ext2/ext3", "xfs", "overlayfs"):
         pytest.skip(f"the temporary folder is on {kind or 'an unknown file system'}")
 
 
