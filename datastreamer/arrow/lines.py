@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 class LineWriter(ABC):
@@ -71,8 +72,8 @@ class CsvWriter(LineWriter):
         self._csv.writerow(self._names)
 
     def write(self, batch: Any) -> None:
-        texts = (text for name in self._texts for text in batch[name].to_pylist())
-        has_cr = any("\r" in text for text in texts if text is not None)
+        found = (pc.any(pc.match_substring(batch[name], "\r")) for name in self._texts)
+        has_cr = any(each.as_py() for each in found)
         (self._with_cr if has_cr else self._csv).writerows(self.rows(batch))
 
 

@@ -227,6 +227,10 @@ def _ensure_history(
     found = histories[at] = history_of(client)
     if due is None:
         return False
+    if found is not None and found.stream_id != due.stream_id:
+        # Another server of this address, or another file: entries are to tell.
+        histories[at] = due
+        return False
     if found is None:
         histories[at] = due
         raise ConnectionLost(f"{client.peer} does not tell its history any more")
