@@ -29,6 +29,7 @@
     |   +-- NotAStream               no stream file at all
     |   +-- WrongStreamType          a stream of another type
     |   +-- StreamLocked             another process writes it; carries ``pid``
+    |   +-- FileReplaced             its path no longer leads to the open file
     |   +-- WriteFailed              the disk refused; the operation is not there
     |   |   +-- CommitInDoubt        it may or may not be on disk
     |   |       +-- EntriesLost      it is not, and others before it are not either
@@ -112,6 +113,7 @@ __all__ = [
     "Fenced",
     "FileExists",
     "FileMissing",
+    "FileReplaced",
     "HistoryChanged",
     "IndexFailed",
     "InvalidCommand",
@@ -280,6 +282,15 @@ class StreamLocked(StreamFileError):
         who = f"process {pid}" if pid else "another process"
         super().__init__(path, f"locked by another writer, {who}; only one process may write")
         self.pid = pid
+
+
+class FileReplaced(StreamFileError):
+    """The path of an open stream leads to no file any more, or to another one.
+
+    The open file still holds everything that was committed: `DataStream.snapshot` copies it.
+    Nothing of the refused operation is visible; it is still open: commit again once the path
+    leads to the file again, or roll back.
+    """
 
 
 class WriteFailed(StreamFileError):

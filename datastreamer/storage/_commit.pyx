@@ -49,6 +49,19 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <time.h>
+    /* Some milliseconds late at the most, and five times as quick. */
+    #if defined(CLOCK_MONOTONIC_COARSE)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_COARSE
+    #elif defined(CLOCK_MONOTONIC_RAW_APPROX)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_RAW_APPROX
+    #else
+    #define COARSE_CLOCK CLOCK_MONOTONIC
+    #endif
+    static inline uint64_t coarse_ns(void) {
+        struct timespec t;
+        clock_gettime(COARSE_CLOCK, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
     static inline uint64_t now_ns(void) {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -60,6 +73,7 @@ cdef extern from *:
     }
     """
     uint64_t now_ns() noexcept nogil
+    uint64_t coarse_ns() noexcept nogil
     void add_to(uint64_t* slot, uint64_t more) noexcept nogil
 
 cdef extern from "Python.h":
@@ -329,6 +343,8 @@ cdef class StreamEnd:
     cdef public int64_t commits
     cdef public int64_t durable
     cdef public uint64_t sequence
+    # The coarse clock's time from which on the file's path is to be looked at before a commit.
+    cdef uint64_t _look_at
     cdef object _file
     cdef type _head
     cdef object _page
@@ -413,6 +429,24 @@ cdef class StreamEnd:
         add_to(self._numbers + FAILURES, 1)
 
     @property
+    def look_due(self):
+        """Whether somebody has to look where the file's path leads before the next commit."""
+        return coarse_ns() >= self._look_at
+
+    def looking(self):
+        """The time of a look that is about to begin, for `looked`."""
+        return coarse_ns()
+
+    def looked(self, uint64_t began, double seconds):
+        """A look that began then found the file at its path: for so many seconds after it
+        `look_due` is false."""
+        self._look_at = began + <uint64_t>(seconds * 1e9)
+
+    def look_again(self):
+        """Have `look_due` true at once."""
+        self._look_at = 0
+
+    @property
     def ready(self):
         """Whether the next operation may begin with nothing to be looked at."""
         return self.limit >= 0 and not self.unfinished
@@ -441,6 +475,8 @@ cdef class StreamEnd:
         lock.acquire()
         try:
             if packed._offset > self.limit or self.unfinished or self.synced != sync:
+                return None
+            if coarse_ns() >= self._look_at:
                 return None
             # Others that become durable with it are to be told.
             if sync and self.base is not self.written:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
+from datastreamer.errors import CommitInDoubt, EntriesLost, FileReplaced, WriteFailed
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File
@@ -61,6 +61,15 @@ class ChangeableFile(DurableFile):
                     raise CommitInDoubt(self.path, self._failure) from error
                 self.end.unfinished = False
                 raise WriteFailed(self.path, refused(error)) from error
+            try:
+                # Now that the journal is there: without it the next open at the path, should
+                # that be of another file, would find one that is none of its own.
+                self.ensure_in_place(always=True)
+            except FileReplaced:
+                with contextlib.suppress(OSError):
+                    journal.remove(self._disk, self._place, undo)
+                self.end.unfinished = False
+                raise
 
             def write() -> None:
                 self.file.part(offset, offset + len(new))
@@ -71,13 +80,13 @@ class ChangeableFile(DurableFile):
                 self.head,
                 number,
                 number + 1,
-                self._end_update,
+                lambda: self._end_update(undo),
             )
 
-    def _end_update(self) -> None:
+    def _end_update(self, undo: Undo) -> None:
         # Who finds no journal has to find the mark, after a power cut too.
         self.file.sync()
-        journal.remove(self._disk, self._place)
+        journal.remove(self._disk, self._place, undo)
 
     def give_up(self, head: Head) -> EntriesLost:
         """Go back to `head`, behind which the entries could not be brought to disk."""
@@ -163,7 +172,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
             start, stop = records.MARK_OFFSET, records.WRITER_OFFSET
             file.write(page[start:stop], start)
             file.sync()
-            journal.remove(disk, path)
+            journal.remove(disk, path, undo)
             return False
         # Also where they stand there: an open before this one may have put them back, and
         # failed to bring them to disk.
@@ -178,7 +187,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
             len(undo.old),
             undo.offset,
         )
-        journal.remove(disk, path)
+        journal.remove(disk, path, undo)
         return True
     number = updating(page)
     if number is not None:

@@ -62,6 +62,9 @@ class File(Readable, Protocol):
     def identity(self) -> tuple[int, int]:
         """Device and inode: the same for two descriptors of one file."""
 
+    def links(self) -> int:
+        """How many names it has; 0 where it was removed."""
+
     def write(self, data: Buffer, offset: int) -> None:
         """All of `data` at `offset`."""
 
@@ -117,6 +120,9 @@ class OsFile(Descriptor):
     def identity(self) -> tuple[int, int]:
         found = os.fstat(self._fd)
         return found.st_dev, found.st_ino
+
+    def links(self) -> int:
+        return os.fstat(self._fd).st_nlink
 
     def read(self, size: int, offset: int) -> bytes:
         fd = self._fd
@@ -248,6 +254,9 @@ class Disk(Protocol):
     def publish(self, temporary: str, path: str) -> None:
         """Give a finished, synced file its name, durably; never replaces anything."""
 
+    def identity(self, path: str) -> tuple[int, int]:
+        """`File.identity` of the file that `path` leads to, symbolic links followed."""
+
     def unlink(self, path: str) -> None: ...
     def exists(self, path: str) -> bool: ...
     def beside(self, path: str) -> list[str]:
@@ -267,6 +276,10 @@ class OsDisk:
         os.link(temporary, path)
         os.unlink(temporary)
         self._sync_folder(path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
 
     def unlink(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

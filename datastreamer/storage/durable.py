@@ -81,7 +81,14 @@ class DurableFile(OwnedFile):
     # Syncs.
 
     def sync(self) -> None:
-        """All that is committed is on disk when this returns."""
+        """All that is committed is on disk, in the file that the path leads to, when this
+        returns. Raises `FileReplaced` where it leads elsewhere; the open file is synced then."""
+        with self.alone():
+            self.sync_open_file()
+            self.ensure_in_place(always=True)
+
+    def sync_open_file(self) -> None:
+        """As `sync`, wherever the path leads."""
         with self.alone():
             self.ensure_writable()
             if self.end.base == self.written:
@@ -192,11 +199,16 @@ class DurableFile(OwnedFile):
                 self.on_settled()
 
     def reached(self, number: int) -> bool:
-        """Whether commit `number` is on disk. Raises `CommitInDoubt` where it may never be."""
+        """Whether commit `number` is on disk. Raises `CommitInDoubt` where it may never be, and
+        `FileReplaced`."""
         for first, last, loss in self._losses:
             if first < number <= last:
                 raise loss
         if number <= self.end.durable:
+            if self._closed_elsewhere is not None:
+                raise self._closed_elsewhere
+            if not self._closed:
+                self.ensure_in_place()
             return True
         if self._failure is not None:
             self.untold = False

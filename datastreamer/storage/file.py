@@ -6,10 +6,11 @@ Knows nothing of bookmarks or operations.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from datastreamer.errors import (
@@ -23,6 +24,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, Header
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
+from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Change, Head
 from datastreamer.storage.recovery import (
@@ -59,6 +61,8 @@ class StreamFile:
     def __init__(self, file: File, path: str, page: bytes, judged: Judgement) -> None:
         self.path = path
         self.file = file
+        # None where only a descriptor is known.
+        self.opened_by: OpenPath | None = None
         self._header = judged.header
         self.stream_id = judged.stream_id
         # As it is told; and as the file has it, which a reader that saw entries go without a
@@ -108,6 +112,8 @@ class StreamFile:
                 judged = judged._replace(head=_seen(page, judged, boot))
                 opened = cls(file, shown, page, judged)
             opened._named = named
+            if name is not None or not isinstance(path, int):
+                opened.opened_by = OpenPath(disk, shown, file)
             return opened
         except OSError as error:
             file.close()
@@ -138,6 +144,12 @@ class StreamFile:
     def _header_at(self, head: Head) -> Header:
         version, system_id, stream_type, _, _ = self._header
         return Header(version, system_id, stream_type, *head)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other thread changes what is known here meanwhile."""
+        with self._lock:
+            yield
 
     @property
     def head(self) -> Head:

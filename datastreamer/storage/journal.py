@@ -147,9 +147,12 @@ def find(disk: Disk, path: str) -> Undo | None:
         file.close()
 
 
-def remove(disk: Disk, path: str) -> None:
-    """Take the journal away, durably."""
-    disk.unlink(path + SUFFIX)
+def remove(disk: Disk, path: str, undo: Undo) -> None:
+    """Take the journal `undo` away, durably; not one that the writer of another file, which is
+    at this path by now, has put there."""
+    with contextlib.suppress(StreamFileError):  # a folder or a pipe
+        if find(disk, path) == undo:
+            disk.unlink(path + SUFFIX)
 
 
 def set_aside(disk: Disk, path: str) -> str:

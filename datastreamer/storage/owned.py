@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 
-from datastreamer.errors import CommitInDoubt, StreamClosed
+from datastreamer.errors import CommitInDoubt, FileReplaced, StreamClosed
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage._commit import StreamEnd
 from datastreamer.storage.disk import Disk, File, boot_id
 from datastreamer.storage.file import StreamFile
+from datastreamer.storage.identity import LOOK_SECONDS, OpenPath
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
 from datastreamer.storage.recovery import NO_HASH, Judgement
 
@@ -42,6 +44,9 @@ class OwnedFile(StreamFile):
         self.wakers: list[int] = []
         self.inside_wakers: list[int] = []
         self._disk = disk
+        self.opened_by: OpenPath = OpenPath(disk, path, file)
+        # Why none of it is acknowledged any more, where a close found its path to lead elsewhere.
+        self._closed_elsewhere: FileReplaced | None = None
         self._place = journal.place_of(path)
         self._boot = boot_id()
         # Its `limit` is set by a commit that has looked at all there is, and taken back by
@@ -97,6 +102,30 @@ class OwnedFile(StreamFile):
         if self.failed:
             self.untold = False
             raise CommitInDoubt(self.path, self._failure or "")
+
+    def ensure_in_place(self, *, always: bool = False) -> None:
+        """Raises `FileReplaced` where the path does not lead to the open file any more. Looks
+        where the last look is nearly a second old, or was in vain, or `always`."""
+        end = self.end
+        if not (always or end.look_due):
+            return
+        began = end.looking()
+        why = self.opened_by.difference()
+        if why:
+            end.look_again()
+            raise FileReplaced(
+                self.path,
+                f"{why}; nothing more is committed until this path leads to the open file again; "
+                f"to save what is committed, {self._way_to_save()} before this process ends",
+            )
+        end.looked(began, LOOK_SECONDS)
+
+    def _way_to_save(self) -> str:
+        fd = self.file.fileno()
+        if not sys.platform.startswith("linux"):  # elsewhere no process opens another's files
+            return "call stream.snapshot(OUT)"
+        command = f"datastreamer snapshot /proc/{os.getpid()}/fd/{fd} OUT"
+        return f"call stream.snapshot(OUT) or run `{command}`"
 
     @property
     def failed(self) -> bool:

@@ -10,6 +10,7 @@ Owns the copy until it has its name. Writes nothing to the stream and takes no l
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -60,6 +61,14 @@ class Snapshot(NamedTuple):
     means: Means
 
 
+class _Start(NamedTuple):
+    """What is copied."""
+
+    header: Header
+    head: Head
+    epoch: int
+
+
 class _MovedError(Exception):
     """Entries were taken back or changed while they were copied."""
 
@@ -91,6 +100,42 @@ def snapshot(
     `StreamFileError` where it does not hold still.
     """
     disk = disk or OsDisk()
+
+    def opened() -> contextlib.closing[StreamFile]:
+        return contextlib.closing(StreamFile.open(path, disk=disk))
+
+    return _snapshot(opened, journal.place_of(path), path, out, advance, disk)
+
+
+def snapshot_of(
+    file: StreamFile,
+    out: str | os.PathLike[str],
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+    disk: Disk | None = None,
+) -> Snapshot:
+    """As `snapshot`, of a file that is open, wherever its path leads by now."""
+
+    def opened() -> contextlib.AbstractContextManager[StreamFile]:
+        if file.writable:
+            return contextlib.nullcontext(file)
+        # Another view of it: the one that is there stays where it is.
+        descriptor = file.file.fileno()
+        return contextlib.closing(StreamFile.open(descriptor, name=file.path, disk=disk))
+
+    return _snapshot(opened, None, file.path, out, advance, disk or OsDisk())
+
+
+def _snapshot(
+    opened: Callable[[], contextlib.AbstractContextManager[StreamFile]],
+    place: str | None,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    advance: Callable[[int, int], None],
+    disk: Disk,
+) -> Snapshot:
+    """Copy what `opened()` gives; `place` is where the journal of an update would be, None: the
+    file alone says whether one is under way."""
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
@@ -100,29 +145,31 @@ def snapshot(
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
-        source = StreamFile.open(path, disk=disk)
-        try:
-            page = read_page(source.file)
-            _ensure_settled(source, journal.place_of(path), disk)
-            return _publish(source, target, disk, advance)
-        except _WrongEndError as error:
-            if page == before:  # nothing moves
-                raise DamagedEntry(path, error.at, str(error)) from None
-            why = str(error)
-            before = page
-        except _MovedError as error:
-            why = str(error)
-        finally:
-            source.close()
+        with opened() as source:
+            try:
+                # Of a writer in this process none is under way meanwhile.
+                with source.alone():
+                    page = read_page(source.file)
+                    _ensure_settled(source, place, disk)
+                    start = _Start(source.header, source.head, source.epoch)
+                return _publish(source, start, target, disk, advance)
+            except _WrongEndError as error:
+                if page == before:  # nothing moves
+                    raise DamagedEntry(path, error.at, str(error)) from None
+                why = str(error)
+                before = page
+            except _MovedError as error:
+                why = str(error)
     raise StreamFileError(
         path, f"no snapshot after {_TRIES} tries: {why}; try again when the stream holds still"
     )
 
 
-def _ensure_settled(source: StreamFile, place: str, disk: Disk) -> None:
+def _ensure_settled(source: StreamFile, place: str | None, disk: Disk) -> None:
     """No change is under way. One that begins later raises the epoch before it writes; the
     undoing of one that a crash cut off would not, but its journal stands by then."""
-    if changing(read_page(source.file)) or disk.exists(place + journal.SUFFIX):
+    journals = place is not None and disk.exists(place + journal.SUFFIX)
+    if changing(read_page(source.file)) or journals:
         raise _MovedError(
             "a truncation or update is under way, or a crash cut one off; if nobody writes the "
             "stream, open it for writing once"
@@ -130,11 +177,15 @@ def _ensure_settled(source: StreamFile, place: str, disk: Disk) -> None:
 
 
 def _publish(
-    source: StreamFile, target: str, disk: Disk, advance: Callable[[int, int], None]
+    source: StreamFile,
+    start: _Start,
+    target: str,
+    disk: Disk,
+    advance: Callable[[int, int], None],
 ) -> Snapshot:
     try:
         with new_file(disk, target) as file:
-            return _copy(source, file, advance)
+            return _copy(source, start, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None
     except FileNotFoundError as error:
@@ -147,8 +198,10 @@ def _publish(
         ) from error
 
 
-def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None]) -> Snapshot:
-    header, head, epoch = source.header, source.head, source.epoch
+def _copy(
+    source: StreamFile, start: _Start, target: File, advance: Callable[[int, int], None]
+) -> Snapshot:
+    header, head, epoch = start
     # As a writer leaves it: whole pages, and an unused byte behind the end.
     size = page_start(page_of(head.length) + 1)
     means = _copy_data(source.file, target, head.length, advance)

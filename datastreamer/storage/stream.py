@@ -35,6 +35,7 @@ from datastreamer.storage.mounts import ensure_local
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.reader import Reader
 from datastreamer.storage.record import Head
+from datastreamer.storage.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.writer import PendingCommit, StreamWriter
 
@@ -273,8 +274,9 @@ class DataStream(StreamView):
         this returns at once, under any policy, what tells when it is on disk; under
         "commit" it is not seen before that. Operations that do not wait share their syncs.
 
-        Raises `NoOperation`; `WriteFailed` where the disk refused, and `CommitInDoubt`
-        where a header or a sync failed: the operation is still open then; try again, or
+        Raises `NoOperation`; `WriteFailed` where the disk refused, `CommitInDoubt`
+        where a header or a sync failed, and `FileReplaced` where the stream's path does not lead
+        to the open file any more: the operation is still open then; try again, or
         roll back. `EntriesLost` where a sync that failed took entries before it along.
         """
         op = self._op
@@ -384,7 +386,7 @@ class DataStream(StreamView):
     def sync(self) -> None:
         """Return when all that is committed is on disk, whatever the policy.
 
-        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`.
+        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`, `FileReplaced`.
         """
         self._ensure_open()
         file = self._writer()
@@ -433,7 +435,7 @@ class DataStream(StreamView):
         """Replace a committed event's data by as many other bytes; durable on return.
 
         Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
-        a bookmark), `OperationOpen`.
+        a bookmark), `OperationOpen`, `FileReplaced`.
         """
         reader = self._ensure_changeable("update")
         entry = reader.entry(number)
@@ -454,7 +456,7 @@ class DataStream(StreamView):
     def truncate(self, number: int) -> None:
         """Cut the stream back to `number` entries (0 up to the total, excluded); durable.
 
-        Raises `UnknownEntry`, `OperationOpen`.
+        Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`.
         """
         reader = self._ensure_changeable("truncation")
         if not 0 <= number < self.total_entries:
@@ -502,6 +504,28 @@ class DataStream(StreamView):
         self._on_change.append(callback)
         return lambda: self._on_change.remove(callback)
 
+    # A copy.
+
+    def snapshot(
+        self,
+        out: PathLike,
+        *,
+        advance: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Snapshot:
+        """Copy what is committed to a new file `out`, on disk on return; from the open file,
+        also where the stream's path does not lead there any more (`FileReplaced`).
+
+        `advance`, what becomes of `out` and what is raised: as `datastreamer.snapshot`.
+        """
+        self._ensure_open()
+        file = self._written
+        if file is not None and not file.failed:
+            # What was committed without waiting too.
+            file.sync_open_file()
+        opened_by = self._file.opened_by
+        disk = None if opened_by is None else opened_by.disk
+        return snapshot_of(self._file, out, advance=advance, disk=disk)
+
     # What is counted.
 
     def share_numbers(self) -> WriterNumbers | None:
@@ -525,7 +549,11 @@ class DataStream(StreamView):
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def close(self) -> None:
-        """Roll back what is open, sync, and give up the file. Idempotent."""
+        """Roll back what is open, sync, and give up the file. Idempotent.
+
+        Raises `FileReplaced` where the path does not lead to the open file any more; lock and
+        descriptor are given up all the same, and with them a file that was removed.
+        """
         if self._file.closed:
             return
         self._op.close()
@@ -534,7 +562,7 @@ class DataStream(StreamView):
             if file is not None and file.untold:
                 self._mend()
             if file is not None and not file.failed:
-                file.sync()
+                file.sync_open_file()
         finally:
             try:
                 self._close_bookmarks()

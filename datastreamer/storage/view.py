@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -16,6 +17,7 @@ from datastreamer.errors import (
     BadBookmark,
     BadRange,
     DamagedEntry,
+    FileReplaced,
     NotFound,
     StreamClosed,
     UnknownBookmark,
@@ -31,6 +33,7 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer
 from datastreamer.storage.file import StreamFile
+from datastreamer.storage.identity import LOOK_SECONDS
 from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Change
 
@@ -51,6 +54,8 @@ class StreamView:
         # Around its making: of two, one would never be closed.
         self._keeping = threading.Lock()
         self._closing = False
+        # When a follower looks where its path leads, by the monotonic clock.
+        self._look_at = 0.0
 
     # What it is.
 
@@ -121,19 +126,26 @@ class StreamView:
         return Reader(self._file.file, self.path, self._file.head)
 
     @property
+    def follows(self) -> bool:
+        """Whether this sees what another process commits."""
+        return self._follows
+
+    @property
+    def replaced(self) -> str:
+        """Why `path` does not lead to the open file any more; empty while it does, and where
+        only a descriptor is known."""
+        opened_by = self._file.opened_by
+        return "" if opened_by is None else opened_by.difference()
+
+    @property
     def misplaced(self) -> str:
         """Why others do not find at `path` what is committed here, or not all of it, as far as
         names and sizes tell; empty: they do."""
-        file = self._file.file
-        try:
-            found = os.stat(self._place)
-            if (found.st_dev, found.st_ino) != file.identity():
-                return f"{self.path}: another file stands there now"
-            end = self._file.head.length
-        except OSError as error:
-            return f"{self.path}: {error.strerror}"
-        if found.st_size < end:
-            return f"{self.path}: of {end} bytes of the stream {found.st_size} are there"
+        if why := self.replaced:
+            return f"{self.path}: {why}"
+        end, size = self._file.head.length, self._file.file.size()
+        if size < end:
+            return f"{self.path}: of {end} bytes of the stream {size} are there"
         return ""
 
     def fileno(self) -> int:
@@ -171,7 +183,7 @@ class StreamView:
     def _was_changed(self, changes: int) -> bool:
         """Whether entries were taken back or changed since `reader.changes` was `changes`."""
         if self._follows and self._file.outdated():
-            self.refresh()
+            self.refresh_open_file()
             return True
         return self._file.reader.changes != changes
 
@@ -183,7 +195,10 @@ class StreamView:
     def batches(
         self, start: int = 0, stop: int | None = None, *, max_bytes: int = PAGE_SIZE
     ) -> Iterator[EntryBatch]:
-        """The same entries in runs of about `max_bytes` of file, without an object each."""
+        """The same entries in runs of about `max_bytes` of file, without an object each.
+
+        With `follow`, both raise `FileReplaced` as `refresh` does.
+        """
         self._ensure_open()
         if max_bytes < 1:
             raise ValueError(f"max_bytes is at least 1, not {max_bytes}")
@@ -204,6 +219,8 @@ class StreamView:
                     number, begun = batch.next_number, True
                     yield batch
                     self._ensure_open()
+                    if self._follows:
+                        self._ensure_in_place()
                 else:
                     return
             except (DamagedEntry, NotFound):
@@ -247,7 +264,7 @@ class StreamView:
                     raise
                 continue
             # The stream was cut back meanwhile, or the index is wrong.
-            if not (self._follows and self.refresh()):
+            if not (self._follows and self.refresh_open_file()):
                 doubts += keeper.distrust(key, number)
         raise UnknownBookmark(key)
 
@@ -315,6 +332,7 @@ class StreamView:
                     write=self._file.writable,
                     stream_id=self._file.stream_id,
                     epoch=lambda: self._file.epoch,
+                    opened_by=self._file.opened_by,
                 )
             return self._keeper
 
@@ -327,8 +345,30 @@ class StreamView:
     # Following.
 
     def refresh(self) -> bool:
-        """Look for what another process has committed; True if the stream moved."""
+        """Look for what another process has committed; True if the stream moved.
+
+        Raises `FileReplaced` within a second after the path has ceased to lead to the open file;
+        it may be called again, and goes on once the path leads there again.
+        """
+        moved = self.refresh_open_file()
+        if self._follows:
+            self._ensure_in_place()
+        return moved
+
+    def refresh_open_file(self) -> bool:
+        """As `refresh`, wherever the path leads."""
         self._ensure_open()
         if not self._follows:
             return False
         return self._file.refresh()
+
+    def _ensure_in_place(self) -> None:
+        """Raises `FileReplaced`. Looks where the last look is nearly a second old, or was in
+        vain."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        why = self.replaced
+        if why:
+            raise FileReplaced(self.path, f"{why}; open this path again to follow what is there")
+        self._look_at = now + LOOK_SECONDS

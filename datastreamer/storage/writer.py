@@ -22,6 +22,7 @@ from datastreamer.errors import (
     DamagedEntry,
     EntriesLost,
     FileExists,
+    FileReplaced,
     StreamLocked,
     WriteFailed,
 )
@@ -33,6 +34,7 @@ from datastreamer.storage.changes import ChangeableFile, undo_update
 from datastreamer.storage.disk import Buffer, Disk, File, OsDisk, Placing, Segments, boot_id
 from datastreamer.storage.durable import SyncPolicy, write_again
 from datastreamer.storage.file import open_file, os_error, read_page
+from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.owned import refused
 from datastreamer.storage.record import CommitRecord, Head, Writer
@@ -145,6 +147,9 @@ class StreamWriter(ChangeableFile):
             read_header(page, shown, stream_type)
             if not file.lock():
                 raise locked_by(page, shown)
+            why = OpenPath(disk, shown, file).difference()
+            if why:
+                raise FileReplaced(shown, f"{why}, before it was open; nothing was written")
             place = journal.place_of(path)
             for left in (shown, place + journal.SUFFIX):
                 remove_left_overs(disk, left)
@@ -295,9 +300,9 @@ class StreamWriter(ChangeableFile):
         from there meanwhile. Returns as the sync policy says: under "commit" when all is on
         disk, unless `wait` is false; then it is not seen before it is.
 
-        Raises `WriteFailed` where nothing happened and the same call may be made again,
-        `CommitInDoubt` where the disk does not tell; the stream is read-only until `mend`
-        has done its work.
+        Raises `WriteFailed` or `FileReplaced` where nothing happened and the same call may be
+        made again, `CommitInDoubt` where the disk does not tell; the stream is read-only until
+        `mend` has done its work.
         """
         if hasher is None:
             head = self.end.commit_on(packer, self, wait)
@@ -322,6 +327,7 @@ class StreamWriter(ChangeableFile):
             end = self.end
             self._finish_placing(wanted=hasher is not None)
             self.ensure_writable()
+            self.ensure_in_place()
             if begins is not None and begins != end.written:
                 raise EntriesLost(self.path, end.written.entries, begins.entries)
             self._abandon_taken_back()
@@ -422,7 +428,10 @@ class StreamWriter(ChangeableFile):
     # The end.
 
     def close(self) -> None:
-        """Leave a clean file behind: synced, with nothing for a power cut to take."""
+        """Leave a clean file behind: synced, with nothing for a power cut to take.
+
+        Raises `CommitInDoubt`, and `FileReplaced` where the path does not lead to that file.
+        """
         self._syncer.close()
         with self.alone():
             if self._closed:
@@ -434,16 +443,27 @@ class StreamWriter(ChangeableFile):
             try:
                 if not self.failed:
                     try:
-                        self.sync()
+                        self.sync_open_file()
                         self._write_clean()
                         self.file.sync()
                     except OSError as error:
                         raise CommitInDoubt(self.path, refused(error)) from error
+                self._ensure_in_place_at_close()
             finally:
                 self._closed = True
                 self.end.limit = -1
                 self.file.close()
         self._tell_who_waits()
+
+    def _ensure_in_place_at_close(self) -> None:
+        why = self.opened_by.difference()
+        if why:
+            entries = self.written.entries
+            self._closed_elsewhere = FileReplaced(
+                self.path,
+                f"{why}; the stream is closed, and none of its {entries} entries is at this path",
+            )
+            raise self._closed_elsewhere
 
 
 def locked_by(page: bytes, path: str) -> StreamLocked:

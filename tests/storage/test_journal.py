@@ -250,9 +250,9 @@ def test_the_mark_is_on_disk_before_the_journal_goes(
         add(stream, [(1, OLD)])
         remove = journal.remove
 
-        def removed(disk: Disk, place: str) -> None:
+        def removed(disk: Disk, place: str, undo: Undo) -> None:
             steps.append("removed")
-            remove(disk, place)
+            remove(disk, place, undo)
 
         monkeypatch.setattr(journal, "remove", removed)
         disk.before["write"] = lambda: steps.append("write")

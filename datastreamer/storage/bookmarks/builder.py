@@ -166,7 +166,7 @@ class IndexBuilder(TrustedIndex):
                 index.fill(parts(), watermark, self._pause_or_end)
             except BaseException:
                 with contextlib.suppress(IndexFailed):
-                    index.clear()
+                    self._clear(index)
                 raise
             self._has_indexed(index, Head(*target))
         return True

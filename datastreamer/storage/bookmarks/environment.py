@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import lmdb
 
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
+INDEX_SUFFIX: Final = ".index"
 
 # Address space, not memory or disk: a map of so much is reserved once and never has to grow.
 _WHOLE_MAP = 1 << 40
@@ -25,6 +26,10 @@ _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
 # As large as LMDB makes it for so many readers.
 _LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
+
+
+# The folder, and device and inode of the stream file beside it; None: there is none.
+_Key = tuple[str, tuple[int, int] | None]
 
 
 class Opened(NamedTuple):
@@ -38,13 +43,18 @@ class Opened(NamedTuple):
 
 
 class SharedEnvironment:
-    """One process's environment for one index folder; the openers take turns."""
+    """One process's environment for one index folder; the openers take turns.
 
-    open_ones: ClassVar[dict[str, SharedEnvironment]] = {}
+    Each stream file that was at the folder's path has one of its own: a writer may still have
+    the file open that another one has replaced since.
+    """
+
+    open_ones: ClassVar[dict[_Key, SharedEnvironment]] = {}
     guard = threading.Lock()
 
-    def __init__(self, folder: str, write: bool, beside_writer: bool) -> None:
-        self.folder = folder
+    def __init__(self, key: _Key, write: bool, beside_writer: bool) -> None:
+        self.key = key
+        self.folder = key[0]
         self.users = 0
         self.write = write
         # Taken by who reads or grows a map that is not the whole one: no transaction may be
@@ -111,11 +121,11 @@ class SharedEnvironment:
     @classmethod
     def get(cls, folder: str, write: bool, beside_writer: bool) -> SharedEnvironment:
         """The environment, opened for writing if anybody here needs that."""
-        name = os.path.realpath(folder)
+        key = os.path.realpath(folder), _stream_file(folder)
         with cls.guard:
-            shared = cls.open_ones.get(name)
+            shared = cls.open_ones.get(key) or cls._of_another_file(key[0], write)
             if shared is None:
-                shared = cls.open_ones[name] = cls(name, write, beside_writer)
+                shared = cls.open_ones[key] = cls(key, write, beside_writer)
             elif write and not shared.write:
                 shared.opened.env.close()
                 shared.write = True
@@ -127,11 +137,25 @@ class SharedEnvironment:
             shared.users += 1
             return shared
 
+    @classmethod
+    def _of_another_file(cls, folder: str, write: bool) -> SharedEnvironment | None:
+        """What a reader shares that a stream file has open which is not at the path any more:
+        LMDB does not open an environment twice in a process. A writer begins with new files.
+        """
+        found = file_id(folder)
+        for shared in cls.open_ones.values():
+            if shared.folder == folder and found is not None and shared.opened.file_id == found:
+                if not write:
+                    return shared
+                remove_files(folder)
+                break
+        return None
+
     def release(self) -> None:
         with self.guard:
             self.users -= 1
             if self.users == 0:
-                self.open_ones.pop(self.folder, None)
+                self.open_ones.pop(self.key, None)
                 self.opened.env.close()
 
     @classmethod
@@ -193,8 +217,17 @@ def begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transa
 
 def file_id(folder: str) -> tuple[int, int] | None:
     """Which file it is that holds the index."""
+    return _identity(os.path.join(folder, "data.mdb"))
+
+
+def _stream_file(folder: str) -> tuple[int, int] | None:
+    """Which file it is that the index in `folder` belongs to."""
+    return _identity(folder.removesuffix(INDEX_SUFFIX))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(os.path.join(folder, "data.mdb"))
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino

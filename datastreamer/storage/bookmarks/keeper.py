@@ -22,6 +22,7 @@ from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.trust import MovedError
 from datastreamer.storage.disk import File
+from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.reader import Cursor, Reader
 from datastreamer.storage.record import Head
 
@@ -47,8 +48,15 @@ class BookmarkKeeper(IndexBuilder):
         write: bool,
         stream_id: bytes,
         epoch: Callable[[], int],
+        opened_by: OpenPath | None = None,
     ) -> None:
-        super().__init__(backend, path, file, reader, write=write, stream_id=stream_id, epoch=epoch)
+        super().__init__(
+            *(backend, path, file, reader),
+            write=write,
+            stream_id=stream_id,
+            epoch=epoch,
+            opened_by=opened_by,
+        )
         if write:
             self._start("bookmarks of", self._run)
 

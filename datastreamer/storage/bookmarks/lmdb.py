@@ -32,6 +32,7 @@ from datastreamer.storage.bookmarks.base import (
 )
 from datastreamer.storage.bookmarks.environment import (
     INDEX_FILES,
+    INDEX_SUFFIX,
     Opened,
     SharedEnvironment,
     begin,
@@ -61,7 +62,7 @@ _DAMAGE = (
 
 def index_folder(path: str) -> str:
     """Where the index of the stream file at `path` is kept."""
-    return path + ".index"
+    return path + INDEX_SUFFIX
 
 
 class LmdbIndex(BookmarkIndex):

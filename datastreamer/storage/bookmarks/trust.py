@@ -20,6 +20,7 @@ from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
 from datastreamer.storage.disk import File
+from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.reader import Cursor, Reader
 from datastreamer.storage.record import Head
 
@@ -46,8 +47,10 @@ class TrustedIndex:
         write: bool,
         stream_id: bytes,
         epoch: Callable[[], int],
+        opened_by: OpenPath | None = None,
     ) -> None:
         self._backend = backend
+        self._opened_by = opened_by
         self._path = path
         self._file = file
         self._reader = reader
@@ -102,7 +105,7 @@ class TrustedIndex:
                 self._drop_index()
                 return
             try:
-                self._index.clear()
+                self._clear(self._index)
             except IndexFailed:
                 self._drop_index()
                 raise
@@ -111,6 +114,17 @@ class TrustedIndex:
 
     def _identity(self, length: int) -> bytes:
         return fingerprint(self._file, self._stream_id, self._epoch(), length)
+
+    def _clear(self, index: BookmarkIndex) -> None:
+        """Begin anew with an empty index. Raises `IndexFailed`."""
+        self._ensure_in_place()
+        index.clear()
+
+    def _ensure_in_place(self) -> None:
+        """Raises `IndexFailed` where the index at the stream's path is another file's by now."""
+        why = "" if self._opened_by is None else self._opened_by.difference()
+        if why:
+            raise IndexFailed(self._path, f"{why}; the bookmark index there is not this stream's")
 
     def _mark(self, upto: Head) -> Watermark:
         return Watermark(upto.length, upto.entries, self._identity(upto.length))
@@ -132,7 +146,7 @@ class TrustedIndex:
                 self._drop_index()
         elif mark is not None or index:
             _log.info("%s: the bookmark index is not this file's; it is built again", self._path)
-            index.clear()
+            self._clear(index)
         return Head()
 
     def _say_again(self) -> None:
@@ -201,7 +215,7 @@ class TrustedIndex:
             self._known_from = Cursor(*self._known_to)
         if index is not None:
             try:
-                index.clear()
+                self._clear(index)
             except IndexFailed as error:
                 _log.error(
                     "%s: there is no bookmark index until it can be made again: %s",
@@ -220,6 +234,7 @@ class TrustedIndex:
             self._settle()
             if self._index is not None:
                 return
+            self._ensure_in_place()
             index = opener(self._backend)(self._path, True)
             try:
                 # What stands there may be what was given up.

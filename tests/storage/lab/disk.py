@@ -194,6 +194,17 @@ class SimDisk:
             self.find(path)
             self._name(path, None)
 
+    def rename(self, old: str, new: str) -> None:
+        """As rename(2): what was at `new` loses that name."""
+        with self.mutex:
+            inode = self.find(old)
+            self._name(old, None)
+            self._name(new, inode)
+
+    def links(self, inode: Inode) -> int:
+        with self.mutex:
+            return sum(other is inode for other in self._names.values())
+
     def _name(self, path: str, inode: Inode | None) -> None:
         if inode is None:
             del self._names[path]
@@ -276,6 +287,9 @@ class Process(Disk):
     def exists(self, path: str) -> bool:
         return path in self.disk.names()
 
+    def identity(self, path: str) -> tuple[int, int]:
+        return self.disk.find(path).identity
+
     def beside(self, path: str) -> list[str]:
         return [name for name in self.disk.names() if name.startswith(path)]
 
@@ -328,7 +342,10 @@ class SimFile(SteppedCommit):
         return self._inode.seen.size
 
     def identity(self) -> tuple[int, int]:
-        return 1, self._inode.number
+        return self._inode.identity
+
+    def links(self) -> int:
+        return self._process.disk.links(self._inode)
 
     def read(self, size: int, offset: int) -> bytes:
         return self._inode.seen.read(size, offset)

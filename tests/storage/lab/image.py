@@ -104,6 +104,10 @@ class Inode:
     doubtful: dict[int, list[bytes]] = field(default_factory=dict)
     locker: SimFile | None = None
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        return 1, self.number
+
     def copy(self) -> Inode:
         doubtful = {sector: list(found) for sector, found in self.doubtful.items()}
         seen, durable = self.seen.copy(), self.durable.copy()

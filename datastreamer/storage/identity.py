@@ -1,0 +1,47 @@
+"""Whether a path still leads to the file that was opened by it.
+
+Owns the comparison: device and inode of the path, symbolic links followed, with those of the
+open file, and the number of links that the open file has. Knows nothing of streams; what
+follows from a difference is for the caller to decide.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from datastreamer.storage.disk import Disk, File
+
+LOOK_SECONDS: Final = 0.9
+"""The interval of the looks: less than the second that is documented, by more than the
+resolution of the clocks that are compared with it."""
+
+_NOTHING_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+class OpenPath:
+    """The path that a file was opened by, and the open file."""
+
+    def __init__(self, disk: Disk, path: str, file: File) -> None:
+        self.disk = disk
+        self._file = file
+        # The process may work in another folder later. Not normalised: "link/../x" is beside the
+        # folder that the link leads to.
+        self.absolute = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else path
+
+    def difference(self) -> str:
+        """Why the path does not lead to the open file any more, for a message; "" if it does."""
+        try:
+            there = self.disk.identity(self.absolute)
+        except OSError as error:
+            if error.errno not in _NOTHING_THERE:
+                return f"the path cannot be looked up ({error.strerror or error})"
+            there = None
+        linked = self._file.links() > 0
+        if there is None:
+            return "the file was moved away" if linked else "the file was removed"
+        if there != self._file.identity():
+            lost = "moved away" if linked else "removed"
+            return f"the file was {lost}, and another file is at its path now"
+        return "" if linked else "the file was removed"
