@@ -46,6 +46,12 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_head_bytes": Metric(
         "gauge", "Bytes of the stream up to the head, header and padding included.", (), "max"
     ),
+    "datastreamer_file_replaced": Metric(
+        "gauge",
+        "1 while the stream's path leads to no file, or another than the one that is open.",
+        (),
+        "max",
+    ),
     "datastreamer_index_lag_bytes": Metric(
         "gauge", "Bytes of entries whose bookmarks are not in the index yet.", (), "max"
     ),

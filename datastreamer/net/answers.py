@@ -129,7 +129,7 @@ class Answers:
         """Send what waits. Cancelled or failed, the connection is of no more use."""
         stream = self._stream
         if not stream.writable:
-            stream.refresh()
+            stream.refresh_open_file()
         # Another process, or this one beside a wait for the disk, may have changed the file
         # while they were read.
         while self._unread or stream.epoch != self._epoch:
@@ -139,7 +139,7 @@ class Answers:
             for at, question in enumerate(self._questions):
                 if question is not None:
                     self._answers[at] = await self._answer_to(question)
-            stream.refresh()
+            stream.refresh_open_file()
         answers, self._answers, self._questions = self._answers, [], []
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
@@ -224,7 +224,7 @@ class Answers:
     async def _entry(self, number: int) -> bytes:
         stream = self._stream
         if number >= stream.total_entries:
-            stream.refresh()
+            stream.refresh_open_file()
         try:
             return await self._read(self._packed, number)
         except UnknownEntry:

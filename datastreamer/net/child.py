@@ -110,12 +110,22 @@ async def _serve(order: dict[str, Any]) -> None:
         stream = stack.enter_context(
             DataStream.open(order["file"], follow=True, name=order["name"], index=order["index"])
         )
+        # The stream has its own, and closes that where its file is replaced.
+        os.close(order["file"])
         turns = None
         if order["turns"] is not None:
             turns = Turns(order["turns"], order["at"])
             stack.callback(turns.close)
         limits = Limits(**order["limits"])
-        server = Server(stream, limits=limits, waker=order["waker"], tls=tls, turns=turns)
+        server = Server(
+            stream,
+            limits=limits,
+            waker=order["waker"],
+            tls=tls,
+            turns=turns,
+            changes_streams=order["changes_streams"],
+            logs_file=order["at"] == 0,
+        )
         async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             if metrics:

@@ -30,7 +30,7 @@ from datastreamer.metrics.exposition import (
 )
 from datastreamer.metrics.process import process_samples
 from datastreamer.net.counts import DROPPED, FAULT, kind_of
-from datastreamer.net.gate import TOO_MANY, TOO_MANY_OF_ADDRESS
+from datastreamer.net.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
 from datastreamer.net.sender import State
 from datastreamer.net.session import COMMANDS, PUBLISH, REASONS
 
@@ -44,7 +44,7 @@ _SESSIONS_A_TURN = 128
 
 # Label values that are told before anything was counted for them: a rate over a series that
 # begins with its first event does not see that event, and no alert comes of it.
-_REFUSALS: Final = (TOO_MANY, TOO_MANY_OF_ADDRESS)
+_REFUSALS: Final = (NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS)
 _RESULTS: Final = {n: kind_of(n) for n in RESULT_TEXTS if n != RESULT_OK}
 _OF_PUBLISHING: Final = [kind for n, kind in _RESULTS.items() if n > RESULT_NOT_ALLOWED]
 _ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF_PUBLISHING))
@@ -84,6 +84,7 @@ async def collect(
         **_build(),
         "datastreamer_head_entries": [([], head.entries)],
         "datastreamer_head_bytes": [([], head.length)],
+        "datastreamer_file_replaced": [([], int(bool(server.watch.lost)))],
         **_index(server),
         **({} if numbers is None else numbers.samples()),
         "datastreamer_clients": [([state.value], states[state.value]) for state in State],

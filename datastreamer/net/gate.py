@@ -20,6 +20,8 @@ _LOG_SECONDS = 5.0
 
 TOO_MANY = "max_clients"
 TOO_MANY_OF_ADDRESS = "max_clients_per_address"
+# While the stream's file is missing.
+NO_STREAM = "no_stream"
 
 
 class Gate:

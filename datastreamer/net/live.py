@@ -104,7 +104,7 @@ class Live:
                 if self._held:
                     await self._settle()
                 try:
-                    self.stream.refresh()
+                    self.stream.refresh_open_file()
                 except (StreamFileError, OSError) as error:
                     # The file may be repaired.
                     if str(error) != self.trouble:
@@ -239,7 +239,7 @@ class Live:
 
     def outdated(self) -> bool:
         """Whether what was just read may be of another history, or half changed."""
-        self.stream.refresh()
+        self.stream.refresh_open_file()
         return self.changing
 
     async def settled(self) -> None:

@@ -130,6 +130,8 @@ class ServingProcess:
                 "parent": self._hand_down_parent(hand_down),
                 "turns": None if self._shared is None else hand_down(self._shared),
                 "at": self._at,
+                # Of what this process writes there is no other.
+                "changes_streams": self._stream.follows,
                 "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
                 "gathered": self._gathered,
                 "numbers": None if self._numbers is None else hand_down(self._numbers.fd),
@@ -269,6 +271,11 @@ class ServingProcess:
                     except (ServerFailed, OSError) as error:
                         _log.error("%s", error)
                         failures += 1
+
+    def adopt(self, stream: DataStream) -> None:
+        """Begin with this stream, which another process writes, when it is started again."""
+        with self.guard:
+            self._stream = stream
 
     @property
     def pid(self) -> int:

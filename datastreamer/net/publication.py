@@ -86,6 +86,8 @@ class Publication:
         """It has done all that it will do to the stream."""
         self._desk = desk
         self._stream = desk.stream
+        # How many entries were on disk when the path of the stream was last known to lead there.
+        self._synced = 0
         self._terms = desk.terms
         self._counts = desk.counts
         self._transport = transport
@@ -131,7 +133,7 @@ class Publication:
             told = {"peer": peer, "epoch": lease.epoch, "entry": lease.total_entries}
             words = "%s: publishes with epoch %d from entry %d on"
             _log.info(words, peer, lease.epoch, lease.total_entries, extra=told)
-            self._lease = lease.lease_ms / 1000
+            self._lease, self._synced = lease.lease_ms / 1000, lease.total_entries
             self._queue(_Answer(encode_lease(lease)))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._acknowledge)
@@ -420,13 +422,16 @@ class Publication:
         if answer.told:
             return answer.told
         synced = self._stream.synced_entries
-        if answer.first < 0:
-            return encode_receipt(Receipt(synced, 0, synced))
         try:
+            self._stream.ensure_in_place()
+            self._synced = synced
             if answer.pending is not None and not answer.pending.done():
                 raise CommitInDoubt(self._stream.path, "it is not on disk yet")
         except DatastreamerError as error:
-            return self._refusal(RESULT_IN_DOUBT, str(error))
+            if answer.first >= 0:
+                return self._refusal(RESULT_IN_DOUBT, str(error))
+        if answer.first < 0:
+            return encode_receipt(Receipt(self._synced, 0, self._synced))
         return encode_receipt(Receipt(answer.first, answer.entries, synced))
 
     def _refusal(self, number: int, why: str) -> bytes:

@@ -15,6 +15,7 @@ import trio
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.net import systemd
+from datastreamer.net.file_watch import FileWatch
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.net.process import Unwanted
@@ -92,6 +93,8 @@ def serve_until_signal(
         async with trio.open_nursery() as nursery:
             ending.enter_loop(nursery.cancel_scope)
             nursery.start_soon(_hurry_when_cancelled, many)
+            if stream.follows:
+                nursery.start_soon(_adopt_successors, many, stream)
             if tls is not None:
                 await nursery.start(_reload_all_on_hangup, tls, many)
             seconds = systemd.watchdog_seconds()
@@ -192,6 +195,24 @@ async def _hurry_when_cancelled(workers: Workers) -> None:
         await trio.sleep_forever()
     finally:
         workers.hurry()
+
+
+async def _adopt_successors(workers: Workers, stream: DataStream) -> None:
+    """Where the file that the workers follow is replaced, hold the new one open for those that
+    are started again, and the old one no longer."""
+    watch = FileWatch(stream, logs=False)
+    try:
+        while True:
+            await watch.until_lost()
+            successor = await watch.successor()
+            if successor is not None:
+                before = watch.stream
+                watch.adopt(successor)
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(workers.adopt, successor)
+                    await trio.to_thread.run_sync(before.close)
+    finally:
+        watch.stream.close()
 
 
 async def _reload_all_on_hangup(

@@ -20,7 +20,8 @@ import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.net.counts import Counts
-from datastreamer.net.gate import Gate, Pace
+from datastreamer.net.file_watch import FileWatch
+from datastreamer.net.gate import NO_STREAM, Gate, Pace
 from datastreamer.net.guard import guard
 from datastreamer.net.limits import Limits, room_for_clients
 from datastreamer.net.listen import Hosts, host_of, name_of, open_listeners, peer_of
@@ -66,7 +67,11 @@ class Server:
         tls: ServerTLS | None = None,
         turns: Turns | None = None,
         publishing: Publishing | None = None,
+        changes_streams: bool = True,
+        logs_file: bool = True,
     ) -> None:
+        """`changes_streams`: where another process writes `stream` and its file is replaced, go on
+        with the stream that is at the path then. `logs_file`: say what becomes of the file."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
@@ -74,6 +79,12 @@ class Server:
         self.sessions: set[Session] = set()
         self.desk = None if publishing is None else Desk(publishing, stream, tls, self.counts)
         self.live.publishing = publishing is not None
+        self.watch = FileWatch(stream, logs=logs_file)
+        self._changes_streams = changes_streams and stream.follows
+        # Whether clients are refused until there is a stream to serve.
+        self._without_stream = False
+        # What was opened here in place of a stream that was replaced.
+        self._opened: DataStream | None = None
         self._gate = Gate(self.limits, self.counts, turns)
         self._waker = waker
         self._tls = tls
@@ -95,6 +106,7 @@ class Server:
         token = trio.lowlevel.current_trio_token()
         self._fit_into_descriptors()
         with contextlib.ExitStack() as stack:
+            stack.callback(self._close_opened)
             for listener in listeners:
                 stack.callback(listener.close)
                 listener.setblocking(False)
@@ -102,11 +114,49 @@ class Server:
             stack.callback(self.stream.on_change(_in_loop(token, self.change)))
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self.live.run, woken, self._start_over)
-                    nursery.start_soon(self.live.poll, self._start_over)
+                    nursery.start_soon(self._serve_streams, woken)
                     nursery.start_soon(guard, self.sessions, self.limits, self._gate)
                     nursery.start_soon(self._accept_all, listeners, nursery)
                     task_status.started([name_of(listener) for listener in listeners])
+
+    # The stream, and the one that replaces it.
+
+    async def _serve_streams(self, woken: int) -> None:
+        """Keep passes going over the stream and, where another process writes it and its file
+        is replaced, over the stream that is at its path then."""
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.live.run, woken, self._start_over)
+                nursery.start_soon(self.live.poll, self._start_over)
+                if not self._changes_streams:
+                    await self.watch.report()
+                await self.watch.until_lost()
+                self._without_stream = True
+                self.watch.say_lost()
+                for session in list(self.sessions):
+                    session.end(CHANGED, self.watch.lost)
+                await self._until_nobody_is_here()
+                nursery.cancel_scope.cancel()
+            successor = await self.watch.successor()
+            if successor is not None:
+                before, self._opened = self.stream, successor
+                self.stream = successor
+                self.live = Live(successor, self.counts)
+                # Else a file that was removed kept its place on the disk.
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(before.close)
+                self.watch.adopt(successor)
+            self._without_stream = False
+
+    def _close_opened(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    async def _until_nobody_is_here(self) -> None:
+        while self.sessions:
+            if self._changed.is_set():
+                self._changed = trio.Event()
+            await self._changed.wait()
 
     @property
     def clients(self) -> int:
@@ -118,6 +168,8 @@ class Server:
         """Why new clients had better go elsewhere; empty where they are served."""
         if self._finishing:
             return "the server is about to end"
+        if self._without_stream:
+            return f"{self.stream.path}: {self.watch.lost}"
         return self.live.trouble or self.stream.misplaced
 
     def _fit_into_descriptors(self) -> None:
@@ -177,7 +229,10 @@ class Server:
             short_of_descriptors = False
             now = trio.current_time()
             host = host_of(address)
-            if self._gate.admit(host, peer_of(connection, address), now):
+            if self._without_stream:
+                self.counts.refused[NO_STREAM] += 1
+                connection.close()
+            elif self._gate.admit(host, peer_of(connection, address), now):
                 self._tell_others()
                 clients.start_soon(self._let_in, connection, address, host)
             else:
@@ -205,6 +260,9 @@ class Server:
     async def handle(self, transport: Transport, connection: socket.socket | None = None) -> None:
         """Serve one client until it is done. Its failures are its own. `connection` is the
         socket under the transport, where there is one."""
+        if self._without_stream:
+            await transport.close()
+            return
         session = Session(
             self.live,
             transport,
@@ -241,7 +299,7 @@ class Server:
         grace = self.limits.grace if grace is None else grace
         self._accepting.cancel()
         self._finishing = True
-        self.stream.refresh()
+        self.stream.refresh_open_file()
         entries = self.stream.total_entries
         late = not await self._leave_within(grace * _UNHURRIED, entries)
         if late:
@@ -258,9 +316,7 @@ class Server:
         for session in list(self.sessions):
             session.finish(entries)
         with trio.move_on_after(seconds):
-            while self.sessions:
-                self._changed = trio.Event()
-                await self._changed.wait()
+            await self._until_nobody_is_here()
         return not self.sessions
 
     # Changes of what was sent already.
@@ -268,7 +324,7 @@ class Server:
     def change(self, start: int, stop: int | None, done: bool) -> None:
         """Entries are about to go or to be changed: end whom that concerns, now. Or that is
         done: whoever waits goes on."""
-        self.stream.refresh()
+        self.stream.refresh_open_file()
         if done:
             self.live.release()
             return
@@ -343,7 +399,7 @@ class Server:
 
         True when that is so, False after `seconds`.
         """
-        self.stream.refresh()
+        self.stream.refresh_open_file()
         target = self.stream.total_entries
         with trio.move_on_after(seconds):
             # Clients get on in many places, in the pass above all; none of them counts.
@@ -374,10 +430,11 @@ async def serve(
     already. With `tls` TCP is spoken with TLS alone; `tls.reload()` has its files read
     again. The stream
     may be open for writing (commits of this process, from any thread, are served at
-    once) or with `follow=True`; it stays the caller's to close. `limits` are the defaults of
-    `Limits` where none are given. `waker` is a non-blocking descriptor that becomes readable
-    when another process has committed. `publishing` says who may publish into the stream, which
-    is open for writing then (``docs/PUBLISHING.md``).
+    once) or with `follow=True`; it stays the caller's to close. One with `follow=True` is closed
+    where its file is replaced, and the stream that is at its path then is served. `limits` are
+    the defaults of `Limits` where none are given. `waker` is a non-blocking descriptor that
+    becomes readable when another process has committed. `publishing` says who may publish into
+    the stream, which is open for writing then (``docs/PUBLISHING.md``).
 
     Raises `ListenFailed`. Cancelling it closes the listeners and every connection at once;
     `Server.finish` is the way to end in good order.

@@ -290,7 +290,7 @@ class Session:
         """Do what was asked; True when the connection is over with it."""
         answers, live = self.answers, self._live
         if not isinstance(event, EntryQuery):
-            self._stream.refresh()
+            self._stream.refresh_open_file()
         if live.changing:
             await live.settled()
         answers.begin()

@@ -118,6 +118,13 @@ class Workers:
         if not self.serving:
             raise ServerFailed(f"{self.processes[-1].failure}; nobody is served")
 
+    def adopt(self, stream: DataStream) -> None:
+        """Processes that are started from now on begin with `stream`, which is at the path of
+        the one before; those that run find it by themselves."""
+        self._stream = stream
+        for process in self.processes:
+            process.adopt(stream)
+
     # Questions.
 
     def drain(self, timeout: float | None) -> bool:
@@ -151,7 +158,7 @@ class Workers:
         return merge([*parts, own], limit)
 
     def _unready(self) -> str:
-        return "" if self.serving else "no serving process is left"
+        return self._stream.misplaced if self.serving else "no serving process is left"
 
     def _ask_in(self, what: bytes, seconds: float, *, last: bool = False) -> list[bytes | None]:
         seconds = max(0.0, min(seconds, _LONGEST))

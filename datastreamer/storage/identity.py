@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from typing import Final
 
 from datastreamer.storage.disk import Disk, File
@@ -29,6 +30,15 @@ class OpenPath:
         # The process may work in another folder later. Not normalised: "link/../x" is beside the
         # folder that the link leads to.
         self.absolute = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else path
+
+    @property
+    def way_to_save(self) -> str:
+        """How the open file is copied wherever its path leads, in words."""
+        call = "call stream.snapshot(OUT)"
+        if not sys.platform.startswith("linux"):  # no process opens the descriptors of another
+            return call
+        place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        return f"{call} or run `datastreamer snapshot {place} OUT`"
 
     def difference(self) -> str:
         """Why the path does not lead to the open file any more, for a message; "" if it does."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -116,16 +115,9 @@ class OwnedFile(StreamFile):
             raise FileReplaced(
                 self.path,
                 f"{why}; nothing more is committed until this path leads to the open file again; "
-                f"to save what is committed, {self._way_to_save()} before this process ends",
+                f"to save what is committed, {self.opened_by.way_to_save} before this process ends",
             )
         end.looked(began, LOOK_SECONDS)
-
-    def _way_to_save(self) -> str:
-        fd = self.file.fileno()
-        if not sys.platform.startswith("linux"):  # elsewhere no process opens another's files
-            return "call stream.snapshot(OUT)"
-        command = f"datastreamer snapshot /proc/{os.getpid()}/fd/{fd} OUT"
-        return f"call stream.snapshot(OUT) or run `{command}`"
 
     @property
     def failed(self) -> bool:

@@ -333,6 +333,11 @@ class DataStream(StreamView):
         """How many entries are known to be on disk."""
         return self._writer().synced.entries
 
+    def ensure_in_place(self) -> None:
+        """Raises `FileReplaced` where the stream's path has not led to the open file for a
+        second, or longer."""
+        self._writer().ensure_in_place()
+
     def takes_at_once(self, size: int) -> bool:
         """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
         not to wait for the disk: the file need not grow for it, and nothing is to be mended."""

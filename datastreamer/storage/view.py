@@ -131,6 +131,18 @@ class StreamView:
         return self._follows
 
     @property
+    def absolute_path(self) -> str:
+        """`path`, whatever folder the process works in by now."""
+        opened_by = self._file.opened_by
+        return self._place if opened_by is None else opened_by.absolute
+
+    @property
+    def way_to_save(self) -> str:
+        """How what is committed is copied from the open file wherever `path` leads, in words."""
+        opened_by = self._file.opened_by
+        return "call stream.snapshot(OUT)" if opened_by is None else opened_by.way_to_save
+
+    @property
     def replaced(self) -> str:
         """Why `path` does not lead to the open file any more; empty while it does, and where
         only a descriptor is known."""

@@ -414,7 +414,7 @@ async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPat
         assert (await ask(port, "/healthz"))[0] == 200
         assert (await ask(port, "/readyz"))[::2] == (200, b"serving\n")
         with monkeypatch.context() as patched:
-            patched.setattr(stream, "refresh", unreadable)
+            patched.setattr(stream, "refresh_open_file", unreadable)
             while not rig.server.live.trouble:
                 await trio.lowlevel.checkpoint()
             code, _, why = await ask(port, "/readyz")
@@ -443,10 +443,10 @@ async def test_not_ready_where_the_file_is_not_what_it_was(tmp_path: Path) -> No
             assert (await ready())[0] == 200
             path.rename(other)
             code, why = await ready()
-            assert (code, b"No such file" in why) == (503, True)
+            assert (code, b"the file was moved away" in why) == (503, True)
             path.write_bytes(other.read_bytes())
             code, why = await ready()
-            assert (code, b"another file stands there now" in why) == (503, True)
+            assert (code, b"another file is at its path now" in why) == (503, True)
             other.replace(path)
             assert (await ready())[0] == 200
 
