@@ -73,6 +73,9 @@ class FileWatch:
                     self._say(logging.WARNING, f"waiting for a stream at this path: {error}")
                 await trio.sleep(_OPEN_SECONDS)
                 continue
+            if not self.look():
+                found.close()  # the same file, back since the last look
+                break
             self._say(
                 logging.WARNING,
                 f"serving the stream that is at this path now ({found.total_entries} entries)",

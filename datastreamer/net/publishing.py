@@ -100,6 +100,11 @@ class Desk:
         """
         async with self._granting:
             wanted = self._judge(query)
+            try:
+                # The epoch is kept beside the path: another file's, where that is there now.
+                self.stream.ensure_in_place(always=True)
+            except DatastreamerError as error:
+                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
             if wanted != self.file.last:
                 try:
                     await trio.to_thread.run_sync(self.file.put, wanted)

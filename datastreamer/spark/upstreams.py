@@ -7,7 +7,6 @@ batch has. Reads no more of it than that; the entries themselves are for the exe
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -128,12 +127,8 @@ class GrowingFile:
         return self._snapshot.header
 
     def _replaced(self, file: StreamFile) -> bool:
-        """Whether another file stands under the name now, or none."""
-        try:
-            there = os.stat(self._place.path)
-        except OSError:
-            return True
-        return file.file.identity() != (there.st_dev, there.st_ino)
+        """Whether another file is at the path now, or none."""
+        return file.opened_by is None or bool(file.opened_by.difference())
 
     def entry_of(self, mark: Mark) -> int:
         snapshot, reader = self._seen()

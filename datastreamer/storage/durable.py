@@ -205,10 +205,7 @@ class DurableFile(OwnedFile):
             if first < number <= last:
                 raise loss
         if number <= self.end.durable:
-            if self._closed_elsewhere is not None:
-                raise self._closed_elsewhere
-            if not self._closed:
-                self.ensure_in_place()
+            self.ensure_in_place()
             return True
         if self._failure is not None:
             self.untold = False

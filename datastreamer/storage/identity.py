@@ -41,17 +41,23 @@ class OpenPath:
         return f"{call} or run `datastreamer snapshot {place} OUT`"
 
     def difference(self) -> str:
-        """Why the path does not lead to the open file any more, for a message; "" if it does."""
+        """Why the path does not lead to the open file any more, for a message; "" if it does, and
+        where the file is closed."""
         try:
             there = self.disk.identity(self.absolute)
         except OSError as error:
             if error.errno not in _NOTHING_THERE:
                 return f"the path cannot be looked up ({error.strerror or error})"
             there = None
-        linked = self._file.links() > 0
+        try:
+            ours, linked = self._file.identity(), self._file.links() > 0
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                return ""  # closed meanwhile, by another thread
+            raise
         if there is None:
             return "the file was moved away" if linked else "the file was removed"
-        if there != self._file.identity():
+        if there != ours:
             lost = "moved away" if linked else "removed"
             return f"the file was {lost}, and another file is at its path now"
         return "" if linked else "the file was removed"

@@ -103,9 +103,12 @@ class OwnedFile(StreamFile):
             raise CommitInDoubt(self.path, self._failure or "")
 
     def ensure_in_place(self, *, always: bool = False) -> None:
-        """Raises `FileReplaced` where the path does not lead to the open file any more. Looks
-        where the last look is nearly a second old, or was in vain, or `always`."""
+        """Raises `FileReplaced` where the path does not lead to the open file any more, or did
+        not at the close. Looks where the last look is nearly a second old, or was in vain, or
+        `always`."""
         end = self.end
+        if self._closed_elsewhere is not None:
+            raise self._closed_elsewhere
         if not (always or end.look_due):
             return
         began = end.looking()

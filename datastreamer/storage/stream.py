@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datastreamer.errors import (
     BadArgument,
     BadEntryType,
+    CommitInDoubt,
     EntriesLost,
     FileMissing,
     LeaseHeld,
@@ -333,10 +334,10 @@ class DataStream(StreamView):
         """How many entries are known to be on disk."""
         return self._writer().synced.entries
 
-    def ensure_in_place(self) -> None:
+    def ensure_in_place(self, *, always: bool = False) -> None:
         """Raises `FileReplaced` where the stream's path has not led to the open file for a
-        second, or longer."""
-        self._writer().ensure_in_place()
+        second, or longer; with `always`, where it does not now."""
+        self._writer().ensure_in_place(always=always)
 
     def takes_at_once(self, size: int) -> bool:
         """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
@@ -525,8 +526,9 @@ class DataStream(StreamView):
         self._ensure_open()
         file = self._written
         if file is not None and not file.failed:
-            # What was committed without waiting too.
-            file.sync_open_file()
+            # What was committed without waiting too; where the disk refuses, what is visible.
+            with contextlib.suppress(CommitInDoubt):
+                file.sync_open_file()
         opened_by = self._file.opened_by
         disk = None if opened_by is None else opened_by.disk
         return snapshot_of(self._file, out, advance=advance, disk=disk)

@@ -461,7 +461,8 @@ class StreamWriter(ChangeableFile):
             entries = self.written.entries
             self._closed_elsewhere = FileReplaced(
                 self.path,
-                f"{why}; the stream is closed, and none of its {entries} entries is at this path",
+                f"{why}; the stream is closed, and its {entries} entries are not at this path as "
+                "far as that can be looked up",
             )
             raise self._closed_elsewhere
 

@@ -132,7 +132,7 @@ def test_a_writing_server_says_so_and_what_it_has_can_be_saved(path: Path) -> No
         assert done(*found[1].split(), saved, cwd=path.parent).returncode == 0
         process.signal(signal.SIGTERM)
         assert process.wait() == 1
-        assert "none of its 2 entries is at this path" in process.err.rest()[-1]
+        assert "its 2 entries are not at this path" in process.err.rest()[-1]
     with DataStream.open(saved) as again:
         assert again.entry(1).data == b"old"
 

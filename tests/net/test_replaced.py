@@ -403,3 +403,58 @@ async def test_a_relay_whose_own_file_goes(tmp_path: Path, path: Path) -> None:
                 away.rename(kept)
                 await relay.until(lambda: stream.total_entries == 2)
                 nursery.cancel_scope.cancel()
+
+
+async def test_no_lease_is_kept_beside_another_file(path: Path, tmp_path: Path) -> None:
+    """The second server's source and its epoch are not written over by the first server."""
+    first = DataStream.create(path, index="memory")
+    async with publishable(first, tmp_path) as port:
+        path.unlink()
+        with DataStream.create(path, index="memory") as second:
+            async with publishable(second, tmp_path) as other:
+                async with connect_publisher("127.0.0.1", other, token=b"token", epoch=7):
+                    pass
+                beside = {each: each.read_bytes() for each in tmp_path.glob("stream.bin.*")}
+                assert beside
+                with pytest.raises(NotWritten, match="another file is at its path"):
+                    async with connect_publisher("127.0.0.1", port, token=b"token", epoch=9):
+                        raise AssertionError("a lease was granted")
+                now = {each: each.read_bytes() for each in tmp_path.glob("stream.bin.*")}
+                assert now == beside
+    with pytest.raises(FileReplaced):
+        first.close()
+
+
+async def test_a_receipt_without_an_operation_acknowledges_nothing_more(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that asks where the stream is, to keep its lease, does not hear of entries that
+    only the removed file holds."""
+    stream = DataStream.create(path, index="memory")
+    sync = OsFile.sync
+
+    def removed(self: OsFile) -> None:
+        path.unlink(missing_ok=True)
+        sync(self)
+
+    async with publishable(stream, tmp_path) as port:
+
+        async def publish() -> None:
+            async with connect_publisher("127.0.0.1", port, token=b"token") as publisher:
+                source = publisher._source
+                with monkeypatch.context() as patched:
+                    patched.setattr(OsFile, "sync", removed)
+                    with pytest.raises((PublishInDoubt, NotWritten), match=REMOVED):
+                        async with publisher.atomic_op() as op:
+                            op.add_entry(1, b"one")
+                assert stream.synced_entries == 1  # in the open file
+                source.ask_where()
+                publisher._news.set()
+                await until(lambda: not source.asking)
+                assert source.granted
+                assert source.total_entries == 0
+
+        with pytest.raises((PublishInDoubt, NotWritten), match=REMOVED):
+            await publish()
+    with pytest.raises(FileReplaced):
+        stream.close()

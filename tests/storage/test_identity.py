@@ -159,7 +159,7 @@ def test_nothing_is_committed_where_the_path_leads_elsewhere(
         stream.rollback_atomic_op()
         assert events(stream) == [b"one"]
         closed = lost(stream, stream.close, way.said)
-        assert "none of its 2 entries is at this path" in closed
+        assert "its 2 entries are not at this path" in closed
         assert stream.closed
         stream.close()
         return
