@@ -42,7 +42,6 @@ from datastreamer.storage.recovery import (
     changing,
     hash_entries,
     judge,
-    longest_whole,
     read_header,
 )
 from datastreamer.storage.room import Room
@@ -152,7 +151,7 @@ class StreamWriter(ChangeableFile):
             undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)
-            judged = judge(file, page, shown, header, boot_id())
+            judged = judge(file, page, shown, header)
             opened = cls(file, shown, page, judged, sync, disk)
             opened._take_over(judged.record, undone)
             return opened
@@ -183,18 +182,10 @@ class StreamWriter(ChangeableFile):
         if went_back or cut_back:
             self._note_taken_back(self._room.size)
         self._room.make(self.head.length)
-        if record is not None and not went_back:
+        if record is not None:
             # What was not synced may still be on its way to the disk; and should a sync have
             # failed, the system takes it for clean without having written it.
-            if longest_whole(self.file, record) != record.after:
-                raise DamagedEntry(
-                    self.path,
-                    record.base.length,
-                    f"entries {record.base.entries} to {record.after.entries - 1} are not what "
-                    "was written there, by a sync that failed, perhaps, or another program; "
-                    "`datastreamer repair` says what it can keep",
-                )
-            write_again(self.file, record.base, record.after)
+            write_again(self.file, record.base, self.head)
         self.file.sync()
         span = records.put_writer(self._page, Writer(os.getpid(), self._boot))
         self.file.write(memoryview(self._page)[slice(*span)], span[0])
@@ -208,16 +199,24 @@ class StreamWriter(ChangeableFile):
         side = keep_beside(
             self._disk, self.path, "cut", self._page, self.file, cut.length, kept.length
         )
-        in_doubt = record != records.get_record(self._page)
+        if record != records.get_record(self._page):
+            why = "did not reach the disk after a sync that failed"
+        elif record.boot_id != self._boot:
+            why = "did not reach the disk before the power cut"
+        else:
+            why = (
+                "are not what was written, though the machine has not restarted since (its disk "
+                "was detached or failed, or the file is damaged)"
+            )
         _log.warning(
-            "%s: entries %d to %d (bytes %d to %d) did not reach the disk %s; "
-            "the stream goes back to %d entries; the header page and those bytes are kept in %s",
+            "%s: entries %d to %d (bytes %d to %d) %s; the stream goes back to %d entries; "
+            "the header page and those bytes are kept in %s",
             self.path,
             cut.entries,
             kept.entries - 1,
             cut.length,
             kept.length,
-            "after a sync that failed" if in_doubt else "before the power cut",
+            why,
             cut.entries,
             side,
         )
