@@ -49,6 +49,11 @@ from datastreamer.storage.side import keep_beside, remove_begun
 
 _log = logging.getLogger(__name__)
 
+_CLOSED = (
+    "the stream is closed; open it for writing when the disk works: that keeps the entries that "
+    "are whole, and says which are not"
+)
+
 
 class PendingCommit:
     """An operation that was committed without waiting for the disk."""
@@ -371,6 +376,7 @@ class StreamWriter(ChangeableFile):
         if isinstance(error, CommitStepFailed) and error.step == STEP_DATA:
             self.end.unfinished = False
         else:
+            self._header_ahead = True
             self._fail(error)
         raise WriteFailed(self.path, refused(error)) from error
 
@@ -421,28 +427,55 @@ class StreamWriter(ChangeableFile):
     # The end.
 
     def close(self) -> None:
-        """Leave a clean file behind: synced, with nothing for a power cut to take."""
+        """Leave a clean file behind: synced, with nothing for a power cut to take.
+
+        Raises `CommitInDoubt` where what is committed cannot be brought to disk, or a commit or
+        change was cut off; the file is closed all the same.
+        """
         self._syncer.close()
-        with self.alone():
-            if self._closed:
-                return
-            self._finish_placing(wanted=False)
-            if self._mendable:
-                with contextlib.suppress(CommitInDoubt):
-                    self.mend()
-            try:
-                if not self.failed:
-                    try:
-                        self.sync()
-                        self._write_clean()
-                        self.file.sync()
-                    except OSError as error:
-                        raise CommitInDoubt(self.path, refused(error)) from error
-            finally:
-                self._closed = True
-                self.end.limit = -1
-                self.file.close()
-        self._tell_who_waits()
+        try:
+            with self.alone():
+                if self._closed:
+                    return
+                try:
+                    self._finish_placing(wanted=False)
+                    self._settle_all()
+                    self._leave_clean()
+                finally:
+                    self._closed = True
+                    self.end.limit = -1
+                    self.file.close()
+        finally:
+            self._tell_who_waits()
+
+    def _settle_all(self) -> None:
+        """Everything that is committed is on disk, and nothing else of ours, when this returns."""
+        try:
+            if self.mend() is None:
+                self.sync()
+        except CommitInDoubt as doubt:
+            if not self._mendable:
+                # Cut off by a signal, as a rule. What was acknowledged before is not at fault.
+                with contextlib.suppress(OSError):
+                    self.file.sync()
+                raise
+            if self._header_ahead or self.end.base != self.written:
+                raise self.in_doubt(_CLOSED) from doubt
+        if self._gone_from is not None:
+            raise self.in_doubt(_CLOSED)
+
+    def _leave_clean(self) -> None:
+        try:
+            self._write_clean()
+            self.file.sync()
+        except OSError as error:
+            _log.warning(
+                "%s: all %d entries are on disk, but the clean end could not be written (%s); the "
+                "next open compares the last entries with their hashes",
+                self.path,
+                self.written.entries,
+                refused(error),
+            )
 
 
 def locked_by(page: bytes, path: str) -> StreamLocked:
