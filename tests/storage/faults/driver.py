@@ -13,36 +13,40 @@ from datastreamer import DataStream
 from datastreamer.errors import DatastreamerError
 from datastreamer.storage.snapshot import snapshot
 
-streams: list[DataStream] = []
+OPENERS: dict[str, Callable[..., DataStream]] = {
+    "create": DataStream.create,
+    "open": DataStream.open,
+}
 
 
-def add(data: str) -> None:
-    if not streams[-1].atomic_op().is_open:
-        streams[-1].start_atomic_op()
-    streams[-1].add_entry(1, data.encode())
+def add(stream: DataStream, data: str) -> None:
+    if not stream.atomic_op().is_open:
+        stream.start_atomic_op()
+    stream.add_entry(1, data.encode())
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {
-    "create": lambda path, sync: streams.append(DataStream.create(path, sync=sync)),
-    "open": lambda path, sync: streams.append(DataStream.open(path, sync=sync)),
     "add": add,
-    "commit": lambda: streams[-1].commit_atomic_op(),
-    "roll back": lambda: streams[-1].rollback_atomic_op(),
-    "sync": lambda: streams[-1].sync(),
-    "truncate": lambda number: streams[-1].truncate(number),
-    "update": lambda number, data: streams[-1].update_entry(number, 1, data.encode()),
-    "snapshot": lambda out: snapshot(streams[-1].path, out).header.total_entries,
-    "items": lambda: [entry.data.decode() for entry in streams[-1].entries()],
-    "close": lambda: streams[-1].close(),
+    "commit": DataStream.commit_atomic_op,
+    "roll back": DataStream.rollback_atomic_op,
+    "sync": DataStream.sync,
+    "truncate": DataStream.truncate,
+    "update": lambda stream, number, data: stream.update_entry(number, 1, data.encode()),
+    "snapshot": lambda stream, out: snapshot(stream.path, out).header.total_entries,
+    "items": lambda stream: [entry.data.decode() for entry in stream.entries()],
+    "close": DataStream.close,
 }
 
 logging.disable()
 for line in sys.stdin:
     name, *arguments = json.loads(line)
     try:
-        answer = ACTIONS[name](*arguments)
-        if name in ("create", "open"):
-            answer = None
+        answer = None
+        if name in OPENERS:
+            path, sync = arguments
+            stream = OPENERS[name](path, sync=sync)
+        else:
+            answer = ACTIONS[name](stream, *arguments)
         print(json.dumps([None, answer]), flush=True)
     except DatastreamerError as error:
         print(json.dumps([type(error).__name__, str(error)]), flush=True)

@@ -33,7 +33,7 @@ def build(folder: Path) -> Path:
 
 
 class FaultPlan:
-    """What becomes of calls on the files that `pattern` matches, in processes with `environment`."""
+    """What becomes of calls on the files that `pattern` matches, where `environment` is set."""
 
     def __init__(self, library: Path, pattern: str, plan: Path) -> None:
         self._plan = plan
@@ -49,8 +49,8 @@ class FaultPlan:
     def fail(
         self, call: str, *, skip: int = 0, count: int = 1, action: int | str = errno.EIO
     ) -> None:
-        """From now on `call` (write, sync, truncate, allocate) is met by `action`: an errno, "short"
-        or "drop"; at first `skip` calls are not, then `count` are (`EVERY`)."""
+        """From now on `call` (write, sync, truncate, allocate) is met by `action`: an errno,
+        "short" or "drop". At first `skip` calls are not, then `count` are (`EVERY`)."""
         # (The number makes it another plan than the one before.)
         self._serial += 1
         begun = self._plan.with_suffix(".begun")
