@@ -75,9 +75,10 @@ class AtomicOp(EntryPacker):
             if not self.is_open:
                 raise
             self._stream.rollback_atomic_op()
+            why = doubt.what.partition(";")[0]
             raise WriteFailed(
                 self._stream.path,
-                "the disk refused the operation; it was rolled back, and nothing of it is there",
+                f"{why}; the operation was rolled back, and nothing of it is there",
             ) from doubt
         except BaseException:
             self.close()
