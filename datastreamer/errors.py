@@ -298,7 +298,10 @@ class WriteFailed(StreamFileError):
 
 
 class CommitInDoubt(WriteFailed):
-    """A sync failed: whether the commit reached the disk is not known."""
+    """A sync failed, or a commit was interrupted: what is on disk is not known.
+
+    Raised by commits, and by a rollback, `sync` or `close` while that is so.
+    """
 
 
 class EntriesLost(CommitInDoubt):

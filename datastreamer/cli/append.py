@@ -148,8 +148,11 @@ class _Appender:
         if not self._op.is_open:
             return f"no operation was open, {holds}"
         count = self._op.next_number - self._stream.total_entries
-        self._stream.rollback_atomic_op()
         entries = "1 entry" if count == 1 else f"{count} entries"
+        try:
+            self._stream.rollback_atomic_op()
+        except CommitInDoubt as error:
+            return f"the open operation ({entries}) may be in the stream all the same: {error}"
         return f"the open operation ({entries}) was rolled back, {holds}"
 
     def _take(self, line: bytes) -> None:

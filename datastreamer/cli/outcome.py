@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli import early, logs
-from datastreamer.errors import DamagedFile, DatastreamerError
+from datastreamer.errors import CommitInDoubt, DamagedFile, DatastreamerError
 
 if TYPE_CHECKING:
     import typer
@@ -109,6 +109,9 @@ def _failed(error: BaseException) -> int:
     while inner := getattr(error, "exceptions", None):
         # A group of what went wrong in several tasks: the first is the reason.
         error = inner[0]
+    if isinstance(error, CommitInDoubt) and (before := _failure_before(error)):
+        # The stream was closed after a command had failed, and that failed too.
+        logs.say_error(_one_line(str(before)))
     if isinstance(error, DatastreamerError | Failure):
         text = str(error)
         if isinstance(error, DamagedFile) and "restore from a copy" not in text:
@@ -121,6 +124,13 @@ def _failed(error: BaseException) -> int:
     logs.say_error(_one_line(text))
     _log.debug("where it happened", exc_info=error)
     return FAILED
+
+
+def _failure_before(error: BaseException) -> Failure | None:
+    before = error.__context__
+    while before is not None and not isinstance(before, Failure):
+        before = before.__context__
+    return before
 
 
 def _one_line(text: str) -> str:

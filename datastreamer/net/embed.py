@@ -14,6 +14,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.net.limits import Limits
@@ -22,6 +23,7 @@ from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.workers import Workers
 from datastreamer.protocol.endurance import check_seconds
+from datastreamer.storage.doubt import raised_after
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
@@ -162,7 +164,7 @@ class StreamServer:
 
     def close(self) -> None:
         """Let nobody in, let the last commit go out, then end everything. Clients have the
-        limits' `grace` for it."""
+        limits' `grace` for it. Raises what closing the stream raises."""
         if self._closed:
             return
         self._closed = True
@@ -184,8 +186,14 @@ class StreamServer:
     def __enter__(self) -> StreamServer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with raised_after(error):
+            self.close()
 
 
 class _Thread:

@@ -277,8 +277,7 @@ class Publication:
                 return self._too_slow()
             return await self._take_entries(request)
         if isinstance(request, Rollback):
-            self._forget()
-            self._queue(_Answer(messages.OK))
+            self._queue(_Answer(self._forget()))
         else:
             self._queue(_Answer(b"", -1))
         await self._make_room()
@@ -350,10 +349,16 @@ class Publication:
         self._unsynced += operation.size
         self._queue(_Answer(b"", request.first, request.entries, pending, operation.size))
 
-    def _forget(self) -> None:
-        if self._operation is not None:
-            self._operation.roll_back()
-        self._operation, self._refused, self._begun = None, b"", math.inf
+    def _forget(self) -> bytes:
+        """Roll back; gives the Result."""
+        operation, self._operation = self._operation, None
+        self._refused, self._begun = b"", math.inf
+        try:
+            if operation is not None:
+                operation.roll_back()
+        except Refused as refused:
+            return self._counted(refused)
+        return messages.OK
 
     async def _make_room(self) -> None:
         """Wait until so little waits for the disk, or for the source, that more may come."""

@@ -6,6 +6,7 @@ no connection and no event loop: it blocks, and is called where that hurts nobod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -62,7 +63,9 @@ def commit_together(
         return None
     finally:
         if op.is_open:
-            stream.rollback_atomic_op()
+            # In doubt, the first of them is told so when it begins by itself.
+            with contextlib.suppress(CommitInDoubt):
+                stream.rollback_atomic_op()
 
 
 def _is_made_of(batch: EntryBatch, commits: Sequence[Commit], size: int) -> bool:
@@ -97,6 +100,9 @@ class Operation:
         self._most = most
         try:
             stream.start_atomic_op(lease=lease)
+        except CommitInDoubt as error:
+            # It may be this one, which was sent before and may be on disk.
+            raise Refused(RESULT_IN_DOUBT, str(error)) from error
         except DatastreamerError as error:
             raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
         end = stream.atomic_op().next_number
@@ -199,6 +205,10 @@ class Operation:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Forget what is not committed. Idempotent."""
+        """Forget what is not committed. Idempotent. Here alone `Refused` leaves it open whether
+        something of it is in the stream."""
         if self._stream.atomic_op().is_open:
-            self._stream.rollback_atomic_op()
+            try:
+                self._stream.rollback_atomic_op()
+            except CommitInDoubt as error:
+                raise Refused(RESULT_IN_DOUBT, str(error)) from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from datastreamer.errors import (
+    CommitInDoubt,
     DatastreamerError,
     LeaseHeld,
     OperationOpen,
@@ -167,4 +168,7 @@ class Desk:
         """`source` does not hold the lease any more; its open operation is rolled back."""
         if self.holder is source:
             self.holder = None
-            self.stream.take_back(source)
+            try:
+                self.stream.take_back(source)
+            except CommitInDoubt as error:
+                _log.error("the open operation of a source that has left: %s", error)

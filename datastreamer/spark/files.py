@@ -78,8 +78,7 @@ def look_at(place: Place, stream_type: int) -> Snapshot:
     try:
         page = remote.read(HEADER_PAGE_SIZE, 0)
         header = read_header(page, place.path, stream_type)
-        # Nobody can tell whether the writer's machine has been started anew since.
-        judged = judge(remote, page, place.path, header, NO_ID)
+        judged = judge(remote, page, place.path, header)
         seen = visible(page)
     finally:
         remote.close()

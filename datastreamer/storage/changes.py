@@ -94,7 +94,6 @@ class ChangeableFile(DurableFile):
             loss = EntriesLost(self.path, head.entries, self.written.entries)
             self._losses.append((self.end.durable, self.commits, loss))
             self._failure, self._mendable, self._gone_from = None, False, None
-            self.untold = False
             gone = self.written.length
             self._change(lambda: None, head, head.entries, None)
             self._note_taken_back(gone)

@@ -214,9 +214,9 @@ class _Examiner:
     def _claim(self) -> Head | None:
         """The end that the header names (beside a writer: that is visible), if possible."""
         if self._done.live:
-            seen = visible(self.page)
-            if seen is not None:
-                return seen[0]
+            seen, record = visible(self.page), self._done.front.record
+            if seen is not None and record is not None:
+                return self._shown_by_writer(seen[0], record)
         _, _, _, length, entries = self._done.front.raw
         if not HEADER_PAGE_SIZE <= length < 1 << 63:
             what = f"the header's total length {length} is not possible"
@@ -231,6 +231,17 @@ class _Examiner:
             what = f"the file ends there, its data only at byte {length}"
             self._done.problem(self._size, what, Help.CUT)
         return Head(length, entries)
+
+    def _shown_by_writer(self, seen: Head, record: CommitRecord) -> Head:
+        """Without the entries that the writer of the stream may be about to cut off."""
+        reached = longest_whole(self._file, record)
+        if reached < seen:
+            self._report.notes.append(
+                f"entries {reached.entries} to {seen.entries - 1} are not what was committed; "
+                "their writer has yet to compare them with the commit record, or lost them by a "
+                "failed sync: they are not checked"
+            )
+        return min(seen, reached)
 
     def _limit(self) -> int:
         """Up to where to look for entries."""
@@ -302,6 +313,7 @@ class _Examiner:
         break before its base, the last end of an entry."""
         base, whole = record.base, self._whole
         if base.entries <= whole.entries and not doubt(self._file, base):
+            self._done.goes_back = record.base != record.after and not self._done.live
             return longest_whole(self._file, record)
         if whole.entries < record.after.entries:
             return whole
@@ -321,7 +333,7 @@ class _Examiner:
                 "on disk; they are whole"
             )
             return
-        done.end = reached
+        done.end, done.goes_back = reached, True
         self._done.problem(
             reached.length,
             f"entries {reached.entries} to {claimed.entries - 1} are not what was committed: the "

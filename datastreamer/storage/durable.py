@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _OS_SYNC_SECONDS = 10.0
 _OS_SYNC_BYTES = 64 << 20
 
+_UNTIL_IT_WORKS = "nothing more is written until the disk takes writes again"
+
 
 class DurableFile(OwnedFile):
     """What was committed without waiting lies between `head` and `written` until it is on disk,
@@ -55,6 +57,9 @@ class DurableFile(OwnedFile):
         self._sync_at = 0
         # Whether a failure can be mended, and where not all could.
         self._mendable = False
+        # Whether a header that goes beyond `written` was given to the system, and another open
+        # may find it.
+        self._header_ahead = False
         self._gone_from: Head | None = None
         self._losses: list[tuple[int, int, EntriesLost]] = []
         self.failures = 0
@@ -155,7 +160,6 @@ class DurableFile(OwnedFile):
                 try:
                     self._fail(failed)
                 except WriteFailed as doubt:
-                    self.untold = True
                     _log.error("%s", doubt)
 
     def _settle(self, head: Head, commits: int) -> None:
@@ -208,8 +212,7 @@ class DurableFile(OwnedFile):
             self.ensure_in_place()
             return True
         if self._failure is not None:
-            self.untold = False
-            raise CommitInDoubt(self.path, self._failure)
+            raise self.in_doubt()
         if self._closed:
             raise StreamClosed(f"{self.path}: the stream was closed before the sync")
         return False
@@ -233,23 +236,31 @@ class DurableFile(OwnedFile):
         before. Returns where the unsynced commits are on disk after all; the caller's own
         writes are not."""
         self.failures += 1
-        base, written = self.end.base.entries, self.written.entries
-        waiting = f"entries {base} to {written - 1} may not be on disk; " if written > base else ""
-        self._failure = (
-            f"{refused(error)}; {waiting}whether the last operation is on disk is not known; "
-            "nothing more is written until the disk takes writes again"
-        )
+        self._failure = refused(error)
         self._mendable = True
         self.end.limit = -1
         self.end.unfinished = False
         try:
             self._mend()
         except OSError as again:
-            raise CommitInDoubt(self.path, self._failure) from again
+            raise self.in_doubt() from again
         finally:
             self._tell_who_waits()
         if self._gone_from is not None:
-            raise CommitInDoubt(self.path, self._failure) from error
+            raise self.in_doubt() from error
+
+    def in_doubt(self, then: str = _UNTIL_IT_WORKS) -> CommitInDoubt:
+        """The error while the stream has `failed`: what may not be on disk, or may be, and
+        `then` what there is to do."""
+        if not self._mendable:
+            return super().in_doubt()
+        parts = [self._failure or ""]
+        base, written = self.end.base.entries, self.written.entries
+        if written > base:
+            parts.append(f"entries {base} to {written - 1} may not be on disk")
+        if self._header_ahead:
+            parts.append(f"whether the operation from entry {written} on is on disk is not known")
+        return CommitInDoubt(self.path, "; ".join([*parts, then]))
 
     def mend(self) -> Head | None:
         """Try to get over a failed sync: None where that is done (or nothing was to do).
@@ -264,9 +275,21 @@ class DurableFile(OwnedFile):
                 try:
                     self._mend()
                 except OSError as error:
-                    assert self._failure is not None
-                    raise CommitInDoubt(self.path, self._failure) from error
+                    raise self.in_doubt() from error
             return self._gone_from
+
+    def take_header_back(self) -> None:
+        """Return when no later open can find a commit that failed and was not made again.
+
+        Raises `CommitInDoubt` while the disk does not take the header of before.
+        """
+        if not self._header_ahead:
+            return
+        try:
+            self.mend()
+        except CommitInDoubt:
+            if self._header_ahead:
+                raise
 
     def _mend(self) -> None:
         """First make what is on disk for sure the whole stream, on disk; then bring the rest
@@ -288,6 +311,7 @@ class DurableFile(OwnedFile):
             end.put(base, base, base, NO_HASH, NO_HASH, seen)
             self._write_header()
             self.file.sync()
+            self._header_ahead = False
             for start, stop, expected in ((base, mid, hashes[0]), (mid, written, hashes[1])):
                 if not is_whole(self.file, start, stop, expected):
                     self._gone_from = base
@@ -309,7 +333,7 @@ class DurableFile(OwnedFile):
                 base.entries,
                 written.entries - 1,
             )
-        self._failure, self._mendable, self.untold = None, False, False
+        self._failure, self._mendable = None, False
         self._settle(written, self.commits)
         with contextlib.suppress(OSError):
             self._forget_doubt()

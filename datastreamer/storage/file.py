@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from datastreamer.errors import (
     DamagedEntry,
+    DamagedFile,
     FileMissing,
     NotAStream,
     StreamFileError,
@@ -32,12 +34,14 @@ from datastreamer.storage.recovery import (
     changing,
     judge,
     read_header,
+    shown,
     undone_by,
     updating,
     visible,
 )
 
 _TORN_READS = 20
+_PAUSE_SECONDS = 0.001
 _KNOWN_RISES = 64
 # The part of the header page that commits and changes write.
 _SEEN_BYTES = records.WITHOUT_SYNC[1]
@@ -96,42 +100,52 @@ class StreamFile:
         Raises what `errors.StreamFileError` has below it.
         """
         disk = disk or OsDisk()
-        shown = name or (f"descriptor {path}" if isinstance(path, int) else os.fspath(path))
-        file = open_file(disk, path, shown, write=False)
+        called = name or (f"descriptor {path}" if isinstance(path, int) else os.fspath(path))
+        file = open_file(disk, path, called, write=False)
         try:
-            page = read_page(file)
-            header = read_header(page, shown, stream_type)
-            boot = boot_id()
-            named = None if isinstance(path, int) else (disk, journal.place_of(path))
-            if file.locked_elsewhere() and not _of_another_boot(page, boot):
-                opened = cls._open_beside_writer(file, shown, page, header)
-            else:
-                judged = judge(file, page, shown, header, boot)
-                if named is not None:
-                    _ensure_whole(*named, file, shown)
-                judged = judged._replace(head=_seen(page, judged, boot))
-                opened = cls(file, shown, page, judged)
-            opened._named = named
+            opened = cls._judged(file, called, stream_type)
+            if not isinstance(path, int):
+                opened._named = disk, journal.place_of(path)
+                _ensure_whole(*opened._named, file, called)
             if name is not None or not isinstance(path, int):
-                opened.opened_by = OpenPath(disk, shown, file)
+                opened.opened_by = OpenPath(disk, called, file)
             return opened
         except OSError as error:
             file.close()
-            raise os_error(shown, error, "cannot be read") from error
+            raise os_error(called, error, "cannot be read") from error
         except BaseException:
             file.close()
             raise
 
     @classmethod
-    def _open_beside_writer(cls, file: File, path: str, page: bytes, header: Header) -> StreamFile:
-        """Nothing is judged while somebody writes: his mark says how far to go."""
-        judged = Judgement(header, Head(), Head(), None, records.NO_ID, 0, False)
-        opened = cls(file, path, page, judged)
-        if not opened._see(page) and visible(page) is None:
-            # No page was whole, or the writer has yet to write a record of his own.
-            head = Head(header.total_length, header.total_entries)
-            judged = judged._replace(head=head)
-            opened = cls(file, path, page, judged)
+    def _judged(cls, file: File, path: str, stream_type: int | None) -> StreamFile:
+        """The file as it may be read now. Also beside a writer the entries are compared with the
+        record's hashes: the writer may have opened the file a moment ago, and be about to."""
+        boot, before = boot_id(), None
+        for attempt in range(_TORN_READS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            locked = file.locked_elsewhere()
+            page = read_page(file)
+            if page == before:
+                continue
+            header = read_header(page, path, stream_type)
+            opened, refusal, before = None, None, page
+            try:
+                judged = judge(file, page, path, header)
+            except DamagedFile as error:
+                refusal = error
+            else:
+                opened = cls(file, path, page, judged._replace(head=shown(page, judged, boot)))
+                opened._by_record = locked and _is_whole(judged) and visible(page) is not None
+                opened._unsettled = locked and changing(page)
+            if not locked or (opened is not None and opened._by_record):
+                break
+            # Half of a page that is being written, or entries that are being taken back. If the
+            # page stays as it is, its writer has yet to judge it.
+        if opened is None:
+            assert refusal is not None
+            raise refusal
         return opened
 
     # State.
@@ -233,22 +247,22 @@ class StreamFile:
         before = (self.head, self._written_epoch)
         for _ in range(_TORN_READS):
             header = read_header(page, self.path)
-            seen = visible(page)
+            record, seen = records.get_record(page), visible(page)
             by_record = seen is not None
-            if seen is not None:
-                record = records.get_record(page)
-                assert record is not None
-                self.stream_id = record.stream_id
-                break
-            again = read_page(self.file)
-            if again == page and not self.file.locked_elsewhere():
-                # It holds still, and no writer of ours is at work: written by a program
-                # that keeps no records.
+            if not self.file.locked_elsewhere() and (by_record or read_page(self.file) == page):
+                # No writer of ours is at work, and the page holds still.
                 seen = Head(header.total_length, header.total_entries), self._written_epoch
+                if record is not None:
+                    judged = judge(self.file, page, self.path, header)
+                    seen = shown(page, judged, boot_id()), record.epoch
+                    by_record = by_record and _is_whole(judged)
+            if seen is not None:
                 break
-            page = again
+            page = read_page(self.file)
         else:
             return False
+        if record is not None:
+            self.stream_id = record.stream_id
         self._by_record = by_record
         self._page[:] = page
         self._unsettled = changing(page)
@@ -284,19 +298,15 @@ class StreamFile:
         self.file.close()
 
 
+def _is_whole(judged: Judgement) -> bool:
+    """Whether the entries are those that the record is about."""
+    return judged.record is not None and judged.record.after == judged.head
+
+
 def _is_another_history(before: Head, head: Head) -> bool:
     """Whether entries were taken back, maybe others put in their place; as far as that shows."""
     longer, more = head.length > before.length, head.entries > before.entries
     return head.entries < before.entries or longer != more or head.length < before.length
-
-
-def _seen(page: bytes, judged: Judgement, boot: bytes) -> Head:
-    """How far a reader goes where nobody writes: what lies behind the mark of a writer that
-    crashed may not be on disk, and is for the next writer to see to."""
-    found = visible(page)
-    if found is None or judged.record is None or judged.record.boot_id != boot:
-        return judged.head
-    return min(judged.head, found[0])
 
 
 def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
@@ -354,12 +364,6 @@ def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, wri
 def read_page(file: File) -> bytes:
     """The header page, as it stands."""
     return file.read(HEADER_PAGE_SIZE, 0)
-
-
-def _of_another_boot(page: bytes, boot: bytes) -> bool:
-    """Whether the record is older than this boot: whoever holds the lock has yet to judge it."""
-    record = records.get_record(page)
-    return record is not None and record.boot_id != boot
 
 
 def os_error(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import WriteFailed
+from datastreamer.errors import CommitInDoubt, WriteFailed
+from datastreamer.storage.doubt import raised_after
 from datastreamer.storage.record import Head
 from datastreamer.storage.writer import PendingCommit
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class AtomicOp(EntryPacker):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
-    A context manager: leaving it commits, an exception rolls back. `add_entry`,
+    A context manager: leaving it commits, an exception rolls back. A commit that fails is rolled
+    back, too: `WriteFailed`, or `CommitInDoubt` where the disk does not let go of it. `add_entry`,
     `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
     """
 
@@ -64,10 +66,20 @@ class AtomicOp(EntryPacker):
         if not self.is_open:
             return  # ended by hand inside the block
         if kind is not None:
-            self._stream.rollback_atomic_op()
+            with raised_after(error):
+                self._stream.rollback_atomic_op()
             return
         try:
             self._stream.commit_atomic_op()
+        except CommitInDoubt as doubt:
+            if not self.is_open:
+                raise
+            self._stream.rollback_atomic_op()
+            why = doubt.what.partition(";")[0]
+            raise WriteFailed(
+                self._stream.path,
+                f"{why}; the operation was rolled back, and nothing of it is there",
+            ) from doubt
         except BaseException:
             self.close()
             raise

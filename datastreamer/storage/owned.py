@@ -56,8 +56,6 @@ class OwnedFile(StreamFile):
         self._syncing = threading.RLock()
         # Why nothing is written any more.
         self._failure: str | None = None
-        # Whether nobody but the log has heard of it.
-        self.untold = False
         # Up to this offset stand bytes of entries that were taken back.
         self._taken_back = 0
 
@@ -99,8 +97,11 @@ class OwnedFile(StreamFile):
         if self._closed:
             raise StreamClosed(f"{self.path}: the stream is closed")
         if self.failed:
-            self.untold = False
-            raise CommitInDoubt(self.path, self._failure or "")
+            raise self.in_doubt()
+
+    def in_doubt(self) -> CommitInDoubt:
+        """The error for a stream that has `failed`."""
+        return CommitInDoubt(self.path, self._failure or "")
 
     def ensure_in_place(self, *, always: bool = False) -> None:
         """Raises `FileReplaced` where the path does not lead to the open file any more, or did

@@ -49,19 +49,17 @@ NO_HASH = xxh3_64_intdigest(b"")
 class Judgement(NamedTuple):
     """What an open should take a file for.
 
-    `head` is how far the stream goes; `synced` how far it is known to be on disk.
-    `record` is the commit record where it fits the header, else the header was written
-    by a program that does not know it. `went_back` tells that `head` stands before the
-    header's own because the bytes behind it never reached the disk.
+    `head` is how far the stream goes. `record` is the commit record where it fits the header,
+    or the one that a failed sync left in its place; None where the header was written by a
+    program that does not know it. `head` is less than `record.after` where the bytes behind it
+    are not those that were written.
     """
 
     header: Header
     head: Head
-    synced: Head
     record: CommitRecord | None
     stream_id: bytes
     epoch: int
-    went_back: bool
 
 
 def read_header(page: bytes, path: str, stream_type: int | None = None) -> Header:
@@ -85,46 +83,36 @@ def read_header(page: bytes, path: str, stream_type: int | None = None) -> Heade
     return header
 
 
-def judge(file: Readable, page: bytes, path: str, header: Header, boot: bytes) -> Judgement:
+def judge(file: Readable, page: bytes, path: str, header: Header) -> Judgement:
     """Decide where the stream in `file` ends.
+
+    What the record does not know to be on disk is judged by its hashes, also if the machine has
+    not restarted: a file system can lose unsynced writes while the kernel runs on.
 
     Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
     """
     record = get_record(page)
-    rebooted = record is not None and (record.boot_id != boot or boot == NO_ID)
-    _check_size(file.size(), header, path, record if rebooted else None)
+    _check_size(file.size(), header, path, record)
     head = Head(header.total_length, header.total_entries)
     if record is None:
         return _judge_unrecorded(file, page, path, header, head)
     if record.after != head:
         raise DamagedHeader(path, HEADER_OFFSET, "the commit record is about another header")
-    doubt = get_doubt(page, record)
-    if doubt is not None:
-        # A process ended before it had got over a failed sync: the bytes may be there.
-        reached = longest_whole(file, doubt)
-        return Judgement(
-            header._replace(total_length=reached.length, total_entries=reached.entries),
-            reached,
-            doubt.base,
-            doubt,
-            record.stream_id,
-            record.epoch,
-            reached != doubt.after,
-        )
-    judged = Judgement(header, head, head, record, record.stream_id, record.epoch, False)
-    if not rebooted or record.base == record.after:
-        # No power cut: what the system was given it still has, synced or not.
-        return judged._replace(synced=record.base)
+    # A process may have ended before it had got over a failed sync.
+    record = get_doubt(page, record) or record
     reached = longest_whole(file, record)
-    if reached == head:
-        return judged
-    back = header._replace(total_length=reached.length, total_entries=reached.entries)
-    return judged._replace(header=back, head=reached, synced=record.base, went_back=True)
+    return Judgement(
+        header._replace(total_length=reached.length, total_entries=reached.entries),
+        reached,
+        record,
+        record.stream_id,
+        record.epoch,
+    )
 
 
 def _check_size(size: int, header: Header, path: str, record: CommitRecord | None) -> None:
-    """`record` is given where a power cut may have come between: what was not synced by then
-    need not be there."""
+    """With a `record` the size may be any that holds what was synced: how the file grew after
+    that need not be on disk."""
     if (size - HEADER_PAGE_SIZE) % PAGE_SIZE and record is None:
         raise BadFileSize(
             path, size, f"the file's size is {size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
@@ -170,7 +158,7 @@ def _judge_unrecorded(
             f"id {system_id}, stream type {stream_type}",
         )
     stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
-    return Judgement(header, head, Head(), None, stream_id, epoch, False)
+    return Judgement(header, head, None, stream_id, epoch)
 
 
 def longest_whole(file: Readable, record: CommitRecord) -> Head:
@@ -236,6 +224,23 @@ def undone_by(undo: Undo, file: Readable, page: bytes) -> bytes | None:
     ):
         return None
     return undo.standing(file)
+
+
+def shown(page: bytes, judged: Judgement, boot: bytes) -> Head:
+    """How far a reader goes that opens the file, beside a writer or without one.
+
+    What the record does not know to be on disk is not shown beyond the mark of the writer that
+    wrote it, unless the machine has restarted since: then what is in the file is on disk.
+    """
+    record, mark = judged.record, get_mark(page)
+    if record is None or record.boot_id != boot:
+        return judged.head
+    if mark is None or mark.epoch > record.epoch:
+        return min(judged.head, record.base)
+    if mark.epoch < record.epoch:
+        # A truncation or an update is under way, or was cut off: what it leaves is on disk.
+        return judged.head
+    return min(judged.head, max(mark.head, record.base))
 
 
 def visible(page: bytes) -> tuple[Head, int] | None:

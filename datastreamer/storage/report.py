@@ -71,7 +71,8 @@ class Examination:
     `end` is where the stream ends or should end, `header` what it is; either is None where
     nothing tells. `claimed` is the end that the header names, if that is possible. Whole
     entries, of the stream or not, stand up to `reach`. `unread`: the system refused to read
-    on. `half_updated` tells that an update has to be taken back; `unproven` is the entry whose
+    on. `goes_back`: the next open for writing goes back to `end` without a repair.
+    `half_updated` tells that an update has to be taken back; `unproven` is the entry whose
     update was cut off and cannot be; `bad_journal` tells that the journal of an update is of
     no use, `touch` that the stream file itself is at fault, `reindex` that its index is.
     """
@@ -86,6 +87,7 @@ class Examination:
     end: Head | None = None
     reach: int = HEADER_PAGE_SIZE
     unread: bool = False
+    goes_back: bool = False
     half_updated: bool = False
     unproven: int | None = None
     bad_journal: bool = False
@@ -127,8 +129,9 @@ class Examination:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
+        who = "the next open for writing, or repair," if self.goes_back else "repair"
         advice = {
-            Help.CUT: f"repair truncates to {counted(end.entries)}",
+            Help.CUT: f"{who} truncates to {counted(end.entries)}",
             Help.TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
             Help.HEADER: "repair writes the header as it was",
             Help.RECORDS: "repair writes our records anew",

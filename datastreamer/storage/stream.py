@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 
 from datastreamer.errors import (
     BadArgument,
@@ -30,6 +31,7 @@ from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.storage.bookmarks.base import opener
 from datastreamer.storage.disk import Buffer, Disk
+from datastreamer.storage.doubt import raised_after
 from datastreamer.storage.durable import SyncPolicy
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.mounts import ensure_local
@@ -206,11 +208,16 @@ class DataStream(StreamView):
 
     def take_back(self, lease: object) -> None:
         """The stream is nobody's any more; an operation that is open with `lease` is rolled
-        back. Nothing happens where it is lent to another, or to nobody."""
+        back. Nothing happens where it is lent to another, or to nobody.
+
+        Raises `CommitInDoubt` as `rollback_atomic_op`; the lease is over all the same.
+        """
         if self._lease is lease and lease is not None:
-            if not self.closed and self._op.is_open:
-                self.rollback_atomic_op()
-            self._lease = None
+            try:
+                if not self.closed and self._op.is_open:
+                    self.rollback_atomic_op()
+            finally:
+                self._lease = None
 
     def _lent(self, what: str) -> LeaseHeld:
         return LeaseHeld(
@@ -366,12 +373,21 @@ class DataStream(StreamView):
             keeper.passed(start, head, synced)
 
     def rollback_atomic_op(self) -> None:
-        """Forget the open operation. Raises `NoOperation`."""
+        """Forget the open operation. Whatever happens, no later open finds it once this returned.
+
+        Raises `NoOperation`. Raises `CommitInDoubt` after a commit of the operation that failed or
+        was interrupted, while the disk does not take the header of before: another open may find
+        the operation then. It is not open any more; where `sync`, or the begin of another
+        operation, succeeds later, it is rolled back for good.
+        """
         self._ensure_open()
-        if not self._op.is_open:
+        op, file = self._op, self._writer()
+        if not op.is_open:
             raise NoOperation("no atomic operation is open")
-        self._op.close()
-        self._writer().forget_placed()
+        op.close()
+        file.forget_placed()
+        self._ensure_uninterrupted(file)
+        file.take_header_back()
 
     # Syncs.
 
@@ -556,20 +572,29 @@ class DataStream(StreamView):
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def close(self) -> None:
-        """Roll back what is open, sync, and give up the file. Idempotent.
+        """Roll back what is open, bring all that is committed to disk, and give up the file.
 
-        Raises `FileReplaced` where the path does not lead to the open file any more; lock and
-        descriptor are given up all the same, and with them a file that was removed.
+        Raises `CommitInDoubt` where the disk refuses: which entries may not be on disk, or may be;
+        also after a commit or change that was interrupted. Raises `EntriesLost`, and
+        `FileReplaced` where the path does not lead to the open file any more. The stream is
+        closed then, too, and nothing of it stays open: a file that was removed is lost.
+        Idempotent.
         """
         if self._file.closed:
             return
-        self._op.close()
         file = self._written
+        if file is not None and self._op._committing:
+            file.interrupt()
+        self._op.close()
         try:
-            if file is not None and file.untold:
-                self._mend()
-            if file is not None and not file.failed:
+            if file is not None:
+                if file.failed:
+                    self._mend()
                 file.sync_open_file()
+        except EntriesLost:
+            raise
+        except CommitInDoubt:
+            pass  # the file's close tries once more, and raises
         finally:
             try:
                 self._close_bookmarks()
@@ -585,8 +610,14 @@ class DataStream(StreamView):
     def __enter__(self) -> DataStream:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with raised_after(error):
+            self.close()
 
     def _abandon(self) -> None:
         """In the child of a fork: the descriptor goes, so that the parent's lock does too."""

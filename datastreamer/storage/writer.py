@@ -44,13 +44,17 @@ from datastreamer.storage.recovery import (
     changing,
     hash_entries,
     judge,
-    longest_whole,
     read_header,
 )
 from datastreamer.storage.room import Room
 from datastreamer.storage.side import keep_beside, remove_begun
 
 _log = logging.getLogger(__name__)
+
+_CLOSED = (
+    "the stream is closed; open it for writing when the disk works: that keeps the entries that "
+    "are whole, and says which are not"
+)
 
 
 class PendingCommit:
@@ -157,7 +161,7 @@ class StreamWriter(ChangeableFile):
             undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)
-            judged = judge(file, page, shown, header, boot_id())
+            judged = judge(file, page, shown, header)
             opened = cls(file, shown, page, judged, sync, disk)
             opened._take_over(judged.record, undone)
             return opened
@@ -188,18 +192,10 @@ class StreamWriter(ChangeableFile):
         if went_back or cut_back:
             self._note_taken_back(self._room.size)
         self._room.make(self.head.length)
-        if record is not None and not went_back:
+        if record is not None:
             # What was not synced may still be on its way to the disk; and should a sync have
             # failed, the system takes it for clean without having written it.
-            if longest_whole(self.file, record) != record.after:
-                raise DamagedEntry(
-                    self.path,
-                    record.base.length,
-                    f"entries {record.base.entries} to {record.after.entries - 1} are not what "
-                    "was written there, by a sync that failed, perhaps, or another program; "
-                    "`datastreamer repair` says what it can keep",
-                )
-            write_again(self.file, record.base, record.after)
+            write_again(self.file, record.base, self.head)
         self.file.sync()
         span = records.put_writer(self._page, Writer(os.getpid(), self._boot))
         self.file.write(memoryview(self._page)[slice(*span)], span[0])
@@ -213,16 +209,24 @@ class StreamWriter(ChangeableFile):
         side = keep_beside(
             self._disk, self.path, "cut", self._page, self.file, cut.length, kept.length
         )
-        in_doubt = record != records.get_record(self._page)
+        if record != records.get_record(self._page):
+            why = "did not reach the disk after a sync that failed"
+        elif record.boot_id != self._boot:
+            why = "did not reach the disk before the power cut"
+        else:
+            why = (
+                "are not what was written, though the machine has not restarted since (its disk "
+                "was detached or failed, or the file is damaged)"
+            )
         _log.warning(
-            "%s: entries %d to %d (bytes %d to %d) did not reach the disk %s; "
-            "the stream goes back to %d entries; the header page and those bytes are kept in %s",
+            "%s: entries %d to %d (bytes %d to %d) %s; the stream goes back to %d entries; "
+            "the header page and those bytes are kept in %s",
             self.path,
             cut.entries,
             kept.entries - 1,
             cut.length,
             kept.length,
-            "after a sync that failed" if in_doubt else "before the power cut",
+            why,
             cut.entries,
             side,
         )
@@ -378,6 +382,7 @@ class StreamWriter(ChangeableFile):
         if isinstance(error, CommitStepFailed) and error.step == STEP_DATA:
             self.end.unfinished = False
         else:
+            self._header_ahead = True
             self._fail(error)
         raise WriteFailed(self.path, refused(error)) from error
 
@@ -430,30 +435,55 @@ class StreamWriter(ChangeableFile):
     def close(self) -> None:
         """Leave a clean file behind: synced, with nothing for a power cut to take.
 
-        Raises `CommitInDoubt`, and `FileReplaced` where the path does not lead to that file.
+        Raises `CommitInDoubt` where what is committed cannot be brought to disk, or a commit or
+        change was cut off, and `FileReplaced` where the path does not lead to that file; the file
+        is closed all the same.
         """
         self._syncer.close()
-        with self.alone():
-            if self._closed:
-                return
-            self._finish_placing(wanted=False)
-            if self._mendable:
-                with contextlib.suppress(CommitInDoubt):
-                    self.mend()
-            try:
-                if not self.failed:
-                    try:
-                        self.sync_open_file()
-                        self._write_clean()
-                        self.file.sync()
-                    except OSError as error:
-                        raise CommitInDoubt(self.path, refused(error)) from error
-                self._ensure_in_place_at_close()
-            finally:
-                self._closed = True
-                self.end.limit = -1
-                self.file.close()
-        self._tell_who_waits()
+        try:
+            with self.alone():
+                if self._closed:
+                    return
+                try:
+                    self._finish_placing(wanted=False)
+                    self._settle_all()
+                    self._leave_clean()
+                    self._ensure_in_place_at_close()
+                finally:
+                    self._closed = True
+                    self.end.limit = -1
+                    self.file.close()
+        finally:
+            self._tell_who_waits()
+
+    def _settle_all(self) -> None:
+        """Everything that is committed is on disk, and nothing else of ours, when this returns."""
+        try:
+            if self.mend() is None:
+                self.sync_open_file()
+        except CommitInDoubt as doubt:
+            if not self._mendable:
+                # Cut off by a signal, as a rule. What was acknowledged before is not at fault.
+                with contextlib.suppress(OSError):
+                    self.file.sync()
+                raise
+            if self._header_ahead or self.end.base != self.written:
+                raise self.in_doubt(_CLOSED) from doubt
+        if self._gone_from is not None:
+            raise self.in_doubt(_CLOSED)
+
+    def _leave_clean(self) -> None:
+        try:
+            self._write_clean()
+            self.file.sync()
+        except OSError as error:
+            _log.warning(
+                "%s: all %d entries are on disk, but the clean end could not be written (%s); the "
+                "next open compares the last entries with their hashes",
+                self.path,
+                self.written.entries,
+                refused(error),
+            )
 
     def _ensure_in_place_at_close(self) -> None:
         why = self.opened_by.difference()

@@ -245,11 +245,17 @@ def test_a_sync_that_fails(
 
     failed = append(copy, event(1, b"b"), fail, COMMIT)
     assert failed.out == b""
-    (text,) = [line for line in failed.err.splitlines() if line.startswith("error: ")]
+    text, *more = [line for line in failed.err.splitlines() if line.startswith("error: ")]
     assert text.startswith(f"error: line 2: {copy}: ")
     assert "Input/output error" in text
     assert ("the open operation (1 entry) was rolled back" in text) == mended
     assert failed.code == 1
+    # The stream is closed behind it, and that cannot take the operation back either.
+    assert len(more) == (not mended)
+    for line in more:
+        assert line.startswith(f"error: {copy}: the system refused to write: Input/output error; ")
+        assert "whether the operation from entry 200 on is on disk is not known" in line
+        assert "the stream is closed; open it for writing when the disk works" in line
 
 
 # As a process.

@@ -110,7 +110,7 @@ def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:
         ("folder", "folder: is a folder, not a stream file"),
         ("text", "text: no stream file"),
         ("short", "short: no stream file"),
-        ("cut", "cut: at byte 6000: the file's size is 6000 bytes"),
+        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
         ("nobody", "cannot connect to 127.0.0.1:"),
     ],
 )

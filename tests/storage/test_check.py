@@ -210,7 +210,7 @@ def test_a_flipped_bit_that_a_hash_covers(tmp_path: Path, boot: str) -> None:
     (problem,) = report.problems
     assert problem.where == f"byte {scan_file(path)[4].offset}"
     assert "entries 4 to 6 are not what was committed" in problem.what
-    assert problem.repair == "repair truncates to 4 entries"
+    assert problem.repair == "the next open for writing, or repair, truncates to 4 entries"
 
 
 # Another program.

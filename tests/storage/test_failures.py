@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import CommitInDoubt, DamagedEntry, WriteFailed
+from datastreamer.errors import CommitInDoubt, WriteFailed
 from datastreamer.storage.journal import SUFFIX
 from tests.storage.made import FaultyDisk, add, copied, half_update, items, scan_file
 
@@ -98,19 +98,6 @@ def test_bytes_that_went_while_a_failed_sync_was_got_over(
         assert again.epoch == 1
     assert "entries 1 to 2" in caplog.text
     assert len(list(path.parent.glob("killed.bin.*.cut"))) == 1
-
-
-def test_what_was_not_synced_is_looked_at_before_it_is_vouched_for(path: Path) -> None:
-    with DataStream.create(path, index="memory", sync="os") as stream:
-        add(stream, *THREE)
-        killed = copied(path, "killed.bin")
-    content = bytearray(killed.read_bytes())
-    at = content.index(b"two")
-    content[at : at + 3] = bytes(3)
-    killed.write_bytes(content)
-    with pytest.raises(DamagedEntry, match=r"entries 0 to 2 are not what was written.*repair"):
-        DataStream.open(killed, index="memory")
-    assert killed.read_bytes() == content
 
 
 def test_a_journal_that_cannot_be_made_durable_is_not_left(path: Path) -> None:

@@ -50,13 +50,49 @@ def test_an_interrupt_right_behind_the_writes(
     with pytest.raises(CommitInDoubt, match="open the stream again"):
         commit(stream, b"c", b"never")
     assert stream.entry(1).data == b"first"
-    stream.close()
+    with pytest.raises(CommitInDoubt, match="open the stream again"):
+        stream.close()
     with DataStream.open(stream.path) as again:
         # Readers elsewhere may have seen it: it stays.
         assert [e.data for e in again.entries()] == [b"a", b"first", b"b", b"second"]
         assert again.bookmark(b"b") == 2
         commit(again, b"d", b"third")
         assert again.bookmark(b"d") == 4
+
+
+def test_an_interrupted_commit_is_not_rolled_back(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in the file: the signal's exception goes first, then each call says so."""
+    interrupt_after(monkeypatch, stream._file.file, "commit")
+    stream.start_atomic_op()
+    stream.add_entry(1, b"one")
+    with pytest.raises(KeyboardInterrupt):
+        stream.commit_atomic_op()
+    monkeypatch.undo()
+    with pytest.raises(CommitInDoubt, match="may be in the file"):
+        stream.rollback_atomic_op()
+    with pytest.raises(NoOperation):
+        stream.rollback_atomic_op()
+    with pytest.raises(CommitInDoubt):
+        stream.close()
+    with DataStream.open(stream.path) as again:
+        assert again.entry(0).data == b"one"
+
+
+def test_ctrl_c_is_not_masked_by_a_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        DataStream.create(tmp_path / "s.bin") as stream,
+        stream.atomic_op() as op,
+    ):
+        op.add_entry(1, b"one")
+        interrupt_after(monkeypatch, stream._file.file, "commit")
+        op.commit()
+    assert stream.closed
+    assert caplog.text.count("open the stream again") == 2
 
 
 def test_an_interrupt_before_the_index_is_told(
@@ -73,7 +109,8 @@ def test_an_interrupt_before_the_index_is_told(
     # It is in the stream, but its caller was not told.
     with pytest.raises(CommitInDoubt, match="open the stream again"):
         commit(stream, b"a", b"first")
-    stream.close()
+    with pytest.raises(CommitInDoubt, match="open the stream again"):
+        stream.close()
     with DataStream.open(stream.path) as again:
         commit(again, b"b", b"second")
         again.bookmarks.wait()
@@ -95,7 +132,10 @@ def test_an_interrupt_in_a_change(
     with pytest.raises(KeyboardInterrupt):
         changes[change]()
     monkeypatch.undo()
-    stream.close()
+    # (The first sync of an update comes before it changes anything.)
+    begun = pytest.raises(CommitInDoubt, match="open the stream again")
+    with begun if change == "truncate" else contextlib.nullcontext():
+        stream.close()
     with DataStream.open(stream.path) as again:
         found = [e.data for e in again.entries()]
     assert found in (
@@ -184,7 +224,8 @@ def test_real_interrupts_at_any_moment(tmp_path: Path, work: str) -> None:
             try:
                 commit(stream, b"a", b"event")
             except CommitInDoubt:
-                stream.close()
+                with pytest.raises(CommitInDoubt):
+                    stream.close()
                 stream = DataStream.open(path)
             for key in (b"a", b"b", b"a", b"n"):
                 commit(stream, key, b"event")
@@ -200,12 +241,13 @@ def test_real_interrupts_at_any_moment(tmp_path: Path, work: str) -> None:
                 longest = min(0.05, 1.2 * (time.monotonic() - began))
             except KeyboardInterrupt:
                 interrupted += 1
-            with contextlib.suppress(NoOperation):
+            with contextlib.suppress(NoOperation, CommitInDoubt):
                 stream.rollback_atomic_op()
             with contextlib.suppress(CommitInDoubt):
                 commit(stream, b"n", b"after")
                 check_bookmarks(stream)
-        stream.close()
+        with contextlib.suppress(CommitInDoubt):
+            stream.close()
         stream = DataStream.open(path)
         check_bookmarks(stream)
         stream.bookmarks.wait()

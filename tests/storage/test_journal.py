@@ -297,20 +297,22 @@ def test_no_room_for_the_journal(path: Path) -> None:
 
 def test_an_update_that_the_disk_refuses_in_the_middle(path: Path) -> None:
     disk = FaultyDisk()
-    with DataStream.create(path, index="memory", disk=disk) as stream:
-        add(stream, [(1, OLD)])
-        file = stream._file.file
-        real = file.write
+    stream = DataStream.create(path, index="memory", disk=disk)
+    add(stream, [(1, OLD)])
+    file = stream._file.file
+    real = file.write
 
-        def refuse(data: bytes, offset: int) -> None:
-            if bytes(data) == NEW:
-                real(data[:1000], offset)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            real(data, offset)
+    def refuse(data: bytes, offset: int) -> None:
+        if bytes(data) == NEW:
+            real(data[:1000], offset)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(data, offset)
 
-        file.write = refuse  # type: ignore[method-assign, assignment]
-        with pytest.raises(CommitInDoubt, match="open the stream again"):
-            stream.update_entry(0, 1, NEW)
+    file.write = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(CommitInDoubt, match="open the stream again"):
+        stream.update_entry(0, 1, NEW)
+    with pytest.raises(CommitInDoubt, match="open the stream again"):
+        stream.close()
     with DataStream.open(path, index="memory") as stream:
         assert items(stream) == [(1, OLD)]
 

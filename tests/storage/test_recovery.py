@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import (
-    BadFileSize,
-    DamagedEntry,
-)
+from datastreamer.errors import BadFileSize
 from datastreamer.storage import record as records
 from datastreamer.storage.record import Head
 from tests.storage.made import (
@@ -60,21 +57,6 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, sync: Any, mode: dict[str
     with DataStream.open(path, **mode) as stream:
         assert items(stream) == ONE + TWO
         assert stream.bookmark(b"k") == 3
-    assert sides(path) == []
-
-
-@pytest.mark.parametrize("sync", ["commit", "os"])
-def test_the_hash_is_not_judged_under_the_same_boot(tmp_path: Path, sync: Any) -> None:
-    """What was changed without a power cut is damage, and not ours to take back."""
-    path = in_the_middle(tmp_path, ONE, TWO, sync=sync)
-    content = bytearray(path.read_bytes())
-    at = content.index(b"twotwo")
-    content[at : at + 3] = b"TWO"
-    path.write_bytes(content)
-    # To go on behind it would vouch for it.
-    with pytest.raises(DamagedEntry, match=r"entries \d to 3 are not what was written.*repair"):
-        DataStream.open(path)
-    assert path.read_bytes() == content
     assert sides(path) == []
 
 

@@ -306,7 +306,7 @@ def test_a_sync_whose_record_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_stays_dead(tmp_path: Path) -> None:
-    """Not even the old header can be put back: in doubt it stays, and the close is quiet."""
+    """Not even the old header can be put back: in doubt it stays, and the close says so."""
     path, disk = tmp_path / "s.bin", FaultyDisk()
     stream = DataStream.create(path, index="memory", disk=disk)
     add(stream, ONE)
@@ -314,6 +314,8 @@ def test_a_disk_that_stays_dead(tmp_path: Path) -> None:
     with pytest.raises(CommitInDoubt):
         add(stream, TWO)
     assert items(stream) == ONE
+    with pytest.raises(CommitInDoubt, match="whether the operation from entry 2 on is on disk"):
+        stream.close()
     stream.close()
     with DataStream.open(path) as stream:
         assert items(stream) in (ONE, ONE + TWO)
@@ -322,15 +324,17 @@ def test_a_disk_that_stays_dead(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["write", "sync"])
 def test_a_truncation_that_fails(tmp_path: Path, what: str) -> None:
     path, disk = tmp_path / "s.bin", FaultyDisk()
-    with DataStream.create(path, disk=disk) as stream:
-        add(stream, ONE, TWO)
-        stream.bookmarks.wait()
-        disk.faults = {what: errno.EIO}
-        with pytest.raises(CommitInDoubt):
-            stream.truncate(2)
-        disk.faults = {}
-        assert items(stream) == ONE + TWO
-        assert stream.bookmark(b"k") == 3
+    stream = DataStream.create(path, disk=disk)
+    add(stream, ONE, TWO)
+    stream.bookmarks.wait()
+    disk.faults = {what: errno.EIO}
+    with pytest.raises(CommitInDoubt):
+        stream.truncate(2)
+    disk.faults = {}
+    assert items(stream) == ONE + TWO
+    assert stream.bookmark(b"k") == 3
+    with pytest.raises(CommitInDoubt, match="in the middle of a truncation or update"):
+        stream.close()
     with DataStream.open(path) as stream:
         assert items(stream) in (ONE, ONE + TWO)
         stands = bookmarks_of(scan_file(path))

@@ -79,7 +79,8 @@ cuts = st.builds(Cut, st.sampled_from(MODES), st.integers(0, 2047))
 
 @dataclass(frozen=True)
 class Crash:
-    """How a process ends: after so many operations, by a kill or (`cut`) with the machine.
+    """How a process ends: after so many operations, by a kill or (`cut`) with the machine; or
+    (`detached`) the machine runs on, and its file system loses what was not synced.
 
     `only` counts the operations of that name. `recovery` is what becomes of the next open.
     """
@@ -90,6 +91,7 @@ class Crash:
     only: str = ""
     early_reader: bool = False
     recovery: Crash | Fault | None = None
+    detached: bool = False
 
     def interruption(self) -> Interruption:
         return Interruption(self.after, torn=self.torn, only=self.only)
@@ -130,14 +132,15 @@ def _crashes(
     after: int, recovery: st.SearchStrategy[Crash | Fault | None]
 ) -> st.SearchStrategy[Crash]:
     return st.builds(
-        lambda point, cut, torn, early, recovery: Crash(
-            point[0], cut, torn, point[1], early, recovery
+        lambda point, cut, torn, early, recovery, detached: Crash(
+            point[0], cut, torn, point[1], early, recovery, detached
         ),
         _points(after),
         cut=st.one_of(cuts, cuts, cuts, st.none()),
         torn=st.sampled_from([0.0, 0.5, 1.0]),
         early=st.booleans(),
         recovery=recovery,
+        detached=st.booleans(),
     )
 
 

@@ -110,8 +110,15 @@ class SimDisk:
 
     def power_cut(self, choose: Choose) -> SimDisk:
         """What the next boot finds; `choose` says which version of each unsettled thing."""
+        return self._left(choose, (int.from_bytes(self.boot, "big") + 1).to_bytes(16, "big"))
+
+    def lose(self, choose: Choose) -> SimDisk:
+        """The same under the boot of now: the volume was detached, and attached again."""
+        return self._left(choose, self.boot)
+
+    def _left(self, choose: Choose, boot: bytes) -> SimDisk:
         with self.mutex:
-            new = self._like((int.from_bytes(self.boot, "big") + 1).to_bytes(16, "big"))
+            new = self._like(boot)
             names: dict[str, list[Inode | None]] = {}
             for name, inode in self._pending_names:
                 names.setdefault(name, [self._durable_names.get(name)]).append(inode)

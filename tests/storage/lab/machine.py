@@ -191,13 +191,19 @@ class Laboratory(Recovering):
                 if kept:
                     self.committed_now(wait)
                 elif self.attempt(stream.rollback_atomic_op):
-                    self.op = None
+                    self.rolled_back()
 
     @precondition(lambda self: self.op is not None)
-    @rule()
-    def roll_back(self) -> None:
-        self.live.rollback_atomic_op()
+    @rule(trouble=troubles)
+    def roll_back(self, trouble: Trouble) -> None:
+        with self.under(trouble):
+            if self.attempt(self.live.rollback_atomic_op):
+                self.rolled_back()
+
+    def rolled_back(self) -> None:
+        """It is not found any more, whatever its commit came to."""
         self.op = None
+        self.outcomes = [it for it in self.outcomes if it == self.committed[: len(it)]]
 
     @precondition(lambda self: self.seen and self.op is None and not self.failed)
     @rule(at=st.integers(0, 1000), trouble=troubles)
@@ -304,14 +310,16 @@ class Laboratory(Recovering):
 
     @rule(policy=policies, trouble=troubles, fault=st.one_of(st.none(), st.none(), faults))
     def reopen(self, policy: Any, trouble: Trouble, fault: Fault | None) -> None:
-        """With a clean close, where nothing has failed; the sync policy may be another."""
-        failed = self.failed
+        """With a clean close, unless the disk refuses; the sync policy may be another."""
         with self.under(trouble):
-            stream = self.live
+            stream, evictions = self.live, self.disk.evictions
             closed = self.attempt(stream.close)
             if not closed and self.stream is not stream:
                 return  # it crashed, and the stream is open again
-            if closed and not failed:
+            if closed:
+                self.outcomes = []
+                # All is on disk; what only says so may have gone with the last sync.
+                self.mark_lost = self.disk.evictions != evictions
                 self.synced()
                 assert all(handle.done() for handle, _ in self.handles)
         if self.stream is stream:

@@ -22,6 +22,7 @@ from datastreamer._packer import EntryPacker
 from datastreamer.errors import (
     CommitInDoubt,
     DamagedEntry,
+    DamagedFile,
     EntriesLost,
     StreamClosed,
     StreamFileError,
@@ -78,9 +79,10 @@ class Recovering(RuleBasedStateMachine):
         self.changes = 0
         # Nothing is written until the disk does what it refused, or another open.
         self.failed = False
-        # The last open said so; what a failed sync left clean, and went, was mended so often.
-        self.damaged = False
+        # What a failed sync left clean, and went, was mended so often.
         self.mended = 0
+        # The mark may be as old as the last sync: a file system lost it.
+        self.mark_lost = False
         self.coming: Crash | None = None
         self.observers: list[Observer] = []
         self.policy: Any = "commit"
@@ -333,11 +335,15 @@ class Recovering(RuleBasedStateMachine):
                 ]
                 self.forget_observers()
                 told = []
-                tear = self.disk.tear
-                self.use(self.disk.power_cut(crash.cut))
+                tear, take = self.disk.tear, self.disk.power_cut
+                if crash.detached:
+                    take = self.disk.lose
+                self.mark_lost = crash.detached
+                self.use(take(crash.cut))
                 self.disk.tear = tear
                 if crash.early_reader:
                     self.observe()
+                    self.disk.watch = self.beside_the_first_step
             else:
                 self.process = self.disk.process()
             self.inspect(self.disk.copy(), allowed)
@@ -346,16 +352,12 @@ class Recovering(RuleBasedStateMachine):
             # The next open is another program's.
             again = crash.recovery
             crash = again if isinstance(again, Crash) else Crash(0, None)
-            if self.damaged:
-                # Until another boot asks what of it is on disk, nobody can say.
-                crash = Crash(0, Cut("half of it", len(self.committed)))
             allowed += self.states(crash)
 
     def recover(self, allowed: list[list[Item]], ending: Trouble) -> bool:
         """Open the stream for writing; False if the process ended in it or the disk refused
-        something, as `ending` says, or the stream is `damaged`."""
+        something, as `ending` says."""
         self.changing = True
-        self.damaged = False
         self.outcomes = allowed
         if ending is not None:
             self.process.interruption = ending.interruption()
@@ -366,16 +368,15 @@ class Recovering(RuleBasedStateMachine):
         except Gone:
             self.drop()
             return False
-        except DamagedEntry:
-            assert self.evicted, "a crash damages nothing"
-            self.damaged = True
-            self.drop()
-            return False
+        except DamagedFile as error:
+            raise AssertionError("what a crash left is taken for damage") from error
         except StreamFileError:
             assert isinstance(ending, Fault), "an open fails and the disk refused nothing"
             self.drop()
             return False
         self.process.interruption = None
+        self.disk.watch = None
+        self.mark_lost = False
         found = items(self.stream)
         self.accept(found, allowed)
         self.ends = {end for end in self.ends if end < len(found)} | {len(found)}
@@ -394,6 +395,16 @@ class Recovering(RuleBasedStateMachine):
         self.begun()
         self.recovered(self.disk)
         return True
+
+    def beside_the_first_step(self, what: str) -> None:
+        """A reader opens while the next writer is about to act on what it found."""
+        self.disk.watch = None
+        self.observe()
+        for observer in self.observers:
+            observer.look()
+            assert any(observer.served == it[: len(observer.served)] for it in self.outcomes), (
+                "entries are served that the writer cuts off"
+            )
 
     def accept(self, found: list[Item], allowed: list[list[Item]]) -> None:
         assert found in allowed, (
@@ -415,7 +426,7 @@ class Recovering(RuleBasedStateMachine):
                 check_bookmarks(stream, found)
             assert not reader.operations, "a reader changed something"
             # What a killed writer had not shown is shown when the next one has synced it.
-            self.accept(found, allowed + self.parts(self.seen))
+            self.accept(found, allowed + self.parts(0 if self.mark_lost else self.seen))
             cuts = cut_files(disk)
             with DataStream.open(self.path, index="memory", disk=disk.process()) as stream:
                 epoch = stream.epoch

@@ -21,11 +21,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from datastreamer.errors import CommitInDoubt
+from datastreamer.format import Header
 from datastreamer.storage import durable, recovery
 from datastreamer.storage import file as file_module
+from datastreamer.storage import writer as writer_module
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.operation import AtomicOp
-from datastreamer.storage.record import Head, get_record
+from datastreamer.storage.record import CommitRecord, Head, get_record
+from datastreamer.storage.recovery import Judgement
 from datastreamer.storage.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.background import SimSyncer
@@ -187,6 +191,44 @@ def seen_at_once(commit: Any) -> Any:
     return mutant
 
 
+def same_boot_is_not_judged(judge: Any) -> Any:
+    def mutant(file: Any, page: bytes, path: str, header: Header) -> Judgement:
+        record = get_record(page)
+        if record is None or record.boot_id != writer_module.boot_id():
+            found: Judgement = judge(file, page, path, header)
+            return found
+        return unjudged(header, record)
+
+    return mutant
+
+
+def beside_a_writer_nothing_is_judged(judge: Any) -> Any:
+    def mutant(file: Any, page: bytes, path: str, header: Header) -> Judgement:
+        record = get_record(page)
+        if record is not None and file.locked_elsewhere():
+            return unjudged(header, record)
+        found: Judgement = judge(file, page, path, header)
+        return found
+
+    return mutant
+
+
+def unjudged(header: Header, record: CommitRecord) -> Judgement:
+    return Judgement(header, record.after, record, record.stream_id, record.epoch)
+
+
+def header_is_not_taken_back(_: Any) -> Any:
+    return lambda self: None
+
+
+def doubts_are_kept_quiet(settle: Any) -> Any:
+    def mutant(self: StreamWriter) -> None:
+        with contextlib.suppress(CommitInDoubt):
+            settle(self)
+
+    return mutant
+
+
 def all_that_is_written(settle: Any) -> Any:
     return lambda self, head, commits: settle(self, self.written, self.commits)
 
@@ -242,6 +284,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a new file's folder is not synced": replaced(SimDisk, "sync_folder", folder_is_not_synced),
     "what a recovery cuts off is not kept": replaced(StreamWriter, "_keep_cut_bytes", nothing_kept),
+    "nothing is judged under the same boot": both(
+        replaced(file_module, "judge", same_boot_is_not_judged),
+        replaced(writer_module, "judge", same_boot_is_not_judged),
+    ),
+    "nothing is judged beside a writer": replaced(
+        file_module, "judge", beside_a_writer_nothing_is_judged
+    ),
 }
 
 # Of what goes on behind the commits.
@@ -259,6 +308,15 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
         durable, "write_again", not_written_again
     ),
     "what a failed sync left is not looked at": replaced(durable, "is_whole", taken_for_whole),
+}
+
+
+# Of what is rolled back, and closed, while the disk refuses.
+MUTANTS_IN_DOUBT: dict[str, Mutant] = {
+    "a rollback leaves the header of a commit that failed": replaced(
+        StreamWriter, "take_header_back", header_is_not_taken_back
+    ),
+    "a close keeps its doubts quiet": replaced(StreamWriter, "_settle_all", doubts_are_kept_quiet),
 }
 
 
@@ -343,6 +401,24 @@ class Timed(Behind):
             """It ends behind it."""
 
 
+class Doubtful(Laboratory):
+    """Commits that fail, what is rolled back and closed then, and what is there after that."""
+
+    add = update = truncate = look_around = huge = place = None  # type: ignore[assignment]
+    sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
+    pass_time = change_policy = evict = None  # type: ignore[assignment]
+
+    @initialize(policy=st.sampled_from(["commit", "os"]), tear=st.integers(0, 1600))
+    def create(self, policy: Any, tear: int) -> None:
+        super().create(policy, tear)
+
+    def begin(self) -> None:
+        super().begin()
+
+    def commit_one(self, operation: list[tuple[str, Any]], wait: bool) -> None:
+        super().commit_one(operation, wait=True)
+
+
 class Refused(Behind):
     """What syncs that fail leave, and what is made of it."""
 
@@ -378,6 +454,7 @@ MACHINES: dict[str, type[Laboratory]] = {
         Timed,
     ),
     "what a failed sync left is not looked at": Refused,
+    **dict.fromkeys(MUTANTS_IN_DOUBT, Doubtful),
 }
 
 
@@ -398,7 +475,7 @@ def run(machine: type[Laboratory], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("machine", [Huge, Narrow, Placed, Behind, Timed, Refused])
+@pytest.mark.parametrize("machine", [Huge, Narrow, Placed, Behind, Timed, Refused, Doubtful])
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
     run(machine, 20)
@@ -407,7 +484,7 @@ def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_laboratory_finds(name: str) -> None:
     # What is said differs with the example; that the core passes the same ones stands above.
-    mutant = {**MUTANTS, **MUTANTS_BEHIND}[name]
+    mutant = {**MUTANTS, **MUTANTS_BEHIND, **MUTANTS_IN_DOUBT}[name]
     with mutant(), pytest.raises(Exception) as caught:  # noqa: PT011
         run(MACHINES[name], 400)
     # A mutant that does not fit the core any more would be found for that.
