@@ -68,6 +68,10 @@ class AtomicOp(EntryPacker):
             return
         try:
             self._stream.commit_atomic_op()
+        except Exception:
+            self.close()
+            self._stream._writer().return_claimed()
+            raise
         except BaseException:
             self.close()
             raise
@@ -132,7 +136,7 @@ class AtomicOp(EntryPacker):
         included, and from which head."""
         file = self._stream._writer()
         if self._hasher is None:
-            file.forget_placed()
+            file.return_claimed()
             hasher, since = file.hasher()
         else:
             hasher, since = self._hasher.copy(), self._hashed_from

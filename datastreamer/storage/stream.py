@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from datastreamer._packer import KEPT_BOOKMARKS
 from datastreamer.errors import (
     BadArgument,
     BadEntryType,
@@ -62,8 +63,10 @@ class DataStream(StreamView):
         self._lease: object = None
         self._on_change: list[ChangeCallback] = []
         self._numbers: WriterNumbers | None = None
-        # Operations that were committed and are to be seen once they are on disk.
-        self._unseen: deque[tuple[list[tuple[bytes, int]], int, Head]] = deque()
+        # Operations that were committed and are to be seen once they are on disk, and how many
+        # bookmarks they hold in memory.
+        self._unseen: deque[tuple[list[tuple[bytes, int]] | None, int, Head]] = deque()
+        self._unseen_bookmarks = 0
         if isinstance(file, StreamWriter):
             try:
                 self._bookmarks()
@@ -295,14 +298,14 @@ class DataStream(StreamView):
             self._ensure_repeatable(file, op)
         op._committing = True
         if not wait:
-            self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
+            self._defer(op.bookmarks, start, Head(op.total_length, op.next_number))
         try:
             hasher = None if op._hasher is None else op._hash_of_placed
             head = file.commit(op, hasher, wait=wait, begins=op._start)
         except Exception:
             # A signal's exception leaves it as one that is being committed: nobody can say.
             if not wait:
-                self._unseen.pop()
+                self._unseen_bookmarks -= len(self._unseen.pop()[0] or ())
             if file.interrupted:
                 op.close()
             op._committing = False
@@ -311,7 +314,7 @@ class DataStream(StreamView):
         pending = None
         if wait:
             bookmarks, keeper = op.bookmarks, self._keeper
-            if bookmarks or keeper is None:
+            if bookmarks != [] or keeper is None:
                 self._tell(bookmarks, start, head, file.end.base)
             else:
                 keeper.passed(start, head, file.end.base)
@@ -341,29 +344,43 @@ class DataStream(StreamView):
         self._mend()
         if op._start != file.written:
             op.close()
+            file.return_claimed()
             raise EntriesLost(self.path, file.written.entries, op._start.entries)
         if op._hasher is not None:
             raise op.too_large_to_repeat()
         op._failures = file.failures
 
+    def _defer(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
+        """Keep what the index has to learn of an operation until that is on disk. All that wait
+        keep no more bookmarks than one operation may; the index reads the others from the file.
+        """
+        if bookmarks is not None:
+            if self._unseen_bookmarks + len(bookmarks) > KEPT_BOOKMARKS:
+                bookmarks = None
+            else:
+                self._unseen_bookmarks += len(bookmarks)
+        self._unseen.append((bookmarks, start, head))
+
     def _tell(
-        self, bookmarks: list[tuple[bytes, int]], start: int, head: Head, synced: Head
+        self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head, synced: Head
     ) -> None:
         keeper = self._keeper
         if keeper is None:
             keeper = self._bookmarks()
-        if bookmarks:
+        if bookmarks is None:
+            keeper.committed_unread(start, head, synced)
+        elif bookmarks:
             keeper.committed(bookmarks, start, head, synced)
         else:
             keeper.passed(start, head, synced)
 
     def rollback_atomic_op(self) -> None:
-        """Forget the open operation. Raises `NoOperation`."""
+        """Forget the open operation, and return what it took of the file. Raises `NoOperation`."""
         self._ensure_open()
         if not self._op.is_open:
             raise NoOperation("no atomic operation is open")
         self._op.close()
-        self._writer().forget_placed()
+        self._writer().return_claimed()
 
     # Syncs.
 
@@ -397,6 +414,7 @@ class DataStream(StreamView):
         head, unseen = self._file.head, self._unseen
         while unseen and unseen[0][2].entries <= head.entries:
             bookmarks, start, upto = unseen.popleft()
+            self._unseen_bookmarks -= len(bookmarks or ())
             self._tell(bookmarks, start, upto, self._writer().synced)
         if self._keeper is not None:
             self._keeper.synced(self._writer().synced)
@@ -411,6 +429,7 @@ class DataStream(StreamView):
         with self._change(gone_from.entries, None), file.alone(), keeper.truncation(gone_from):
             loss = file.give_up(gone_from)
             self._unseen.clear()
+            self._unseen_bookmarks = 0
         raise loss
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
@@ -474,7 +493,7 @@ class DataStream(StreamView):
             raise self._lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
-        file.forget_placed()
+        file.return_claimed()
         if file.failed:
             self._mend()
         file.sync()
@@ -533,6 +552,8 @@ class DataStream(StreamView):
         try:
             if file is not None and file.untold:
                 self._mend()
+            if file is not None:
+                file.return_claimed()
             if file is not None and not file.failed:
                 file.sync()
         finally:

@@ -27,10 +27,8 @@ from datastreamer.storage.record import Head
 
 _log = logging.getLogger(__package__)
 
-# The index is written when so many bookmarks wait: memory is not without bounds.
+# The index is written when this many bookmarks wait.
 _FLUSH_KEYS = 20_000
-# As long as it cannot be written, so many are kept; the file has them, too.
-_MOST_KEYS = 10 * _FLUSH_KEYS
 _TRIES = 100
 
 
@@ -253,14 +251,24 @@ class BookmarkKeeper(IndexBuilder):
                 self._waiting.extend(bookmarks)
                 self._known_to = head
             self._synced = synced
-            if len(self._waiting) >= _MOST_KEYS and (self._index is None or self._failing):
-                self._forget_memory()
+            self._limit_memory()
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
                 len(self._waiting) >= _FLUSH_KEYS
                 and self._waiting.first_number() < synced.entries
                 and not self._failing
             ):
+                self._work.notify()
+
+    def committed_unread(self, start: int, head: Head, synced: Head) -> None:
+        """As `committed`, for an operation with more bookmarks than were kept in memory: the
+        index reads them from the file, and look-ups do until it has."""
+        with self._guard:
+            if not self._unfinished and start == self._known_to.entries:
+                self._known_to = head
+                self._forget_memory()
+            self._synced = synced
+            if not self._failing:
                 self._work.notify()
 
     def passed(self, start: int, head: Head, synced: Head) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks import base, builder, keeper
+from datastreamer.storage.bookmarks import base, builder, trust
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.check import verify
@@ -103,7 +103,7 @@ def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> N
 def test_memory_while_an_index_cannot_be_written(
     tmp_path: Path, flaky: set[str], lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_MOST_KEYS", 10)
+    monkeypatch.setattr(trust, "_MOST_KEYS", 10)
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="flaky") as stream:
         bookmarks = stream.bookmarks
