@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
-from datastreamer.format import HEADER_PAGE_SIZE, page_of, page_start
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.base import opener
+from datastreamer.storage.bookmarks.base import IndexWentBack, opener
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.trust import MovedError
 from datastreamer.storage.disk import File
@@ -29,7 +30,14 @@ _log = logging.getLogger(__package__)
 
 # The index is written when this many bookmarks wait.
 _FLUSH_KEYS = 20_000
+# Scans of more than this many bytes of the file take turns: they must not keep the thread that
+# makes them needless from its work.
+_LONG_SCAN = 4 * PAGE_SIZE
 _TRIES = 100
+
+
+class NotAtHandError(Exception):
+    """The answer takes longer than a look into memory and the index."""
 
 
 class BookmarkKeeper(IndexBuilder):
@@ -47,6 +55,7 @@ class BookmarkKeeper(IndexBuilder):
         epoch: Callable[[], int],
     ) -> None:
         super().__init__(backend, path, file, reader, write=write, stream_id=stream_id, epoch=epoch)
+        self._scanning = threading.Lock()
         if write:
             self._start("bookmarks of", self._run)
 
@@ -66,9 +75,37 @@ class BookmarkKeeper(IndexBuilder):
                 if changes == self._reader.changes:
                     raise
                 # The stream was cut back while its end was read.
+            except IndexWentBack as error:
+                self._went_back(key, str(error))
             except IndexFailed as error:
                 self._mend(lambda: True, str(error))
         return bookmarks_of(self._reader.batches(0)).get(key)
+
+    def newest_at_hand(self, key: bytes) -> int | None:
+        """As `newest`, where nothing has to be mended or begun again first. Raises
+        `NotAtHandError` otherwise."""
+        if not self._unfinished:
+            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
+                return self._newest(key)
+        raise NotAtHandError
+
+    def _went_back(self, key: bytes, why: str) -> None:
+        """The index covers less than it did. A writer's never does that by itself; a reader's
+        writer may just be cutting the stream back."""
+        if self._write:
+
+            def wrong() -> bool:
+                self._newest(key)
+                return False
+
+            self._mend(wrong, why)
+            return
+        with self._guard:
+            mark = None if self._index is None else self._index.watermark()
+            if mark is None:
+                self._drop_index()
+            elif mark.entries < self._indexed.entries:
+                self._indexed = Head(mark.length, mark.entries)
 
     def _newest(self, key: bytes) -> int | None:
         with self._guard:
@@ -78,7 +115,11 @@ class BookmarkKeeper(IndexBuilder):
         if found is not None:
             return found
         if indexed.entries < known_from.number:
-            found = self._scan_gap(key, indexed, known_from)
+            long = known_from.offset - indexed.length > _LONG_SCAN
+            with self._scanning if long else contextlib.nullcontext():
+                # Less may be left to scan by now.
+                index, indexed = self._index, max(indexed, self._indexed)
+                found = self._scan_gap(key, indexed, known_from)
             if found is not None:
                 return found
         if index is None or not indexed.entries:
