@@ -20,6 +20,7 @@ modules = {
     "datastreamer.reassembly._messages": ["datastreamer/reassembly/_messages.pyx"],
     "datastreamer.reassembly._reassembler": ["datastreamer/reassembly/_reassembler.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
+    "datastreamer.storage.bookmarks._blocks": ["datastreamer/storage/bookmarks/_blocks.pyx"],
     "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
     "datastreamer.storage._placement": ["datastreamer/storage/_placement.pyx"],
     "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],

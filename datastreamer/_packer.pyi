@@ -6,10 +6,12 @@ from _typeshed import ReadableBuffer
 
 from datastreamer._codec import EntryBatch
 
+KEPT_BOOKMARKS: int
+
 class Layout:
     segments: list[tuple[int, int, int]]
     spans: list[tuple[int, int]]
-    bookmarks: list[tuple[bytes, int]]
+    bookmarks: list[tuple[bytes, int]] | None
     total_length: int
     next_number: int
 
@@ -27,7 +29,7 @@ class EntryPacker:
     @property
     def total_length(self) -> int: ...
     @property
-    def bookmarks(self) -> list[tuple[bytes, int]]: ...
+    def bookmarks(self) -> list[tuple[bytes, int]] | None: ...
     @property
     def segments(self) -> list[tuple[int, int, int]]: ...
     @property

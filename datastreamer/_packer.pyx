@@ -42,6 +42,11 @@ cdef extern from "Python.h":
 cdef enum:
     SMALLEST_ARENA = 64 << 10
     SPILL_SIZE = 4 << 20
+    # An operation with more bookmarks than this forgets them: the index then reads them from
+    # the file. Some 2.5 MB as Python objects.
+    MOST_BOOKMARKS = 20_000
+
+KEPT_BOOKMARKS = MOST_BOOKMARKS
 
 cdef int64_t LARGEST_OPERATION = <int64_t>1 << 50  # none comes near: offsets cannot overflow
 
@@ -104,7 +109,8 @@ cdef class Layout:
 
     `segments` are (file offset, offset in the batch's `base`, length), padding marks among
     them; `spans` the parts of `base` that hold the entries, (start, end), in order. The
-    stream then ends at `total_length` and `next_number`; `bookmarks` are (key, number).
+    stream then ends at `total_length` and `next_number`; `bookmarks` are (key, number), or None
+    where the operation then has more than it keeps.
     """
 
     cdef readonly list segments
@@ -206,7 +212,8 @@ cdef class EntryPacker(Packed):
 
     @property
     def bookmarks(self):
-        """(key, entry number) of each bookmark since `begin`, in order."""
+        """(key, entry number) of each bookmark since `begin`, in order; None if there are more
+        than `KEPT_BOOKMARKS`."""
         return self._bookmarks
 
     @property
@@ -256,7 +263,8 @@ cdef class EntryPacker(Packed):
         if not 1 <= size <= MAX_BOOKMARK_SIZE:
             raise BadBookmark(f"a bookmark's key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {size}")
         self._ready(size)
-        self._remember(its_key)
+        if self._bookmarks is not None:
+            self._remember(its_key)
         self._put(TYPE_BOOKMARK, <const uint8_t*>PyBytes_AS_STRING(its_key), size)
         return self._number - 1
 
@@ -317,7 +325,8 @@ cdef class EntryPacker(Packed):
             data = columns.base + columns.offsets[i] + HEAD_SIZE
             size = columns.lengths[i]
             self._ready(size)
-            if columns.types[i] == TYPE_BOOKMARK and 1 <= size <= MAX_BOOKMARK_SIZE:
+            if (columns.types[i] == TYPE_BOOKMARK and self._bookmarks is not None
+                    and 1 <= size <= MAX_BOOKMARK_SIZE):
                 self._remember(PyBytes_FromStringAndSize(<const char*>data, size))
             self._put(columns.types[i], data, size)
             i += 1
@@ -342,7 +351,8 @@ cdef class EntryPacker(Packed):
         if columns.numbers != NULL or columns.first_number != self._number:
             raise UsageError(f"entries from {columns.first_number} on, with no gap, are not what "
                              f"is due: entry {self._number} is next")
-        layout.segments, layout.spans, layout.bookmarks = [], [], []
+        layout.segments, layout.spans = [], []
+        layout.bookmarks = None if self._bookmarks is None else []
         layout.first_number = self._number
         for i in range(columns.count):
             at = columns.offsets[i]
@@ -371,8 +381,11 @@ cdef class EntryPacker(Packed):
                 room = PAGE_SIZE
             room -= length
             end = at + length
-            if columns.types[i] == TYPE_BOOKMARK and HEAD_SIZE < length <= (
-                    HEAD_SIZE + MAX_BOOKMARK_SIZE):
+            if (layout.bookmarks is not None and columns.types[i] == TYPE_BOOKMARK
+                    and HEAD_SIZE < length <= HEAD_SIZE + MAX_BOOKMARK_SIZE):
+                if len(self._bookmarks) + len(layout.bookmarks) == MOST_BOOKMARKS:
+                    layout.bookmarks = None
+                    continue
                 layout.bookmarks.append((
                     PyBytes_FromStringAndSize(<const char*>p + HEAD_SIZE, length - HEAD_SIZE),
                     self._number + <uint64_t>i))
@@ -391,7 +404,10 @@ cdef class EntryPacker(Packed):
         """
         if not self._open or self._count or layout.first_number != self._number:
             raise RuntimeError("the layout does not follow what is here")
-        self._bookmarks.extend(layout.bookmarks)
+        if layout.bookmarks is None:
+            self._bookmarks = None
+        else:
+            self._bookmarks.extend(layout.bookmarks)
         self._offset = layout.total_length
         self._room = page_room(self._offset)
         self._number = layout.next_number
@@ -488,6 +504,9 @@ cdef class EntryPacker(Packed):
     @cython.final
     cdef int _remember(self, bytes key) except -1:
         """Note the bookmark that is put next; `_ready` came before."""
+        if len(self._bookmarks) == MOST_BOOKMARKS:
+            self._bookmarks = None
+            return 0
         pair = (key, self._number)
         self._ensure(HEAD_SIZE + MAX_BOOKMARK_SIZE + 1)  # a new tuple may have run a collection
         self._bookmarks.append(pair)

@@ -39,6 +39,7 @@ from datastreamer.protocol.messages import (
     StartBookmark,
 )
 from datastreamer.protocol.server import Event, Refuse
+from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.portions import KEPT_BYTES
 from datastreamer.storage.reader import Cursor
 
@@ -260,11 +261,13 @@ class Answers:
                     elif not live.cold.index_at_hand:
                         number = await live.cold.run(self._look_up, key)
                     else:
-                        found = live.cold.look_up(stream.bookmarks.newest, key)
-                        if found is None:
-                            return None
-                        if self._is_warm(found):
-                            return found if stream.carries(found, key) else stream.bookmark(key)
+                        with contextlib.suppress(NotAtHandError):
+                            found = live.cold.look_up(stream.bookmarks.newest_at_hand, key)
+                            if found is None:
+                                return None
+                            if self._is_warm(found) and stream.carries(found, key):
+                                return found
+                        # In the disk's hands, or the index has to be mended first.
                         number = await live.cold.run(stream.bookmark, key)
             except DamagedFile:
                 if not live.outdated() and stream.epoch == epoch:

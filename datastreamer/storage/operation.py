@@ -80,6 +80,10 @@ class AtomicOp(EntryPacker):
                 self._stream.path,
                 f"{why}; the operation was rolled back, and nothing of it is there",
             ) from doubt
+        except Exception:
+            self.close()
+            self._stream._writer().return_claimed()
+            raise
         except BaseException:
             self.close()
             raise
@@ -144,7 +148,7 @@ class AtomicOp(EntryPacker):
         included, and from which head."""
         file = self._stream._writer()
         if self._hasher is None:
-            file.forget_placed()
+            file.return_claimed()
             hasher, since = file.hasher()
         else:
             hasher, since = self._hasher.copy(), self._hashed_from

@@ -12,6 +12,7 @@ offset    record                        written
 2048      writer, 64 bytes              when a writer opens
 2560      doubt, 128 bytes              while a failed sync is got over
 3072      changes, 408 bytes            before a truncation or update
+4032      claim, 48 bytes               when an operation begins to place its bytes
 ========  ============================  ==========================================
 
 Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
@@ -44,6 +45,7 @@ WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
 CHANGES_SIZE: Final = 512
+CLAIM_OFFSET: Final = 4032
 
 _VERSION: Final = 1
 _RECORD: Final = struct.Struct(">8sII16sQ16sQQQQQQQQ")
@@ -51,6 +53,7 @@ _SLOT: Final = struct.Struct(">8sIIQ16sQ38s2x")
 _MARK: Final = struct.Struct(">8sIIQQQ")
 _WRITER: Final = struct.Struct(">8sIQ16s20x")
 _CHANGES: Final = struct.Struct(">8sII384s")
+_CLAIM: Final = struct.Struct(">8sIIQQQ")
 _CHANGE: Final = struct.Struct(">QQQ")
 _SUM: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">QQ")
@@ -143,6 +146,15 @@ class Writer(NamedTuple):
 
     pid: int
     boot_id: bytes
+
+
+class Claim(NamedTuple):
+    """An operation that began at offset `length`, in a stream of that epoch, placed bytes there
+    before its commit; the file had `size` bytes before it grew for them."""
+
+    epoch: int
+    length: int
+    size: int
 
 
 class Change(NamedTuple):
@@ -331,6 +343,21 @@ def changes_between(page: bytes | bytearray, before: int, epoch: int) -> Sequenc
         return None
     told = [change.epoch for change in found] == list(range(before + 1, epoch + 1))
     return found if told and found else None
+
+
+def put_claim(page: bytearray, claim: Claim) -> tuple[int, int]:
+    """Write that an operation places bytes; gives the span of `page` that changed."""
+    end = CLAIM_OFFSET + _CLAIM.size
+    _CLAIM.pack_into(page, CLAIM_OFFSET, b"DSclaims", _VERSION, 0, *claim)
+    _put_sum(page, CLAIM_OFFSET, end)
+    return CLAIM_OFFSET, end + _SUM.size
+
+
+def get_claim(page: bytes | bytearray) -> Claim | None:
+    magic, version, _, *claim = _CLAIM.unpack_from(page, CLAIM_OFFSET)
+    if magic != b"DSclaims" or version != _VERSION:
+        return None
+    return Claim(*claim) if _sum_fits(page, CLAIM_OFFSET, _CLAIM.size) else None
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:

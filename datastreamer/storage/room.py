@@ -50,6 +50,16 @@ class Room:
             self._resize(needed)
         return True
 
+    def cut_back(self, length: int, size: int) -> None:
+        """Shrink the file to `size`, but not below what a stream that ends at `length` needs.
+
+        Raises `OSError` where the system refuses; the file keeps its size then.
+        """
+        size = max(size, page_start(page_of(length) + 1))
+        if size < self.size:
+            self._resize(size)
+            self._step = 1
+
     def give_back(self) -> None:
         """Undo the last growth, as far as that goes."""
         with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
+from datastreamer._packer import KEPT_BOOKMARKS
 from datastreamer.errors import (
     BadArgument,
     BadEntryType,
@@ -66,8 +67,10 @@ class DataStream(StreamView):
         self._lease: object = None
         self._on_change: list[ChangeCallback] = []
         self._numbers: WriterNumbers | None = None
-        # Operations that were committed and are to be seen once they are on disk.
-        self._unseen: deque[tuple[list[tuple[bytes, int]], int, Head]] = deque()
+        # Operations that were committed and are to be seen once they are on disk, and how many
+        # bookmarks they hold in memory.
+        self._unseen: deque[tuple[list[tuple[bytes, int]] | None, int, Head]] = deque()
+        self._unseen_bookmarks = 0
         if isinstance(file, StreamWriter):
             try:
                 self._bookmarks()
@@ -305,14 +308,14 @@ class DataStream(StreamView):
             self._ensure_repeatable(file, op)
         op._committing = True
         if not wait:
-            self._unseen.append((op.bookmarks, start, Head(op.total_length, op.next_number)))
+            self._defer(op.bookmarks, start, Head(op.total_length, op.next_number))
         try:
             hasher = None if op._hasher is None else op._hash_of_placed
             head = file.commit(op, hasher, wait=wait, begins=op._start)
         except Exception:
             # A signal's exception leaves it as one that is being committed: nobody can say.
             if not wait:
-                self._unseen.pop()
+                self._unseen_bookmarks -= len(self._unseen.pop()[0] or ())
             if file.interrupted:
                 op.close()
             op._committing = False
@@ -321,7 +324,7 @@ class DataStream(StreamView):
         pending = None
         if wait:
             bookmarks, keeper = op.bookmarks, self._keeper
-            if bookmarks or keeper is None:
+            if bookmarks != [] or keeper is None:
                 self._tell(bookmarks, start, head, file.end.base)
             else:
                 keeper.passed(start, head, file.end.base)
@@ -356,24 +359,39 @@ class DataStream(StreamView):
         self._mend()
         if op._start != file.written:
             op.close()
+            file.return_claimed()
             raise EntriesLost(self.path, file.written.entries, op._start.entries)
         if op._hasher is not None:
             raise op.too_large_to_repeat()
         op._failures = file.failures
 
+    def _defer(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
+        """Keep what the index has to learn of an operation until that is on disk. All that wait
+        keep no more bookmarks than one operation may; the index reads the others from the file.
+        """
+        if bookmarks is not None:
+            if self._unseen_bookmarks + len(bookmarks) > KEPT_BOOKMARKS:
+                bookmarks = None
+            else:
+                self._unseen_bookmarks += len(bookmarks)
+        self._unseen.append((bookmarks, start, head))
+
     def _tell(
-        self, bookmarks: list[tuple[bytes, int]], start: int, head: Head, synced: Head
+        self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head, synced: Head
     ) -> None:
         keeper = self._keeper
         if keeper is None:
             keeper = self._bookmarks()
-        if bookmarks:
+        if bookmarks is None:
+            keeper.committed_unread(start, head, synced)
+        elif bookmarks:
             keeper.committed(bookmarks, start, head, synced)
         else:
             keeper.passed(start, head, synced)
 
     def rollback_atomic_op(self) -> None:
-        """Forget the open operation. Whatever happens, no later open finds it once this returned.
+        """Forget the open operation, and return what it took of the file. Whatever happens, no
+        later open finds it once this returned.
 
         Raises `NoOperation`. Raises `CommitInDoubt` after a commit of the operation that failed or
         was interrupted, while the disk does not take the header of before: another open may find
@@ -385,9 +403,11 @@ class DataStream(StreamView):
         if not op.is_open:
             raise NoOperation("no atomic operation is open")
         op.close()
-        file.forget_placed()
-        self._ensure_uninterrupted(file)
-        file.take_header_back()
+        try:
+            self._ensure_uninterrupted(file)
+            file.take_header_back()
+        finally:
+            file.return_claimed()
 
     # Syncs.
 
@@ -421,6 +441,7 @@ class DataStream(StreamView):
         head, unseen = self._file.head, self._unseen
         while unseen and unseen[0][2].entries <= head.entries:
             bookmarks, start, upto = unseen.popleft()
+            self._unseen_bookmarks -= len(bookmarks or ())
             self._tell(bookmarks, start, upto, self._writer().synced)
         if self._keeper is not None:
             self._keeper.synced(self._writer().synced)
@@ -435,6 +456,7 @@ class DataStream(StreamView):
         with self._change(gone_from.entries, None), file.alone(), keeper.truncation(gone_from):
             loss = file.give_up(gone_from)
             self._unseen.clear()
+            self._unseen_bookmarks = 0
         raise loss
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
@@ -498,7 +520,7 @@ class DataStream(StreamView):
             raise self._lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
-        file.forget_placed()
+        file.return_claimed()
         if file.failed:
             self._mend()
         file.sync()
@@ -590,6 +612,7 @@ class DataStream(StreamView):
             if file is not None:
                 if file.failed:
                     self._mend()
+                file.return_claimed()
                 file.sync_open_file()
         except EntriesLost:
             raise

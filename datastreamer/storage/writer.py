@@ -37,7 +37,7 @@ from datastreamer.storage.file import open_file, os_error, read_page
 from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.owned import refused
-from datastreamer.storage.record import CommitRecord, Head, Writer
+from datastreamer.storage.record import Claim, CommitRecord, Head, Writer
 from datastreamer.storage.recovery import (
     NO_HASH,
     Judgement,
@@ -93,6 +93,9 @@ class StreamWriter(ChangeableFile):
         self._room = Room(file)
         # What `place` left to a thread; nothing is written behind the end before it is over.
         self._placing: Placing | None = None
+        # The file's size before the open operation, or one that was rolled back, took space in
+        # it before a commit; None where none did.
+        self._claimed: int | None = None
 
     # Making and opening.
 
@@ -189,6 +192,8 @@ class StreamWriter(ChangeableFile):
             self.epoch += 1
             self._forget_changes()
         self._room.round_up()
+        if record is not None:
+            self._return_claimed(record)
         if went_back or cut_back:
             self._note_taken_back(self._room.size)
         self._room.make(self.head.length)
@@ -202,6 +207,16 @@ class StreamWriter(ChangeableFile):
         self._write_clean()
         self._forget_doubt()
         self.file.sync()
+
+    def _return_claimed(self, record: CommitRecord) -> None:
+        """Return the space of an operation whose process ended before its commit.
+
+        Only where this stream's own writer wrote the header last: another program may want the
+        pages that it has allocated.
+        """
+        claim = records.get_claim(self._page)
+        if claim is not None and claim.epoch == record.epoch and claim.length >= self.head.length:
+            self._room.cut_back(self.head.length, claim.size)
 
     def _keep_cut_bytes(self, record: CommitRecord) -> None:
         """Copy what is about to be forgotten to a file beside, and say so."""
@@ -256,6 +271,7 @@ class StreamWriter(ChangeableFile):
             self._finish_placing(wanted=True)
             self.ensure_writable()
             self._abandon_taken_back()
+            self._claim()
             self._make_room(length)
             try:
                 if behind:
@@ -268,6 +284,48 @@ class StreamWriter(ChangeableFile):
                     self.file.write(view[start : start + size], offset)
             except OSError as error:
                 raise self._write_failed(error) from error
+
+    def _claim(self) -> None:
+        """Record that an operation takes space before its commit, for the next open to return
+        should this process end; holds the lock."""
+        if self._claimed is not None:
+            return
+        claim = Claim(self.epoch, self.written.length, self._room.size)
+        span = records.put_claim(self._page, claim)
+        try:
+            self.file.write(memoryview(self._page)[slice(*span)], span[0])
+        except OSError as error:
+            raise self._write_failed(error) from error
+        self._note_claimed()
+
+    def _note_claimed(self) -> None:
+        if self._claimed is None:
+            self._claimed = self._room.size
+            # `commit` has to look.
+            self.end.limit = -1
+
+    def return_claimed(self) -> None:
+        """The operation that was open is over without a commit: nothing of it is written any
+        more, and the file has the size that it had before, when this returns.
+
+        A system that refuses to shrink the file is logged, and asked again after the next such
+        operation. Nothing is shrunk while it is not known what the header on disk says.
+        """
+        with self._lock:
+            self._finish_placing(wanted=False)
+            if self._claimed is None or self._closed or self.failed:
+                return
+            self.end.limit = -1
+            try:
+                self._room.cut_back(self.written.length, self._claimed)
+            except OSError as error:
+                _log.warning(
+                    "%s: the space of an operation that was rolled back is not returned: %s",
+                    self.path,
+                    error.strerror or error,
+                )
+            else:
+                self._claimed = None
 
     def _finish_placing(self, *, wanted: bool) -> None:
         """What a thread writes is in the file, or is not `wanted` any more, and no thread writes;
@@ -283,11 +341,6 @@ class StreamWriter(ChangeableFile):
         else:
             placing.drop()
         self._placing = None
-
-    def forget_placed(self) -> None:
-        """Nothing of what `place` began is written any more when this returns."""
-        with self._lock:
-            self._finish_placing(wanted=False)
 
     def commit(
         self,
@@ -336,6 +389,7 @@ class StreamWriter(ChangeableFile):
                 raise EntriesLost(self.path, end.written.entries, begins.entries)
             self._abandon_taken_back()
             if packer.total_length >= self._room.size:
+                self._note_claimed()
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()
             visible = sync or policy != "commit"
@@ -353,6 +407,7 @@ class StreamWriter(ChangeableFile):
             if visible:
                 self.reader.head = head
             end.unfinished = False
+            self._claimed = None
             if sync:
                 if settled + 1 < self.commits and self.on_settled is not None:
                     self.on_settled()

@@ -9,11 +9,11 @@ import errno
 import os
 from pathlib import Path
 
-import lmdb
 import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedFile, StreamLocked, WriteFailed
+from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.check import verify
 from datastreamer.storage.repair import plan, repair
 from tests.storage.made import (
@@ -150,10 +150,11 @@ def test_a_last_operation_with_a_wrong_hash(tmp_path: Path, same_boot: bool) -> 
 
 
 def test_an_index_that_lies(whole: Path) -> None:
-    with lmdb.open(f"{whole}.index", max_dbs=2, map_size=1 << 30) as env:
-        keys = env.open_db(b"bookmarks", dupsort=True, dupfixed=True)
-        with env.begin(write=True) as transaction:
-            transaction.put(b"one", (1).to_bytes(8, "big"), db=keys)
+    index = LmdbIndex(f"{whole}.index", True)
+    mark = index.watermark()
+    assert mark is not None
+    index.add([(b"one", 1)], mark)
+    index.close()
     before = whole.read_bytes()
     done = repair(whole)
     assert done.plan.steps == ["build the bookmark index again"]

@@ -16,19 +16,6 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, get_u64, put_u64
 
-cdef enum:
-    # The bytes that decide the order: the key, filled up with zeros, then its length. So
-    # a key stands before all that it begins, as `bytes` and LMDB have it.
-    ORDER_SIZE = MAX_BOOKMARK_SIZE + 1
-    SORTED_SIZE = ORDER_SIZE + 8
-
-cdef struct Pair:
-    uint8_t key[MAX_BOOKMARK_SIZE]
-    uint8_t size
-    uint8_t number[8]    # big-endian
-    uint8_t filler[7]
-
-
 cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
     """Sort by key; pairs of one key keep their order. Ends with the result in `pairs`.
 
@@ -242,22 +229,14 @@ cdef class _Run:
 
 
 cdef class Merged:
-    """Merged(runs, pace): one run of several, as tuples (key, number as 8 bytes, big-endian).
+    """Merged(runs): one run of several, in order.
 
     `runs` are buffers that `Pairs.sorted` made, or copies of them; they are held until this
-    is gone. `pace()` is called every 256 pairs; what it raises ends the iteration.
+    is gone.
     """
 
-    cdef list _runs
-    cdef object _pace
-    # A heap of the runs that are not empty, the one with the smallest pair on top.
-    cdef PyObject** _heap
-    cdef Py_ssize_t _count
-    cdef unsigned int _given
-
-    def __cinit__(self, runs, pace):
+    def __cinit__(self, runs):
         self._runs = [_Run(run) for run in runs]
-        self._pace = pace
         self._heap = <PyObject**>malloc((len(self._runs) + 1) * sizeof(PyObject*))
         if self._heap == NULL:
             raise MemoryError
@@ -272,28 +251,21 @@ cdef class Merged:
     def __dealloc__(self):
         free(self._heap)
 
-    def __iter__(self):
-        return self
-
-    def __next__(self):
+    cdef const Pair* next(self) noexcept:
+        """The next pair, in its run's memory; NULL at the end."""
         cdef const Pair* pair
         cdef _Run run
         if self._count == 0:
-            raise StopIteration
-        self._given += 1
-        if self._given & 0xFF == 0:
-            self._pace()
+            return NULL
         run = <_Run>self._heap[0]
         pair = run.next
-        found = (PyBytes_FromStringAndSize(<const char*>pair.key, pair.size),
-                 PyBytes_FromStringAndSize(<const char*>pair.number, 8))
         run.next += 1
         if run.next == run.end:
             self._count -= 1
             self._heap[0] = self._heap[self._count]
         if self._count > 1:
             self._sink(0)
-        return found
+        return pair
 
     cdef void _sink(self, Py_ssize_t at) noexcept:
         cdef PyObject* held = self._heap[at]

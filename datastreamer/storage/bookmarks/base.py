@@ -96,6 +96,10 @@ class IndexDamaged(IndexFailed):
     """It will not be written again before it was cleared."""
 
 
+class IndexWentBack(IndexFailed):
+    """It covers less of the file than it did, and does not hold what it was asked for."""
+
+
 class IndexUnmade(IndexFailed):
     """Nothing was ever put into it: its maker was ended before."""
 

@@ -29,8 +29,10 @@ _log = logging.getLogger(__package__)
 # transaction a commit.
 _FLUSH_SECONDS = 2.0
 _CATCH_UP_BYTES = 64 * PAGE_SIZE
+# So many bookmarks at a time: a transaction keeps in memory what it changes.
+_CATCH_UP_KEYS = 250_000
 # From so many bytes on an empty index is filled in one go, not step by step.
-_FILL_BYTES = _CATCH_UP_BYTES
+_FILL_BYTES = 4 * PAGE_SIZE
 # Beside a writer at work the index is written with pauses: each commit lets go of the GIL
 # and has to get it back, and from a thread that always wants it that takes up to 5 ms.
 _PAUSE = 0.0002
@@ -160,7 +162,7 @@ class IndexBuilder(TrustedIndex):
             return self._mark(Head(*target))
 
         with self._writing:
-            if taken_back != self._taken_back or index is not self._index:
+            if taken_back != self._taken_back or index is not self._index or self._indexed.entries:
                 return True
             try:
                 index.fill(parts(), watermark, self._pause_or_end)
@@ -174,7 +176,11 @@ class IndexBuilder(TrustedIndex):
     def _gather(self, cursor: Cursor, target: Cursor) -> tuple[Pairs, Cursor]:
         """The bookmarks of the next stretch of the file up to `target`, and where it ends."""
         found, start = Pairs(), cursor.offset
-        while cursor.number < target.number and cursor.offset - start < _CATCH_UP_BYTES:
+        while (
+            cursor.number < target.number
+            and cursor.offset - start < _CATCH_UP_BYTES
+            and len(found) < _CATCH_UP_KEYS
+        ):
             self._pause_or_end()
             batch, cursor = self._reader.run(cursor)
             if not batch:

@@ -2,7 +2,7 @@
 
 Owns what ends a process that does not know it: how large the map is, that every page of the
 file has its place on disk, who may be under way while the map changes, what a fork leaves.
-Knows nothing of bookmarks but the names of the two databases.
+Knows nothing of bookmarks but the name of the database.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _MAP_SIZE = _WHOLE_MAP
 # such a map grows when it is full.
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
+# Behind its last page the file has this much more: where a page is damaged, LMDB may look for an
+# entry of it up to 64 KiB behind it, twice, and past the file's end that ends the process.
+_SLACK_BYTES = 128 * 1024
 # As large as LMDB makes it for so many readers.
 _LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
 
@@ -33,11 +36,10 @@ _Key = tuple[str, tuple[int, int] | None]
 
 
 class Opened(NamedTuple):
-    """An environment with its two databases."""
+    """An environment with its database."""
 
     env: lmdb.Environment
-    meta: Any
-    keys: Any
+    blocks: Any
     # Which file it is; None where it was removed at once.
     file_id: tuple[int, int] | None
 
@@ -79,8 +81,7 @@ class SharedEnvironment:
             env.reader_check()
             return Opened(
                 env,
-                env.open_db(b"meta", create=self.write),
-                env.open_db(b"bookmarks", create=self.write, dupsort=True, dupfixed=True),
+                env.open_db(b"blocks", create=self.write),
                 file_id(self.folder),
             )
         except BaseException:
@@ -101,8 +102,8 @@ class SharedEnvironment:
             return  # somebody removed it; ours lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
-        if size < needed:
-            _reserve(data, needed)
+        if extend and size < needed + _SLACK_BYTES:
+            _reserve(data, needed + _SLACK_BYTES)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
@@ -193,7 +194,7 @@ def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
             return lmdb.open(
                 os.fsencode(folder),
                 map_size=size,
-                max_dbs=2,
+                max_dbs=1,
                 max_readers=_MAX_READERS,
                 readonly=not write,
                 create=write,
@@ -209,10 +210,10 @@ def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
 def begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transaction:
     """A transaction, also where another process has made the file larger than our map."""
     try:
-        return env.begin(db=db, write=write)
+        return env.begin(db=db, write=write, buffers=True)
     except lmdb.MapResizedError:
         env.set_mapsize(0)
-        return env.begin(db=db, write=write)
+        return env.begin(db=db, write=write, buffers=True)
 
 
 def file_id(folder: str) -> tuple[int, int] | None:

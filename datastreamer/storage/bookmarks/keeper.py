@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
-from datastreamer.format import HEADER_PAGE_SIZE, page_of, page_start
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.base import opener
+from datastreamer.storage.bookmarks.base import IndexWentBack, opener
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.trust import MovedError
 from datastreamer.storage.disk import File
@@ -28,11 +29,16 @@ from datastreamer.storage.record import Head
 
 _log = logging.getLogger(__package__)
 
-# The index is written when so many bookmarks wait: memory is not without bounds.
+# The index is written when this many bookmarks wait.
 _FLUSH_KEYS = 20_000
-# As long as it cannot be written, so many are kept; the file has them, too.
-_MOST_KEYS = 10 * _FLUSH_KEYS
+# Scans of more than this many bytes of the file take turns: they must not keep the thread that
+# makes them needless from its work.
+_LONG_SCAN = 4 * PAGE_SIZE
 _TRIES = 100
+
+
+class NotAtHandError(Exception):
+    """The answer takes longer than a look into memory and the index."""
 
 
 class BookmarkKeeper(IndexBuilder):
@@ -57,6 +63,7 @@ class BookmarkKeeper(IndexBuilder):
             epoch=epoch,
             opened_by=opened_by,
         )
+        self._scanning = threading.Lock()
         if write:
             self._start("bookmarks of", self._run)
 
@@ -76,9 +83,37 @@ class BookmarkKeeper(IndexBuilder):
                 if changes == self._reader.changes:
                     raise
                 # The stream was cut back while its end was read.
+            except IndexWentBack as error:
+                self._went_back(key, str(error))
             except IndexFailed as error:
                 self._mend(lambda: True, str(error))
         return bookmarks_of(self._reader.batches(0)).get(key)
+
+    def newest_at_hand(self, key: bytes) -> int | None:
+        """As `newest`, where nothing has to be mended or begun again first. Raises
+        `NotAtHandError` otherwise."""
+        if not self._unfinished:
+            with contextlib.suppress(MovedError, DamagedEntry, IndexFailed):
+                return self._newest(key)
+        raise NotAtHandError
+
+    def _went_back(self, key: bytes, why: str) -> None:
+        """The index covers less than it did. A writer's never does that by itself; a reader's
+        writer may just be cutting the stream back."""
+        if self._write:
+
+            def wrong() -> bool:
+                self._newest(key)
+                return False
+
+            self._mend(wrong, why)
+            return
+        with self._guard:
+            mark = None if self._index is None else self._index.watermark()
+            if mark is None:
+                self._drop_index()
+            elif mark.entries < self._indexed.entries:
+                self._indexed = Head(mark.length, mark.entries)
 
     def _newest(self, key: bytes) -> int | None:
         with self._guard:
@@ -88,7 +123,11 @@ class BookmarkKeeper(IndexBuilder):
         if found is not None:
             return found
         if indexed.entries < known_from.number:
-            found = self._scan_gap(key, indexed, known_from)
+            long = known_from.offset - indexed.length > _LONG_SCAN
+            with self._scanning if long else contextlib.nullcontext():
+                # Less may be left to scan by now.
+                index, indexed = self._index, max(indexed, self._indexed)
+                found = self._scan_gap(key, indexed, known_from)
             if found is not None:
                 return found
         if index is None or not indexed.entries:
@@ -261,14 +300,24 @@ class BookmarkKeeper(IndexBuilder):
                 self._waiting.extend(bookmarks)
                 self._known_to = head
             self._synced = synced
-            if len(self._waiting) >= _MOST_KEYS and (self._index is None or self._failing):
-                self._forget_memory()
+            self._limit_memory()
             # Only where the thread may write some of it: else it would be woken for nothing.
             if (
                 len(self._waiting) >= _FLUSH_KEYS
                 and self._waiting.first_number() < synced.entries
                 and not self._failing
             ):
+                self._work.notify()
+
+    def committed_unread(self, start: int, head: Head, synced: Head) -> None:
+        """As `committed`, for an operation with more bookmarks than were kept in memory: the
+        index reads them from the file, and look-ups do until it has."""
+        with self._guard:
+            if not self._unfinished and start == self._known_to.entries:
+                self._known_to = head
+                self._forget_memory()
+            self._synced = synced
+            if not self._failing:
                 self._work.notify()
 
     def passed(self, start: int, head: Head, synced: Head) -> None:

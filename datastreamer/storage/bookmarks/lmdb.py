@@ -1,8 +1,9 @@
 """A bookmark index in LMDB: the folder `FILE.index` beside the stream file.
 
-Keys are the bookmarks' own bytes, values the entry numbers as big-endian u64, several a key
-where a key occurs several times. Owns what stands in the databases; the environment around
-them is `environment.py`'s.
+Stores the blocks of `_blocks.pyx` under the last place of their range, and the watermark.
+LMDB has no checksums, so whatever is read here is checked here: a block that does not fit its
+checksum, or is not the one for the key, is damage (`IndexDamaged`), never an answer. Owns what
+is in the database; the environment around it is `environment.py`'s.
 """
 
 from __future__ import annotations
@@ -15,17 +16,35 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Literal
+from typing import IO, NamedTuple
 
 import lmdb
+from xxhash import xxh3_64_digest
 
 from datastreamer.errors import IndexFailed, StreamFileError
-from datastreamer.storage.bookmarks._pairs import Merged, Pairs
+from datastreamer.storage.bookmarks._blocks import (
+    FIRST,
+    LAST,
+    PAIR_SIZE,
+    PLACE_SIZE,
+    Blocks,
+    DamagedBlockError,
+    empty_block,
+    lacking,
+    look_up,
+    merged,
+    newest_place,
+    place_at,
+    unpacked,
+    without,
+)
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
     IndexDamaged,
     IndexReadOnly,
     IndexUnmade,
+    IndexWentBack,
     Pace,
     Watermark,
     at_once,
@@ -39,17 +58,23 @@ from datastreamer.storage.bookmarks.environment import (
     file_id,
     remove_files,
 )
-from datastreamer.storage.disk import OsDisk
+from datastreamer.storage.disk import Buffer, OsDisk
 from datastreamer.storage.mounts import ensure_local
 
-_NUMBER = struct.Struct(">Q")
 _WATERMARK = struct.Struct(">IQQ")
-_LAYOUT = 1
-# What `fill` sorts in memory at a time, and puts into one transaction: 32 and some 25 bytes each.
-_RUN = 1_000_000
-_BATCH = 1_000_000
+_WATERMARK_KEY = LAST + b"\xff"  # after all blocks
+_SUM_SIZE = 8
+_LAYOUT = 2
+# What `fill` sorts in memory at a time: 32 bytes a pair, three times while it is sorted.
+_RUN = 250_000
+# Blocks that `fill` puts into one transaction: some 21 MB.
+_BATCH = 16_000
+# Blocks that `add` changes between two calls of the pace.
+_STEP = 32
 _LITTLE_ROOM = 64 * 1024  # bytes: less than any transaction takes
 _WAY_OUT = "; or open the stream with index='memory'"
+_MOST_MARK = 1024  # bytes of a watermark that are looked at
+_Change = Callable[[Buffer, bytes, int], tuple[list[tuple[bytes, bytes]], int]]
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.IncompatibleError,
@@ -65,11 +90,22 @@ def index_folder(path: str) -> str:
     return path + INDEX_SUFFIX
 
 
+class _Known(NamedTuple):
+    """A watermark as it was found or put."""
+
+    opened: Opened | None
+    transaction: int
+    packed: bytes
+    entries: int
+
+
 class LmdbIndex(BookmarkIndex):
     """The index in one folder. Raises `IndexFailed` with LMDB's own reason."""
 
     def __init__(self, folder: str, write: bool, *, beside_writer: bool = False) -> None:
         self._folder = folder
+        # What was read or written last, and what is under way.
+        self._known = self._putting = _Known(None, 0, b"", 0)
         for name in INDEX_FILES:
             path = os.path.join(folder, name)
             if os.path.exists(path) and not os.path.isfile(path):
@@ -92,67 +128,112 @@ class LmdbIndex(BookmarkIndex):
         return self._shared
 
     @contextlib.contextmanager
-    def _read(self, name: Literal["meta", "keys"]) -> Iterator[lmdb.Transaction]:
+    def _read(self) -> Iterator[tuple[Opened, lmdb.Transaction]]:
         shared = self._env()
         with shared.turn if shared.small else contextlib.nullcontext():
             opened = shared.opened
             try:
-                with begin(opened.env, getattr(opened, name)) as transaction:
-                    yield transaction
+                with begin(opened.env, opened.blocks) as transaction:
+                    yield opened, transaction
             except lmdb.Error as error:
                 raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+            except DamagedBlockError as error:
+                raise self._damaged(str(error)) from None
+
+    def _damaged(self, what: str) -> IndexDamaged:
+        return IndexDamaged(self._folder, f"the bookmark index is damaged: {what}")
 
     def watermark(self) -> Watermark | None:
-        with self._read("meta") as transaction:
-            packed = transaction.get(b"watermark")
-        if packed is None or len(packed) < _WATERMARK.size:
-            return None
-        layout, length, entries = _WATERMARK.unpack_from(packed)
-        if layout != _LAYOUT:
-            return None
-        return Watermark(length, entries, bytes(packed[_WATERMARK.size :]))
+        with self._read() as (opened, transaction):
+            packed = bytes(transaction.get(_WATERMARK_KEY, b"")[:_MOST_MARK])
+            mark = _unpack_watermark(packed)
+            if mark is not None:
+                self._known = _Known(opened, transaction.id(), packed, mark.entries)
+            return mark
 
     def newest(self, key: bytes) -> int | None:
-        with self._read("keys") as transaction, transaction.cursor() as cursor:
-            if not cursor.set_key(key):
-                return None
-            cursor.last_dup()
-            packed = cursor.value()
-        if len(packed) != _NUMBER.size:
-            what = f"the bookmark index: {len(packed)} bytes stand where an entry number belongs"
-            raise IndexFailed(self._folder, what)
-        return int(_NUMBER.unpack(packed)[0])
+        place, shared, known = newest_place(key), self._env(), self._known
+        if shared.small:
+            with shared.turn:
+                return self._newest(place, shared.opened, known)
+        return self._newest(place, shared.opened, known)
+
+    def _newest(self, place: bytes, opened: Opened, known: _Known) -> int | None:
+        try:
+            with begin(opened.env, opened.blocks) as transaction:
+                if opened is known.opened and transaction.id() < known.transaction:
+                    raise DamagedBlockError("an older state is in the place of the newest")
+                with transaction.cursor() as cursor:
+                    while cursor.set_range(place):
+                        found = look_up(cursor.value(), place)
+                        if isinstance(found, int):
+                            if found >= 0:
+                                return found
+                            break
+                        place = found
+                    else:
+                        if opened is not known.opened:
+                            return None  # nothing was ever put into it
+                        raise DamagedBlockError("a block is missing")
+                # Of a miss that much more is sure: the block is of the newest state.
+                packed = transaction.get(_WATERMARK_KEY, b"")
+                if packed == known.packed or opened is not known.opened:
+                    return None
+                mark = _unpack_watermark(bytes(packed[:_MOST_MARK]))
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        except DamagedBlockError as error:
+            raise self._damaged(str(error)) from None
+        covers = 0 if mark is None else mark.entries
+        if covers < known.entries:
+            why = f"the bookmark index covers {covers} entries, and covered {known.entries} before"
+            raise IndexWentBack(self._folder, why)
+        return None
 
     # For a check against the file.
 
     def lacks(self, bookmarks: Iterable[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
         """Those of `bookmarks` that the index does not hold."""
-        with self._read("keys") as transaction, transaction.cursor() as cursor:
-            holds = cursor.set_key_dup
-            return [(key, n) for key, n in bookmarks if not holds(key, _NUMBER.pack(n))]
+        run, at, missing = _run_of(bookmarks), 0, []
+        with self._read() as (_, transaction), transaction.cursor() as cursor:
+            while at < len(run) // PAIR_SIZE:
+                some, at = lacking(_block_for(cursor, run, at), run, at)
+                missing += some
+        return missing
 
     def pairs(self) -> int:
         """How many bookmarks it holds; a key that occurs twice counts twice."""
-        with self._read("keys") as transaction:
-            return int(transaction.stat(self._env().opened.keys)["entries"])
+        return sum(len(pairs) for pairs in self._blocks())
 
     def everything(self) -> Iterator[tuple[bytes, int]]:
         """All bookmarks that it holds. The index does not shrink while this is under way."""
-        with self._read("keys") as transaction, transaction.cursor() as cursor:
-            for key, packed in cursor.iternext(keys=True, values=True):
-                yield bytes(key), int.from_bytes(packed, "big")
+        return itertools.chain.from_iterable(self._blocks())
+
+    def _blocks(self) -> Iterator[list[tuple[bytes, int]]]:
+        before = FIRST
+        with self._read() as (_, transaction), transaction.cursor() as cursor:
+            for place, block in cursor.iternext(keys=True, values=True):
+                if len(place) != PLACE_SIZE:
+                    break
+                pairs, before = unpacked(block, before)
+                yield pairs
+            if before not in (LAST, FIRST):
+                raise DamagedBlockError("its end is missing")
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[tuple[Opened, lmdb.Transaction]]:
         shared = self._env()
         opened = shared.opened
         try:
-            with begin(opened.env, None, write=True) as transaction:
+            with begin(opened.env, opened.blocks, write=True) as transaction:
                 yield opened, transaction
+            self._known = self._putting
             if opened.file_id == file_id(self._folder):
                 shared.ensure_whole(opened.env, extend=True)
         except _DAMAGE as error:
             raise IndexDamaged(self._folder, f"the bookmark index: {error}") from error
+        except DamagedBlockError as error:
+            raise self._damaged(str(error)) from None
         except (lmdb.Error, OSError) as error:
             why = _why(error, self._folder)
             raise IndexFailed(self._folder, f"the bookmark index: {why}") from error
@@ -160,16 +241,36 @@ class LmdbIndex(BookmarkIndex):
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
-        pairs = bookmarks if isinstance(bookmarks, Pairs) else Pairs(bookmarks)
-        # Sorted within a transaction, LMDB takes in about twice as many a second.
-        run = pairs.sorted()
+        run = _run_of(bookmarks)
+        self._until_it_fits(lambda: self._replace(merged, run, watermark, pace))
 
-        def put() -> None:
-            with self._change() as (opened, transaction):
-                _put(transaction, opened, Merged([run], pace))
-                _put_watermark(transaction, opened, watermark)
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        run = _run_of(bookmarks)
+        self._until_it_fits(lambda: self._replace(without, run, watermark, at_once))
 
-        self._until_it_fits(put)
+    def _replace(self, change: _Change, run: bytes, watermark: Watermark, pace: Pace) -> None:
+        """Change the blocks that the pairs of `run` belong to, in one transaction."""
+        at = steps = 0
+        with self._change() as (opened, transaction):
+            with transaction.cursor() as cursor:
+                if not cursor.first():
+                    transaction.put(LAST, empty_block())
+                while at < len(run) // PAIR_SIZE:
+                    blocks, at = change(_block_for(cursor, run, at), run, at)
+                    cursor.putmulti(blocks)
+                    steps += 1
+                    if not steps % _STEP:
+                        pace()
+            self._put_watermark(opened, transaction, watermark)
+
+    def _put_watermark(
+        self, opened: Opened, transaction: lmdb.Transaction, watermark: Watermark
+    ) -> None:
+        packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
+        packed += watermark.identity
+        packed += xxh3_64_digest(packed)
+        transaction.put(_WATERMARK_KEY, packed)
+        self._putting = _Known(opened, transaction.id(), packed, watermark.entries)
 
     def _until_it_fits(self, write: Callable[[], None]) -> None:
         while True:
@@ -196,31 +297,19 @@ class LmdbIndex(BookmarkIndex):
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
                 runs = _runs(parts, aside)
                 mark = watermark()
-                self._until_it_fits(lambda: self._put_all(Merged(runs, pace), mark))
+                self._until_it_fits(lambda: self._put_all(Blocks(runs, pace), mark))
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
-    def _put_all(self, items: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
+    def _put_all(self, blocks: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
         # It may hold the batches of a try that did not fit; the map has to stay, it has grown.
         with self._change() as (opened, transaction):
-            transaction.drop(opened.keys, delete=False)
-            transaction.drop(opened.meta, delete=False)
+            transaction.drop(opened.blocks, delete=False)
         while True:
             with self._change() as (opened, transaction):
-                if _put(transaction, opened, itertools.islice(items, _BATCH)) < _BATCH:
-                    _put_watermark(transaction, opened, watermark)
+                if _put(transaction, itertools.islice(blocks, _BATCH)) < _BATCH:
+                    self._put_watermark(opened, transaction, watermark)
                     return
-
-    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        gone = list(bookmarks) if isinstance(bookmarks, Iterator) else bookmarks
-
-        def delete() -> None:
-            with self._change() as (opened, transaction):
-                for key, number in gone:
-                    transaction.delete(key, _NUMBER.pack(number), db=opened.keys)
-                _put_watermark(transaction, opened, watermark)
-
-        self._until_it_fits(delete)
 
     def in_place(self) -> bool:
         return self._env().opened.file_id == file_id(self._folder)
@@ -246,11 +335,11 @@ class LmdbIndex(BookmarkIndex):
             raise
 
     def __bool__(self) -> bool:
-        return self.pairs() > 0
+        with self._read() as (_, transaction):
+            return int(transaction.stat(self._env().opened.blocks)["entries"]) > 0
 
     def __len__(self) -> int:
-        with self._read("keys") as transaction, transaction.cursor() as cursor:
-            return sum(1 for _ in cursor.iternext_nodup(keys=True, values=False))
+        return sum(1 for _ in itertools.groupby(self.everything(), lambda pair: pair[0]))
 
     def close(self) -> None:
         shared, self._shared = self._shared, None
@@ -274,17 +363,37 @@ def _why(error: Exception, folder: str) -> str:
     return str(error)
 
 
-def _put_watermark(transaction: lmdb.Transaction, opened: Opened, watermark: Watermark) -> None:
-    packed = _WATERMARK.pack(_LAYOUT, watermark.length, watermark.entries)
-    transaction.put(b"watermark", packed + watermark.identity, db=opened.meta)
+def _unpack_watermark(packed: bytes) -> Watermark | None:
+    """None where there is none of this layout. Raises `DamagedBlockError`."""
+    if not packed:
+        return None
+    if len(packed) < _WATERMARK.size + _SUM_SIZE or (
+        xxh3_64_digest(packed[:-_SUM_SIZE]) != packed[-_SUM_SIZE:]
+    ):
+        raise DamagedBlockError("the checksum of the watermark does not fit")
+    layout, length, entries = _WATERMARK.unpack_from(packed)
+    if layout != _LAYOUT:
+        return None
+    return Watermark(length, entries, packed[_WATERMARK.size : -_SUM_SIZE])
 
 
-def _put(
-    transaction: lmdb.Transaction, opened: Opened, items: Iterable[tuple[bytes, bytes]]
-) -> int:
-    """Put in what comes, best in ascending order; how many came."""
-    with transaction.cursor(db=opened.keys) as cursor:
-        consumed: int = cursor.putmulti(items, dupdata=True)[0]
+def _block_for(cursor: lmdb.Cursor, run: bytes, at: int) -> Buffer:
+    """The block for pair `at` of `run`. Raises `DamagedBlockError` where there is none."""
+    if not cursor.set_range(place_at(run, at)):
+        raise DamagedBlockError("a block is missing")
+    return cursor.value()
+
+
+def _run_of(bookmarks: Iterable[tuple[bytes, int]]) -> bytes:
+    if isinstance(bookmarks, Pairs):
+        return bookmarks.sorted()
+    return Pairs(sorted(bookmarks, key=lambda pair: pair[1])).sorted()
+
+
+def _put(transaction: lmdb.Transaction, blocks: Iterable[tuple[bytes, bytes]]) -> int:
+    """Put in blocks that come after all there are; how many came."""
+    with transaction.cursor() as cursor:
+        consumed: int = cursor.putmulti(blocks, append=True)[0]
     return consumed
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_128_digest
 
 from datastreamer.errors import IndexFailed
-from datastreamer.format import HEADER_PAGE_SIZE
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
 from datastreamer.storage.disk import File
@@ -28,6 +28,10 @@ from datastreamer.storage.record import Head
 _log = logging.getLogger(__package__)
 
 _DIGEST_SIZE = 64 * 1024
+# At most this many bookmarks are kept in memory; the file has all of them.
+_MOST_KEYS = 200_000
+# Of entries that nobody reported, at most this many bytes are read for one look-up and kept.
+_MOST_UNTOLD_BYTES = 16 * PAGE_SIZE
 
 
 class MovedError(Exception):
@@ -167,6 +171,11 @@ class TrustedIndex:
         A writer is told of his own commits; but a signal may have come between a commit and
         the telling, or another thread may ask before it.
         """
+        head = self._reader.head
+        if head.length - self._known_to.length > _MOST_UNTOLD_BYTES:
+            self._known_to = head
+            self._forget_memory()
+            return
         while self._known_to.entries < self._reader.head.entries:
             batch, cursor = self._reader.run(Cursor(*self._known_to))
             if not batch:
@@ -176,6 +185,12 @@ class TrustedIndex:
             if self._write:
                 self._waiting.extend(found)
             self._known_to = Head(*cursor)
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Forget the bookmarks in memory where they are too many. Holds the guard."""
+        if len(self._recent) >= _MOST_KEYS or len(self._waiting) >= _MOST_KEYS:
+            self._forget_memory()
 
     def _forget_memory(self) -> None:
         """Have the file tell it again. Holds the guard."""

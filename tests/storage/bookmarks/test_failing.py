@@ -16,7 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks import base, builder, keeper
+from datastreamer.storage.bookmarks import base, builder, trust
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.check import verify
@@ -103,7 +103,7 @@ def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> N
 def test_memory_while_an_index_cannot_be_written(
     tmp_path: Path, flaky: set[str], lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_MOST_KEYS", 10)
+    monkeypatch.setattr(trust, "_MOST_KEYS", 10)
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="flaky") as stream:
         bookmarks = stream.bookmarks
@@ -144,14 +144,15 @@ def test_a_pipe_in_the_place_of_the_index(tmp_path: Path, name: str) -> None:
     check_index(path, known_of(path))
 
 
-def test_a_number_of_another_size(tmp_path: Path) -> None:
+def test_a_block_of_another_size(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path) as stream:
         stream.bookmarks.wait()
-    with lmdb.open(str(index_of(path)), max_dbs=2) as env, env.begin(write=True) as transaction:
-        keys = env.open_db(b"bookmarks", transaction, dupsort=True, dupfixed=True)
-        transaction.delete(b"old", db=keys)
-        transaction.put(b"old", b"abc", db=keys)
+    with lmdb.open(str(index_of(path)), max_dbs=1) as env:
+        blocks = env.open_db(b"blocks")
+        with env.begin(db=blocks, write=True) as transaction, transaction.cursor() as cursor:
+            assert cursor.first()
+            transaction.put(cursor.key(), b"abc")
     for read_only in (True, False):
         with DataStream.open(path, read_only=read_only) as stream:
             check(stream, known_of(path))

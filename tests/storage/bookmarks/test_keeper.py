@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import base, builder, keeper
+from datastreamer.storage.bookmarks import base, builder, keeper, lmdb
 from datastreamer.storage.bookmarks.base import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
@@ -71,11 +72,17 @@ def put_that_of_another_stream(path: Path) -> None:
 def put_one_of_another_layout(path: Path) -> None:
     delete(path)
     index = base.opener("lmdb")(str(path), True)
-    index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
-    opened = index._shared.opened  # type: ignore[attr-defined]
-    with opened.env.begin(write=True) as transaction:
-        transaction.put(b"watermark", bytes(60), db=opened.meta)
+    with mock.patch.object(lmdb, "_LAYOUT", 3):
+        index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
     index.close()
+
+
+def damage_its_watermark(path: Path) -> None:
+    data = bytearray((index_of(path) / "data.mdb").read_bytes())
+    at = -1
+    while (at := data.find(b"\xff" * 26, at + 1)) >= 0:
+        data[at + 26 + 8] ^= 1
+    (index_of(path) / "data.mdb").write_bytes(data)
 
 
 DAMAGES = [
@@ -86,6 +93,7 @@ DAMAGES = [
     zero_its_pages,
     put_that_of_another_stream,
     put_one_of_another_layout,
+    damage_its_watermark,
 ]
 
 
@@ -607,3 +615,38 @@ def test_asked_from_threads_while_written_and_cut_back(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert failed == []
+
+
+def test_long_scans_take_turns(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that ask while the index catches up do not keep it from that all at once."""
+    gate.open = True
+    path = make(tmp_path / "s.bin", *HISTORY, index="memory")
+    gate.open = False
+    monkeypatch.setattr(keeper, "_LONG_SCAN", 0)
+    known, at_once, most = known_of(path), [0], [0]
+    scan = BookmarkKeeper._scan_gap
+    both = threading.Barrier(4)
+
+    def counted(self: BookmarkKeeper, *what: Any) -> int | None:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return scan(self, *what)
+        finally:
+            at_once[0] -= 1
+
+    def ask(stream: DataStream) -> None:
+        both.wait(PATIENCE)
+        for _ in range(20):
+            check(stream, known)
+
+    monkeypatch.setattr(BookmarkKeeper, "_scan_gap", counted)
+    with DataStream.open(path) as stream:
+        gate.wait_for_it()
+        threads = [threading.Thread(target=ask, args=(stream,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        gate.let_go()
+    assert most == [1]

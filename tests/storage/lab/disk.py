@@ -234,6 +234,8 @@ class Process(Disk):
         self.interruption: Interruption | None = None
         # How many operations that change something it has begun.
         self.operations = 0
+        # How many of them it was refused.
+        self.refusals = 0
         # Of each four placements those whose bit is set are written as late as can be, the
         # others at once.
         self.lateness = 0b0101
@@ -267,6 +269,7 @@ class Process(Disk):
             raise Gone
         if not coming.lasting:
             self.interruption = None
+        self.refusals += 1
         raise OSError(coming.error, os.strerror(coming.error))
 
     # The `Disk`.

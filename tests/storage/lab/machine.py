@@ -50,6 +50,8 @@ class Laboratory(Recovering):
     def __init__(self) -> None:
         super().__init__()
         self.serial = 0
+        # Of the file, when the open operation began.
+        self.size = 0
 
     @initialize(policy=policies, tear=st.integers(0, 1600))
     def create(self, policy: Any, tear: int) -> None:
@@ -87,8 +89,9 @@ class Laboratory(Recovering):
     @precondition(lambda self: self.op is None)
     @rule()
     def begin(self) -> None:
+        size = self.live._writer().file.size()
         if self.attempt(self.live.start_atomic_op):
-            self.op = []
+            self.op, self.size = [], size
 
     @precondition(lambda self: self.op is not None)
     @rule(what=adds, trouble=troubles)
@@ -190,20 +193,23 @@ class Laboratory(Recovering):
             if self.op is not None and self.stream is stream:
                 if kept:
                     self.committed_now(wait)
-                elif self.attempt(stream.rollback_atomic_op):
+                else:
                     self.rolled_back()
 
     @precondition(lambda self: self.op is not None)
     @rule(trouble=troubles)
     def roll_back(self, trouble: Trouble) -> None:
         with self.under(trouble):
-            if self.attempt(self.live.rollback_atomic_op):
-                self.rolled_back()
+            self.rolled_back()
 
     def rolled_back(self) -> None:
         """It is not found any more, whatever its commit came to."""
-        self.op = None
-        self.outcomes = [it for it in self.outcomes if it == self.committed[: len(it)]]
+        stream, refused = self.live, self.process.refusals
+        if self.attempt(stream.rollback_atomic_op):
+            self.op = None
+            self.outcomes = [it for it in self.outcomes if it == self.committed[: len(it)]]
+            if not self.failed and self.process.refusals == refused:
+                assert stream._writer().file.size() <= self.size
 
     @precondition(lambda self: self.seen and self.op is None and not self.failed)
     @rule(at=st.integers(0, 1000), trouble=troubles)
