@@ -11,15 +11,17 @@ import itertools
 import logging
 import socket
 import time
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import trio
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import RESULT_BAD_FROM_ENTRY
+from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_NOT_ALLOWED
 from datastreamer.net.answers import Answers
 from datastreamer.net.counts import DROPPED, FAULT, kind_of
-from datastreamer.net.gate import Pace
+from datastreamer.net.examination import Examiner
+from datastreamer.net.gate import EVICTED, Gate, Pace, Place, Standing
 from datastreamer.net.guard import LIFETIMES, Watch
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
@@ -29,6 +31,7 @@ from datastreamer.net.receiver import Receiver
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
+from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
@@ -64,7 +67,7 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
-REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, *LIFETIMES)
+REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, EVICTED, *LIFETIMES)
 
 _ENTRY: Final = "entry"
 _KINDS: Final = {
@@ -83,8 +86,10 @@ _KINDS: Final = {
     Stop: "stop",
 }
 PUBLISH: Final = "publish"
+AUTHENTICATE: Final = "authenticate"
 COMMANDS: Final = tuple(_KINDS.values())
-"""What commands are counted as; beside these there is `PUBLISH`, where that is allowed."""
+"""What commands are counted as; beside these there are `PUBLISH` and `AUTHENTICATE`, where the
+server accepts them."""
 
 
 AnyStart: TypeAlias = Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
@@ -96,7 +101,8 @@ class Session:
     """One connection of a server.
 
     `connection` is the socket under the transport, where there is one: for what the system
-    knows of it.
+    knows of it. `place` is its place at `gate`, if it was accepted there; without a place of
+    its own the client has to prove who it is before it is served. `examiner` judges tokens.
     """
 
     def __init__(
@@ -107,6 +113,9 @@ class Session:
         connection: socket.socket | None = None,
         limits: Limits = _LIMITS,
         desk: Desk | None = None,
+        examiner: Examiner | None = None,
+        gate: Gate | None = None,
+        place: Place | None = None,
     ) -> None:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
@@ -115,7 +124,9 @@ class Session:
         self.sender = Sender(live, transport)
         self.answers = Answers(live, transport, limits)
         self.protocol = ServerConnection(
-            live.stream.header.stream_type, publishing=desk is not None
+            live.stream.header.stream_type,
+            publishing=desk is not None,
+            authenticating=examiner is not None and examiner.takes_tokens,
         )
         now = trio.current_time()
         self.watch = Watch(now)
@@ -127,6 +138,14 @@ class Session:
         """Commands taken, refused ones too."""
         self.reason = ""
         """Why it was ended; empty until then."""
+        self.place = place
+        if place is not None:
+            place.session = self
+        self._gate = gate
+        # Whether it is still to be decided if the client has a place.
+        self._undecided = place is not None and not place.held
+        self._examiner = examiner
+        self._examining = trio.CancelScope()
         self._desk = desk
         self._publication: Publication | None = None
         self._live = live
@@ -160,6 +179,19 @@ class Session:
     def over(self) -> bool:
         """Whether nothing is expected of the client any more."""
         return self._draining or self._scope.cancel_called
+
+    @property
+    def standing(self) -> Standing:
+        """What the client has proven."""
+        proven = Standing.UNPROVEN if self.place is None else self.place.standing
+        return max(proven, Standing.KNOWN) if self.transport.certified else proven
+
+    def idle_since(self) -> float | None:
+        """Since when the client has neither streamed nor asked, as the last look found; None
+        where it does, or the server is at work for it."""
+        if self.over or not self.waiting or self.streaming or self.taken != self.watch.taken:
+            return None
+        return self.watch.asked_at
 
     @property
     def blocked(self) -> bool:
@@ -196,6 +228,7 @@ class Session:
         self._finishing = True
         self.sender.finish(entries)
         self._news.set()
+        self._examining.cancel()
         if self._publication is not None:
             self._publication.finish()
         if self.waiting and not self.sender.streaming and not self.over:
@@ -262,6 +295,9 @@ class Session:
                 protocol.receive(data)
                 event = protocol.next_event()
                 continue
+            if self._undecided and not self._has_place_for(event):
+                self.reason = self.reason or REFUSED
+                return
             # The most frequent question has the shortest way.
             if type(event) is EntryQuery and self._pace is None and not live.changing:
                 most = _QUESTIONS_A_TURN - asked
@@ -299,6 +335,8 @@ class Session:
         if isinstance(event, PublishQuery):
             await self._publish(event)
             return True
+        if isinstance(event, Authenticate):
+            return await self._authenticate(event)
         self._counts.commands[_KINDS[type(event)]] += 1
         if isinstance(event, _QUESTIONS):
             await answers.answer(event)
@@ -335,12 +373,65 @@ class Session:
         await self.answers.send()
         nursery.start_soon(self._send)
 
+    # Who the client is.
+
+    def _has_place_for(self, event: Event) -> bool:
+        """Whether a client that was accepted without a place may go on with `event`: it has one
+        now, or is about to prove who it is."""
+        assert self._gate is not None
+        assert self.place is not None
+        if isinstance(event, (PublishQuery, Authenticate, CapabilitiesQuery)):
+            return True
+        self._undecided = False
+        now = trio.current_time()
+        if self.transport.certified:
+            return self._gate.prove(self.place, Standing.KNOWN, now)
+        return self._gate.confirm(self.place, now)
+
+    def _proves(self, standing: Standing) -> bool:
+        """The client has proven that it is `standing`: whether it has a place now."""
+        if self._gate is None or self.place is None:
+            return True
+        self._undecided = False
+        return self._gate.prove(self.place, standing, trio.current_time())
+
+    async def _examine(self, command: str, check: Callable[[], bool]) -> bool | None:
+        """Whether `check`, which compares a token, is true; None: it was not made, close."""
+        assert self._examiner is not None
+        if self.answers:
+            await self.answers.send()
+        host = None if self.place is None else self.place.host
+        with self._examining:
+            return await self._examiner.examine(command, host, self.transport.peer, check)
+        return None
+
+    async def _authenticate(self, command: Authenticate) -> bool:
+        """Judge a client's token; True when the connection is over with it."""
+        assert self._examiner is not None
+        self._counts.commands[AUTHENTICATE] += 1
+        token, examiner = command.token, self._examiner
+        allowed = await self._examine(AUTHENTICATE, lambda: examiner.knows(token))
+        if allowed and self._proves(Standing.KNOWN):
+            self.answers.add(messages.OK)
+            return False
+        self.reason = self.reason or REFUSED
+        if allowed is False:
+            why = "the server does not know this token"
+            return await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
+        return True
+
     async def _publish(self, query: PublishQuery) -> None:
         """All that is left of this connection is a source's."""
         assert self._desk is not None
         self._counts.commands[PUBLISH] += 1
-        if self.answers:
-            await self.answers.send()
+        desk, transport = self._desk, self.transport
+        allowed = await self._examine(PUBLISH, lambda: desk.allows(query, transport))
+        if allowed is False:
+            why = "neither token nor certificate allows this client to publish"
+            await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
+        if not allowed or not self._proves(Standing.PUBLISHER):
+            self.reason = self.reason or REFUSED
+            return
         receive = self._receiver.receive
         left = self.protocol.hand_over()
         self._publication = Publication(self._desk, self.transport, receive, left)
@@ -471,12 +562,20 @@ class Session:
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)
         if isinstance(event, Drop):
-            _log.debug("%s: closed: %s", self.transport.peer, event.reason)
+            self._log_drop(event)
             self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
             await self._hang_up()
         return True
+
+    def _log_drop(self, event: Drop) -> None:
+        peer = self.transport.peer
+        if self._gate is None:
+            _log.info("%s: closed: %s", peer, event.reason)
+            return
+        refusals, now = self._gate.refusals, trio.current_time()
+        refusals.note(event.kind, peer, f"closed: {event.reason}", now)
 
     async def _refuse(self, refusal: Refuse) -> bool:
         """Send a Result other than OK; True when the connection is over with it."""
