@@ -12,8 +12,6 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import trio
-
 from datastreamer.net.counts import Counts
 from datastreamer.net.limits import PROVISIONAL_CLIENTS, Limits
 from datastreamer.net.refusals import Refusals
@@ -52,10 +50,9 @@ class Standing(enum.IntEnum):
 
 
 class Place:
-    """One accepted connection, as the gate sees it. `scope` ends the task that serves it."""
+    """One accepted connection, as the gate sees it."""
 
-    __slots__ = ("came_at", "held", "host", "over", "peer", "scope", "session", "short_of",
-                 "standing")  # fmt: skip
+    __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "standing")
 
     def __init__(self, host: str, peer: str, now: float, short_of: str) -> None:
         self.host = host
@@ -66,9 +63,10 @@ class Place:
         self.held = False
         """Whether it has a place. Until then it is provisional: it may only prove itself."""
         self.over = False
+        """Whether it is to be closed, or has been."""
         self.standing = Standing.UNPROVEN
         self.session: Session | None = None
-        self.scope = trio.CancelScope()
+        """What serves it, once it does."""
 
 
 Idle: TypeAlias = "tuple[Standing, float, Session]"
@@ -221,7 +219,8 @@ class Gate:
     def _dismiss(self, place: Place, now: float) -> None:
         """Close a connection that has no place."""
         self.leave(place, now)
-        place.scope.cancel()
+        if place.session is not None:
+            place.session.dismiss()
 
     def _evict(self, newcomer: Standing, now: float) -> bool:
         """Close the client that has been idle longest of those that have proven least, and no

@@ -220,10 +220,12 @@ class Server:
 
     async def _serve(self, connection: socket.socket, place: Place) -> None:
         try:
+            if place.over:
+                connection.close()
+                return
             keep_alive(connection)
             transport = transport_over(connection, place.peer, self._tls, self._gate.refusals)
-            with place.scope:
-                await self.handle(transport, connection, place)
+            await self.handle(transport, connection, place)
         finally:
             self._gate.leave(place, trio.current_time())
 

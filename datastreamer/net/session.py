@@ -222,6 +222,11 @@ class Session:
             self.transport.reset()
         self._scope.cancel()
 
+    def dismiss(self) -> None:
+        """End a connection that has no place, now."""
+        self.reason = self.reason or REFUSED
+        self._scope.cancel()
+
     def finish(self, entries: int) -> None:
         """Come to a good end: answer what was asked, stream on to entry number `entries` or
         to the end of the entry that is being sent, then say goodbye."""

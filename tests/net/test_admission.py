@@ -123,15 +123,25 @@ def test_a_publisher_gets_in_past_idle_readers(path: Path, token_file: Path) -> 
 def test_a_relay_with_a_certificate_gets_in(
     path: Path, authority: Authority, tmp_path: Path, workers: int
 ) -> None:
+    """At its first attempt, also where the readers have certificates too, and are silent."""
     with DataStream.create(path) as stream:
         append(stream, (1, b"one"))
     cert, key = authority.issue("full-server")
     words = ["serve", path, "--host", "127.0.0.1", "--port", "0", "--max-clients", "50"]
     words += ["--workers", workers, "--tls-cert", cert, "--tls-key", key]
     words += ["--tls-client-ca", authority.file]
-    with running(*words, cwd=path.parent) as server, idle_readers(server.port()) as readers:
+    context = authority.context(authority.issue("relay"))
+    with (
+        running(*words, cwd=path.parent) as server,
+        idle_readers(server.port()) as readers,
+        contextlib.ExitStack() as stack,
+    ):
         port = readers[0].getpeername()[1]
-        context = authority.context(authority.issue("relay"))
+        for reader in readers[: IDLE_READERS // 2]:
+            copy = context.wrap_socket(reader.dup(), server_hostname="127.0.0.1")
+            stack.enter_context(copy)
+        with BlockingClient("127.0.0.1", port, tls=context) as known:
+            assert known.header().total_entries == 1
         with BlockingRelay(
             [Upstream("127.0.0.1", port, context)], tmp_path / "relay.bin", host="127.0.0.1", port=0
         ) as relay:
@@ -283,6 +293,24 @@ async def test_a_proof_has_its_time(
         assert PROOF_SECONDS <= trio.current_time() - began <= PROOF_SECONDS + 2
     assert rig.server.counts.refused == {"max_clients": 1}
     assert sum(rig.server.counts.ended.values()) == rig.server.counts.accepted == 1
+
+
+async def test_the_server_ends_while_a_connection_is_dismissed(
+    stream: DataStream, token_file: Path
+) -> None:
+    async with (
+        serving(stream, max_clients=1, client_token_file=str(token_file)) as rig,
+        rig.client() as reader,
+        rig.client(),
+    ):
+        await reader.ask(wire.start(0), OK)
+        await rig.counted(2)
+        [session] = [s for s in rig.server.sessions if s.place is not None and not s.place.held]
+        assert session.place is not None
+        rig.server.gate.tick(trio.current_time() + PROOF_SECONDS)
+        while session in rig.server.sessions:
+            session.finish(0)
+            await trio.lowlevel.checkpoint()
 
 
 async def test_without_any_proof_nobody_is_kept_waiting(stream: DataStream) -> None:
@@ -479,9 +507,11 @@ async def test_guesses_are_slowed_down_by_address(
             await trio.sleep(1)
             began = trio.current_time()
             async with rig.client("127.0.0.8") as peer:
+                await peer.ask(encode_authenticate(1, TOKEN), OK)
+            assert trio.current_time() - began < 0.5
+            async with rig.client("127.0.0.8") as peer:
                 await peer.send(publish(ONE, token=TOKEN))
                 await lease_of(peer)
-            assert trio.current_time() - began < 0.5
         # 0, 0, 0, 0.5, 1, 2, ... 30 s apart; those that would wait for over a minute are closed.
         assert guesses == 10
         counted = rig.server.counts.not_allowed

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import Counter
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.net.counts import Counts
-from datastreamer.net.gate import PROOF_SECONDS, Gate, Pace, Place, Standing
+from datastreamer.net.gate import EVICTED, PROOF_SECONDS, Gate, Idle, Pace, Place, Standing
 from datastreamer.net.limits import PROVISIONAL_CLIENTS, Limits
 from datastreamer.net.listen import host_of, is_local
 from datastreamer.net.refusals import Refusals
@@ -23,6 +24,9 @@ from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import over_loopback
 from tests.net.model import OK
+
+if TYPE_CHECKING:
+    from datastreamer.net.session import Session
 
 
 class Door:
@@ -183,6 +187,81 @@ def test_a_flood_displaces_its_own() -> None:
     assert len(closed) == 1_000 - (PROVISIONAL_CLIENTS - 1)
     assert door.counts.refused == {"max_clients": len(closed)}
     assert door.prove(quiet)
+
+
+class Idler:
+    """A session that is idle, until it is ended."""
+
+    reason = ""
+
+    def __init__(self, place: Place, since: float) -> None:
+        self.place = place
+        self.since: float | None = since
+
+    def idle_since(self) -> float | None:
+        return self.since
+
+    def end(self, reason: str, words: str, *, reset: bool = True) -> None:
+        assert (self.reason, reason) == (EVICTED, EVICTED)
+        assert self.place.over
+
+
+def idle_client(place: Place, since: float) -> Idle:
+    return place.standing, since, cast("Session", Idler(place, since))
+
+
+def test_the_idle_client_that_has_proven_least_leaves_first() -> None:
+    door = Door(reserved=2, max_clients=3)
+    places = [door.come() for _ in range(5)]
+    assert all(door.prove(place) for place in places[3:])
+    known, reader, asking = (place for place in places[:3] if place is not None)
+    assert door.prove(known)
+    idle = [idle_client(known, 1), idle_client(reader, 3), idle_client(asking, 2)]
+    cast("Idler", idle[2][2]).since = 900.0  # it has asked since the last look
+    door.gate.note_idle(idle)
+    assert door.placed(), "the reader has left"
+    assert (reader.over, asking.over, known.over) == (True, False, False)
+    assert not door.placed(), "a known client does not leave for a reader"
+    late = door.come()
+    assert door.prove(late)
+    assert known.over
+    assert (door.gate.clients, door.gate.reserved_in_use) == (5, 2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30)), max_size=120))
+def test_places_are_counted(steps: list[tuple[int, int]]) -> None:
+    """Whatever comes, proves itself, is idle, leaves or waits for too long."""
+    door = Door(reserved=3, publishing=True, max_clients=4, max_clients_per_address=3)
+    gate, came = door.gate, 0
+    places: list[Place] = []
+    for step, number in steps:
+        chosen = places[number % len(places)] if places else None
+        if step <= 1 or chosen is None:
+            place = door.come("abcdefg"[number % 7])
+            assert place is not None
+            came += 1
+            places.append(place)
+        elif step == 2:
+            door.prove(chosen, Standing(1 + number % 2))
+        elif step == 3:
+            gate.confirm(chosen, door.now)
+        elif step == 4:
+            door.leave(chosen)
+        elif step == 5:
+            gate.note_idle([idle_client(each, 1.0) for each in places if each.held])
+        else:
+            door.now += number / 10
+            gate.tick(door.now)
+        held = [place for place in places if place.held]
+        waiting = [place for place in places if not place.held and not place.over]
+        assert gate.clients == len(held) <= 7
+        assert gate.provisional == len(waiting)
+        assert sum(place.standing < Standing.PUBLISHER for place in held) <= 5
+        assert gate._by_address == Counter(place.host for place in held)
+        assert door.counts.accepted + sum(door.counts.refused.values()) + len(waiting) == came
+    for place in places:
+        door.leave(place)
+    assert (gate.clients, gate.provisional, gate._by_address) == (0, 0, {})
 
 
 def test_slots_are_shared_fairly() -> None:
