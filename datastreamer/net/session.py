@@ -11,7 +11,6 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import trio
@@ -25,6 +24,7 @@ from datastreamer.net.gate import EVICTED, Gate, Pace, Place, Standing
 from datastreamer.net.guard import LIFETIMES, Watch
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
+from datastreamer.net.proof import Proof
 from datastreamer.net.publication import Publication
 from datastreamer.net.publishing import Desk
 from datastreamer.net.receiver import Receiver
@@ -120,13 +120,14 @@ class Session:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
         self.transport = transport
+        self._proof = Proof(transport, gate, place, examiner)
         self.socket = connection
         self.sender = Sender(live, transport)
         self.answers = Answers(live, transport, limits)
         self.protocol = ServerConnection(
             live.stream.header.stream_type,
             publishing=desk is not None,
-            authenticating=examiner is not None and examiner.takes_tokens,
+            authenticating=self._proof.takes_tokens,
         )
         now = trio.current_time()
         self.watch = Watch(now)
@@ -141,11 +142,6 @@ class Session:
         self.place = place
         if place is not None:
             place.session = self
-        self._gate = gate
-        # Whether it is still to be decided if the client has a place.
-        self._undecided = place is not None and not place.held
-        self._examiner = examiner
-        self._examining = trio.CancelScope()
         self._desk = desk
         self._publication: Publication | None = None
         self._live = live
@@ -183,8 +179,7 @@ class Session:
     @property
     def standing(self) -> Standing:
         """What the client has proven."""
-        proven = Standing.UNPROVEN if self.place is None else self.place.standing
-        return max(proven, Standing.KNOWN) if self.transport.certified else proven
+        return self._proof.standing
 
     def idle_since(self) -> float | None:
         """Since when the client has neither streamed nor asked, as the last look found; None
@@ -233,7 +228,7 @@ class Session:
         self._finishing = True
         self.sender.finish(entries)
         self._news.set()
-        self._examining.cancel()
+        self._proof.finish()
         if self._publication is not None:
             self._publication.finish()
         if self.waiting and not self.sender.streaming and not self.over:
@@ -300,7 +295,7 @@ class Session:
                 protocol.receive(data)
                 event = protocol.next_event()
                 continue
-            if self._undecided and not self._has_place_for(event):
+            if self._proof.undecided and not self._proof.allows(event):
                 self.reason = self.reason or REFUSED
                 return
             # The most frequent question has the shortest way.
@@ -380,43 +375,14 @@ class Session:
 
     # Who the client is.
 
-    def _has_place_for(self, event: Event) -> bool:
-        """Whether a client that was accepted without a place may go on with `event`: it has one
-        now, or is about to prove who it is."""
-        assert self._gate is not None
-        assert self.place is not None
-        if isinstance(event, (PublishQuery, Authenticate, CapabilitiesQuery)):
-            return True
-        self._undecided = False
-        now = trio.current_time()
-        if self.transport.certified:
-            return self._gate.prove(self.place, Standing.KNOWN, now)
-        return self._gate.confirm(self.place, now)
-
-    def _proves(self, standing: Standing) -> bool:
-        """The client has proven that it is `standing`: whether it has a place now."""
-        if self._gate is None or self.place is None:
-            return True
-        self._undecided = False
-        return self._gate.prove(self.place, standing, trio.current_time())
-
-    async def _examine(self, command: str, check: Callable[[], bool]) -> bool | None:
-        """Whether `check`, which compares a token, is true; None: it was not made, close."""
-        assert self._examiner is not None
-        if self.answers:
-            await self.answers.send()
-        host = None if self.place is None else self.place.host
-        with self._examining:
-            return await self._examiner.examine(command, host, self.transport.peer, check)
-        return None
-
     async def _authenticate(self, command: Authenticate) -> bool:
         """Judge a client's token; True when the connection is over with it."""
-        assert self._examiner is not None
         self._counts.commands[AUTHENTICATE] += 1
-        token, examiner = command.token, self._examiner
-        allowed = await self._examine(AUTHENTICATE, lambda: examiner.knows(token))
-        if allowed and self._proves(Standing.KNOWN):
+        if self.answers:
+            await self.answers.send()
+        proof, token = self._proof, command.token
+        allowed = await proof.examine(AUTHENTICATE, lambda: proof.knows(token))
+        if allowed and proof.accept(Standing.KNOWN):
             self.answers.add(messages.OK)
             return False
         self.reason = self.reason or REFUSED
@@ -429,12 +395,14 @@ class Session:
         """All that is left of this connection is a source's."""
         assert self._desk is not None
         self._counts.commands[PUBLISH] += 1
+        if self.answers:
+            await self.answers.send()
         desk, transport = self._desk, self.transport
-        allowed = await self._examine(PUBLISH, lambda: desk.allows(query, transport))
+        allowed = await self._proof.examine(PUBLISH, lambda: desk.allows(query, transport))
         if allowed is False:
             why = "neither token nor certificate allows this client to publish"
             await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
-        if not allowed or not self._proves(Standing.PUBLISHER):
+        if not allowed or not self._proof.accept(Standing.PUBLISHER):
             self.reason = self.reason or REFUSED
             return
         receive = self._receiver.receive
@@ -567,20 +535,12 @@ class Session:
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)
         if isinstance(event, Drop):
-            self._log_drop(event)
+            self._proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
             await self._hang_up()
         return True
-
-    def _log_drop(self, event: Drop) -> None:
-        peer = self.transport.peer
-        if self._gate is None:
-            _log.info("%s: closed: %s", peer, event.reason)
-            return
-        refusals, now = self._gate.refusals, trio.current_time()
-        refusals.note(event.kind, peer, f"closed: {event.reason}", now)
 
     async def _refuse(self, refusal: Refuse) -> bool:
         """Send a Result other than OK; True when the connection is over with it."""

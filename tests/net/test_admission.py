@@ -36,7 +36,7 @@ from tests.cli.process import Running, running
 from tests.net import model as wire
 from tests.net.conftest import PATIENCE, Peer, append, until
 from tests.net.model import OK
-from tests.net.secure import Authority
+from tests.net.secure import Authority, dial
 from tests.net.test_publishing import ONE, lease_of, publish, refusal
 
 TOKEN = b"a token"
@@ -245,6 +245,40 @@ async def test_a_publisher_gets_in_past_its_own_old_connection(
         await again.send(publish(ONE, epoch, token=TOKEN))
         assert (await lease_of(again))[0] == epoch
         assert (await refusal(half_open))[0] == 18
+
+
+async def test_a_publisher_with_a_certificate_gets_in_past_readers_with_certificates(
+    stream: DataStream, authority: Authority
+) -> None:
+    tls = ServerTLS(authority.issue("full-publishing"), client_ca=authority.file)
+    terms = Publishing(client_certs=("source.example",))
+    reader = authority.context(authority.issue("reader", "reader.example"))
+    source = authority.context(authority.issue("source", "source.example"))
+    async with (
+        serving(stream, terms, tls, max_clients=1, reserved_clients=3) as rig,
+        contextlib.AsyncExitStack() as stack,
+    ):
+
+        async def read() -> Peer:
+            peer = Peer(await dial(("127.0.0.1", rig.port), reader))
+            stack.push_async_callback(peer.close)
+            await peer.ask(wire.start(0), OK)
+            return peer
+
+        readers = [await read() for _ in range(2)]
+        with pytest.raises((AssertionError, trio.BrokenResourceError)):
+            await read()
+        async with (
+            connect_publisher("127.0.0.1", rig.port, tls=source) as publisher,
+            publisher.atomic_op() as op,
+        ):
+            op.add_entry(3, b"in")
+        for peer in readers:
+            await peer.expect(wire.pack(0, 3, b"in"))
+        # The two places are for who publishes, not for who may.
+        async with connect("127.0.0.1", rig.port, tls=source) as known:
+            with pytest.raises(PeerError):
+                await known.header()
 
 
 @pytest.mark.parametrize("first", [b"", wire.header()[:7]])
@@ -568,7 +602,7 @@ async def test_what_is_refused_is_logged_together(
     stream: DataStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another stream type, TLS where none is spoken, a bookmark that is none."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     requests = {
         "stream type": struct.pack(">QQ", 3, 9),
         "no TLS here": b"\x16\x03" + bytes(30),
