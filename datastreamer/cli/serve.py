@@ -132,14 +132,21 @@ WorkersOption = Annotated[
 ]
 MaxClientsOption = Annotated[
     int,
-    number_option("--max-clients", "N", "Refuse connections above this.", most=U32_MAX, least=1),
+    number_option(
+        "--max-clients",
+        "N",
+        "Maximum number of connections; a full server closes the client that has been idle "
+        "longest, or refuses the new one.",
+        most=U32_MAX,
+        least=1,
+    ),
 ]
 MaxClientsPerAddressOption = Annotated[
     int | None,
     number_option(
         "--max-clients-per-address",
         "N",
-        "Refuse connections from one address (IPv6: one /64) above this; 0: no limit [a tenth of "
+        "Maximum number of connections from one address (IPv6: one /64); 0: no limit [a tenth of "
         "--max-clients, at least 64; loopback and Unix sockets: no limit].",
         most=U32_MAX,
     ),

@@ -28,6 +28,9 @@ _TO_PROVE_ITSELF = (PublishQuery, Authenticate, CapabilitiesQuery)
 class Proof:
     """One client's. `place` is its place at `gate`; None, for both: it needs none."""
 
+    __slots__ = ("_examiner", "_examining", "_finishing", "_gate", "_place", "_transport",
+                 "undecided")  # fmt: skip
+
     def __init__(
         self,
         transport: Transport,
