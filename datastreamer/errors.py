@@ -62,7 +62,7 @@
             +-- BadToBookmark        5
             +-- InvalidCommand       9
             +-- PublishingRefused    16 to 26: a publisher's
-                +-- NotAllowed       16, its token or certificate
+                +-- NotAllowed       16, its token or certificate; a client's token too
                 +-- SourceBusy       17, another source holds the lease
                 +-- Fenced           18, another source has taken over
                 +-- LeaseLost        19, it was silent for too long
@@ -473,7 +473,8 @@ class PublishingRefused(ServerRefused):
 
 
 class NotAllowed(PublishingRefused):
-    """Result 16: neither token nor certificate allows it to publish."""
+    """Result 16: neither token nor certificate allows it to publish; or the server does not know
+    the token that a client shows."""
 
 
 class SourceBusy(PublishingRefused):

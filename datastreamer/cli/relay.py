@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from datastreamer.cli.serve import (
     AcceptRateOption,
     CertOption,
     ClientCaOption,
+    ClientTokenFileOption,
     GraceOption,
     HostOption,
     InactivityTimeoutOption,
@@ -29,10 +31,12 @@ from datastreamer.cli.serve import (
     MetricsHostOption,
     MetricsPortOption,
     RequestRateOption,
+    ReservedClientsOption,
     Sync,
     SyncOption,
     UnixOption,
     WriteTimeoutOption,
+    check_reserve,
     metrics_at,
     server_tls,
 )
@@ -42,6 +46,7 @@ from datastreamer.net.listen import address_of
 from datastreamer.net.relay import DEFAULT_PORT, Relay
 from datastreamer.net.run_relay import relay_until_signal
 from datastreamer.net.standing import READY_LAG
+from datastreamer.net.terms import read_tokens
 from datastreamer.net.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -100,6 +105,14 @@ UpstreamNameOption = Annotated[
     str | None,
     typer.Option("--server-tls-name", metavar="NAME", help="Whom their certificates name [HOST]."),
 ]
+UpstreamTokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server-token-file",
+        metavar="FILE",
+        help="Show each server the first token in this file, for a reserved place there.",
+    ),
+]
 
 ReadyLagOption = Annotated[
     int,
@@ -126,11 +139,14 @@ def relay(
     server_tls_cert: UpstreamCertOption = None,
     server_tls_key: UpstreamKeyOption = None,
     server_tls_name: UpstreamNameOption = None,
+    server_token_file: UpstreamTokenFileOption = None,
     tls_cert: CertOption = None,
     tls_key: KeyOption = None,
     tls_client_ca: ClientCaOption = None,
+    client_token_file: ClientTokenFileOption = None,
     max_clients: MaxClientsOption = MAX_CLIENTS,
-    max_clients_per_address: MaxClientsPerAddressOption = 0,
+    max_clients_per_address: MaxClientsPerAddressOption = None,
+    reserved_clients: ReservedClientsOption = None,
     accept_rate: AcceptRateOption = 0,
     request_rate: RequestRateOption = 0,
     inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
@@ -149,28 +165,34 @@ def relay(
         server or [],
         TLSOptions(server_tls_ca, server_tls_cert, server_tls_key),
         server_tls_name,
+        server_token_file,
     )
     if not file:
         raise typer.BadParameter("--file says where the stream is kept")
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
     metrics_at(metrics_host, metrics_port)
+    tls = server_tls(tls_cert or [], tls_key or [], tls_client_ca)
+    limits = Limits(
+        max_clients=max_clients,
+        max_clients_per_address=max_clients_per_address,
+        reserved_clients=reserved_clients,
+        client_token_file=client_token_file,
+        accept_rate=accept_rate or None,
+        request_rate=request_rate or None,
+        inactivity_timeout=inactivity_timeout or None,
+        write_timeout=write_timeout or None,
+        grace=grace,
+    )
+    check_reserve(limits, False, tls)
     made = Relay(
         upstreams,
         file,
         host=host or None,
         port=port,
         unix=unix,
-        tls=server_tls(tls_cert or [], tls_key or [], tls_client_ca),
-        limits=Limits(
-            max_clients=max_clients,
-            max_clients_per_address=max_clients_per_address or None,
-            accept_rate=accept_rate or None,
-            request_rate=request_rate or None,
-            inactivity_timeout=inactivity_timeout or None,
-            write_timeout=write_timeout or None,
-            grace=grace,
-        ),
+        tls=tls,
+        limits=limits,
         sync=sync.value,
         index=index.value,
         stream_type=stream_type,
@@ -206,10 +228,13 @@ def upstream_of(text: str) -> Upstream:
     return Upstream(address.host, address.port, address.tls)
 
 
-def _upstreams(servers: list[str], tls: TLSOptions, name: str | None) -> list[Upstream]:
+def _upstreams(
+    servers: list[str], tls: TLSOptions, name: str | None, token_file: str | None
+) -> list[Upstream]:
     if not servers:
         raise typer.BadParameter("--server says where to download from; there may be several")
-    upstreams = [upstream_of(text) for text in servers]
+    token = None if token_file is None else read_tokens(token_file)[0]
+    upstreams = [replace(upstream_of(text), token=token) for text in servers]
     secured = [upstream for upstream in upstreams if upstream.tls]
     if not secured:
         for option, value in {**tls._asdict(), "name": name}.items():
@@ -220,5 +245,5 @@ def _upstreams(servers: list[str], tls: TLSOptions, name: str | None) -> list[Up
         raise typer.BadParameter("--server-tls-key is the key of a --server-tls-cert")
     context = tls.context()
     return [
-        Upstream(each.host, each.port, context, name) if each.tls else each for each in upstreams
+        replace(each, tls=context, tls_server_name=name) if each.tls else each for each in upstreams
     ]

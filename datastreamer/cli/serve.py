@@ -24,7 +24,7 @@ from datastreamer.format import DEFAULT_PORT, U32_MAX
 from datastreamer.net.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
-from datastreamer.net.terms import Publishing
+from datastreamer.net.terms import Publishing, check_client_tokens
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -111,6 +111,15 @@ PublishClientCertOption = Annotated[
         help="And, or, whose certificate is for this name; repeatable; goes with --tls-client-ca.",
     ),
 ]
+ClientTokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--client-token-file",
+        metavar="FILE",
+        help="Give a client that shows a token, a line of this file, a reserved place when the "
+        "server is full.",
+    ),
+]
 FollowOption = Annotated[
     bool,
     typer.Option(
@@ -123,14 +132,32 @@ WorkersOption = Annotated[
 ]
 MaxClientsOption = Annotated[
     int,
-    number_option("--max-clients", "N", "Refuse connections above this.", most=U32_MAX, least=1),
+    number_option(
+        "--max-clients",
+        "N",
+        "Maximum number of connections; a full server closes the client that has been idle "
+        "longest, or refuses the new one.",
+        most=U32_MAX,
+        least=1,
+    ),
 ]
 MaxClientsPerAddressOption = Annotated[
-    int,
+    int | None,
     number_option(
         "--max-clients-per-address",
         "N",
-        "And above this from one address (IPv6: from one /64). 0: any number.",
+        "Maximum number of connections from one address (IPv6: one /64); 0: no limit [a tenth of "
+        "--max-clients, at least 64; loopback and Unix sockets: no limit].",
+        most=U32_MAX,
+    ),
+]
+ReservedClientsOption = Annotated[
+    int | None,
+    number_option(
+        "--reserved-clients",
+        "N",
+        "Places beyond --max-clients for publishers and for clients with a certificate or a "
+        "token [8].",
         most=U32_MAX,
     ),
 ]
@@ -211,6 +238,7 @@ def serve(
     tls_client_ca: ClientCaOption = None,
     publish_token_file: PublishTokenFileOption = None,
     publish_client_cert: PublishClientCertOption = None,
+    client_token_file: ClientTokenFileOption = None,
     create: CreateOption = False,
     system_id: SystemIdOption = None,
     stream_version: StreamVersionOption = None,
@@ -218,7 +246,8 @@ def serve(
     follow: FollowOption = False,
     workers: WorkersOption = 1,
     max_clients: MaxClientsOption = MAX_CLIENTS,
-    max_clients_per_address: MaxClientsPerAddressOption = 0,
+    max_clients_per_address: MaxClientsPerAddressOption = None,
+    reserved_clients: ReservedClientsOption = None,
     accept_rate: AcceptRateOption = 0,
     request_rate: RequestRateOption = 0,
     inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
@@ -237,7 +266,9 @@ def serve(
     """
     limits = Limits(
         max_clients=max_clients,
-        max_clients_per_address=max_clients_per_address or None,
+        max_clients_per_address=max_clients_per_address,
+        reserved_clients=reserved_clients,
+        client_token_file=client_token_file,
         accept_rate=accept_rate,
         request_rate=request_rate,
         inactivity_timeout=inactivity_timeout,
@@ -263,6 +294,7 @@ def serve(
             token_file=publish_token_file, client_certs=tuple(publish_client_cert or ())
         )
         publishing.tokens()  # before anything is made
+    check_reserve(limits, publishing is not None, tls)
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
 
@@ -309,6 +341,17 @@ def metrics_at(host: list[str] | None, port: int | None) -> tuple[list[str] | No
             raise typer.BadParameter("--metrics-host goes with a --metrics-port")
         return None
     return host or None, port
+
+
+def check_reserve(limits: Limits, publishing: bool, tls: ServerTLS | None) -> None:
+    """Raises for tokens that cannot be read, and for reserved places that no client can use."""
+    check_client_tokens(limits.client_token_file)
+    proofs = (limits.client_token_file, publishing, tls is not None and tls.asks_clients)
+    if limits.reserved_clients and not any(proofs):
+        raise typer.BadParameter(
+            "--reserved-clients goes with a --client-token-file, a --tls-client-ca or publishing: "
+            "nobody else can have these places"
+        )
 
 
 def server_tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:

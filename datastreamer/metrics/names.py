@@ -89,6 +89,13 @@ METRICS: Final[dict[str, Metric]] = {
     # Clients that are connected now.
     "datastreamer_clients": Metric("gauge", "Clients connected, by state.", ("state",)),
     "datastreamer_clients_limit": Metric("gauge", "Clients that are let in at most."),
+    "datastreamer_reserved_clients": Metric(
+        "gauge", "Clients beyond that limit, in places reserved for known clients."
+    ),
+    "datastreamer_reserved_clients_limit": Metric("gauge", "Places reserved for known clients."),
+    "datastreamer_provisional_clients": Metric(
+        "gauge", "Connections without a place that may still prove who they are."
+    ),
     "datastreamer_clients_lag_entries": Metric(
         "gaugehistogram",
         "Streaming clients by how many entries they are behind the head.",
@@ -106,9 +113,14 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Bytes that a client is behind: the clients furthest behind.", ("client",)
     ),
     # Since the server started.
-    "datastreamer_connections_accepted_total": Metric("counter", "Connections let in."),
+    "datastreamer_connections_accepted_total": Metric("counter", "Connections that got a place."),
     "datastreamer_connections_refused_total": Metric(
-        "counter", "Connections closed at once, by the limit that they ran into.", ("reason",)
+        "counter", "Connections that got no place, by the limit that they ran into.", ("reason",)
+    ),
+    "datastreamer_authentication_failures_total": Metric(
+        "counter",
+        "Tokens and certificates that were not accepted, by the command that showed them.",
+        ("command",),
     ),
     "datastreamer_connections_ended_total": Metric(
         "counter", "Connections that are over, by why.", ("reason",)

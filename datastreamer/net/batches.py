@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import FEATURE_PUBLISH, PAGE_SIZE, U32_MAX, page_of, page_start
+from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
 from datastreamer.protocol import messages
@@ -49,7 +49,7 @@ class Batches:
     def capabilities(self) -> bytes:
         """The answer to a question for them."""
         stream = self._stream
-        features = Capabilities().features | (FEATURE_PUBLISH if self._live.publishing else 0)
+        features = Capabilities().features | self._live.features
         said = Capabilities(
             features=features,
             stream_id=stream.stream_id,

@@ -35,7 +35,7 @@ class BlockingClient(BlockingLink):
     """A connection to a server, made at once. One thread at a time: a call while another is
     underway raises `UsageError`, but for `stop` and `close`.
 
-    `host`, `port`, `tls` and `tls_server_name` are those of `connect`.
+    `host`, `port`, `tls`, `tls_server_name` and `token` are those of `connect`.
 
     `timeout` (seconds) bounds the making of a connection and the wait for an answer;
     the wait for streamed entries has no bound. Raises `ConnectFailed` and

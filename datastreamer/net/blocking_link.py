@@ -36,6 +36,7 @@ from datastreamer.net.peers import (
 from datastreamer.net.place import close_blocking, connect_blocking, place_of
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
+from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, check_waits
 from datastreamer.protocol.exchanges import Flow, Work
@@ -72,10 +73,12 @@ class BlockingLink(Attachment):
         backoff: Backoff = BACKOFF,
         heartbeat: float | None = None,
         batch_reads: bool = True,
+        token: bytes | str | None = None,
     ) -> None:
         check_number("stream_type", stream_type)
         check_waits(timeout, retry_for, heartbeat)
-        self._place = place_of(host, port, tls, tls_server_name)
+        request = token_request(stream_type, token)
+        self._place = place_of(host, port, tls, tls_server_name, request)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
         super().__init__(stream_type, self._place.peer, timeout, endurance, batch_reads)
         self._active: Iteration[Any] | None = None

@@ -21,7 +21,8 @@ import trio
 
 from datastreamer.net.listen import tune
 from datastreamer.net.peers import connect_failed, connect_timeout, connection_lost, watch_over
-from datastreamer.net.place import Place
+from datastreamer.net.place import Place, say_no_tokens
+from datastreamer.protocol.authentication import Introduction
 
 if TYPE_CHECKING:
     import ssl
@@ -49,6 +50,8 @@ _GATHERED_BYTES: Final = 64 << 10
 """Within a turn so much is waited for, a moment long: a stream that is taken as fast as it comes
 is taken in too many pieces. Where that takes the whole moment the turn ends: at a slower pace
 others would be held up and nothing be gained."""
+
+_RECEIVE_SIZE: Final = 4096
 
 # What `select` takes: descriptors below that.
 _MOST_DESCRIPTORS: Final = 1024
@@ -258,23 +261,47 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
 
 
 async def dial(place: Place, timeout: float) -> trio.abc.Stream:
-    """A connection to `place`, TLS and all, within `timeout` seconds.
+    """A connection to `place`, TLS, token and all, within `timeout` seconds.
 
-    Raises `ConnectFailed`, and `TLSFailed` where the connection is made and TLS is not.
+    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
+    `NotAllowed` where the server does not accept the token.
     """
     try:
         with trio.fail_after(timeout):
-            try:
-                if place.path is not None:
-                    return await trio.open_unix_socket(place.path)
-                stream = await trio.open_tcp_stream(place.host, place.port)
-            except (OSError, UnicodeError) as error:
-                raise connect_failed(place.peer, error) from None
-            if place.context is None:
+            stream = await _dial(place)
+            if not place.token_request or await _introduce(stream, place):
                 return stream
-            return await _with_tls(stream, place, place.context)
+            say_no_tokens(place)
+            return await _dial(place)
     except trio.TooSlowError:
         raise connect_timeout(place.peer, timeout) from None
+
+
+async def _dial(place: Place) -> trio.abc.Stream:
+    try:
+        if place.path is not None:
+            return await trio.open_unix_socket(place.path)
+        stream = await trio.open_tcp_stream(place.host, place.port)
+    except (OSError, UnicodeError) as error:
+        raise connect_failed(place.peer, error) from None
+    if place.context is None:
+        return stream
+    return await _with_tls(stream, place, place.context)
+
+
+async def _introduce(stream: trio.abc.Stream, place: Place) -> bool:
+    """Show the token; whether the server knows what that is. Else the connection is closed."""
+    introduction, accepted = Introduction(place.token_request, place.peer), None
+    try:
+        await stream.send_all(introduction.request)
+        while accepted is None:
+            accepted = introduction.receive(bytes(await stream.receive_some(_RECEIVE_SIZE)))
+    except trio.BrokenResourceError as error:
+        raise connection_lost(place.peer, error) from None
+    finally:
+        if not accepted:
+            await trio.aclose_forcefully(stream)
+    return accepted
 
 
 async def _with_tls(

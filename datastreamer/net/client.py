@@ -26,6 +26,7 @@ from datastreamer.net.place import place_of
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.arguments import check_number
+from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import (
     BATCH_BYTES,
     REQUESTS,
@@ -58,6 +59,7 @@ async def connect(
     backoff: Backoff = BACKOFF,
     heartbeat: float | None = None,
     batch_reads: bool = True,
+    token: bytes | str | None = None,
 ) -> AsyncIterator[Client]:
     """A client of the server at `host` and `port`, closed at the end of the block.
 
@@ -76,10 +78,16 @@ async def connect(
     seconds, the server is asked on a second connection; without an answer, or where
     entries are due, the connection is taken for lost. Without `batch_reads` a server is not
     asked what it can do, and no batches are asked for.
+
+    `token` is shown first on each connection: a server whose operator gave it out serves this
+    client in a reserved place when it is full. Raises `NotAllowed` where it is wrong; a server
+    that accepts no tokens is connected to without it, with a warning in the log. Without TLS a
+    token can be read on the way.
     """
     check_number("stream_type", stream_type)
     check_waits(timeout, retry_for, heartbeat)
-    place = place_of(host, port, tls, tls_server_name)
+    request = token_request(stream_type, token)
+    place = place_of(host, port, tls, tls_server_name, request)
     redial = partial(dial, place, timeout)
     client = Client(
         await redial(),

@@ -32,7 +32,7 @@ from datastreamer.metrics.process import process_samples
 from datastreamer.net.counts import DROPPED, FAULT, kind_of
 from datastreamer.net.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
 from datastreamer.net.sender import State
-from datastreamer.net.session import COMMANDS, PUBLISH, REASONS
+from datastreamer.net.session import AUTHENTICATE, COMMANDS, PUBLISH, REASONS
 
 if TYPE_CHECKING:
     from datastreamer.net.server import Server
@@ -80,6 +80,7 @@ async def collect(
     clients = furthest_behind(clients, limit)
     counts = server.counts
     publishes = server.desk is not None
+    proofs = [PUBLISH] * publishes + [AUTHENTICATE] * server.takes_tokens
     samples: Samples = {
         **_build(),
         "datastreamer_head_entries": [([], head.entries)],
@@ -89,12 +90,12 @@ async def collect(
         **({} if numbers is None else numbers.samples()),
         "datastreamer_clients": [([state.value], states[state.value]) for state in State],
         "datastreamer_clients_limit": [([], server.limits.max_clients)],
+        **_reserve(server),
         "datastreamer_connections_accepted_total": [([], counts.accepted)],
         "datastreamer_connections_refused_total": _by_label(counts.refused, _REFUSALS),
         "datastreamer_connections_ended_total": _by_label(counts.ended, REASONS),
-        "datastreamer_commands_total": _by_label(
-            counts.commands, (*COMMANDS, *[PUBLISH] * publishes)
-        ),
+        "datastreamer_authentication_failures_total": _by_label(counts.not_allowed, proofs),
+        "datastreamer_commands_total": _by_label(counts.commands, (*COMMANDS, *proofs)),
         "datastreamer_errors_total": _by_label(
             counts.errors, (*_ERRORS, *_OF_PUBLISHING * publishes)
         ),
@@ -150,6 +151,18 @@ def _index(server: Server) -> Samples:
             "datastreamer_index_lag_bytes": [([], size)],
         }
     return {}
+
+
+def _reserve(server: Server) -> Samples:
+    """The places that known clients have for themselves, where there are any."""
+    gate = server.gate
+    if not gate.reserved:
+        return {}
+    return {
+        "datastreamer_reserved_clients": [([], gate.reserved_in_use)],
+        "datastreamer_reserved_clients_limit": [([], gate.reserved)],
+        "datastreamer_provisional_clients": [([], gate.provisional)],
+    }
 
 
 def _publishing(server: Server) -> Samples:

@@ -27,10 +27,13 @@ class Counts:
     """Since the server started. Read them at any time; they are changed in the loop's thread."""
 
     accepted: int = 0
-    """Connections let in."""
+    """Connections that got a place."""
 
     refused: Counter[str] = field(default_factory=Counter)
-    """Connections closed at once, by the limit that they ran into."""
+    """Connections closed without having had a place, by the limit that they ran into."""
+
+    not_allowed: Counter[str] = field(default_factory=Counter)
+    """Tokens and certificates that were not accepted, by the command that showed them."""
 
     ended: Counter[str] = field(default_factory=Counter)
     """Connections that are over, by why."""

@@ -19,7 +19,7 @@ from types import TracebackType
 from datastreamer.errors import ServerFailed, StreamClosed, UsageError
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
-from datastreamer.net.terms import Publishing
+from datastreamer.net.terms import Publishing, check_client_tokens
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.workers import Workers
 from datastreamer.protocol.endurance import check_seconds
@@ -87,6 +87,8 @@ class StreamServer:
             raise UsageError("publishing needs the process that writes to serve: in_process=True")
         if in_process and workers != 1:
             raise UsageError("workers are processes; in_process serves from one thread")
+        limits = limits or Limits()
+        check_client_tokens(limits.client_token_file)
         listeners = open_listeners(host, port, unix)
         self._addresses = [name_of(listener) for listener in listeners]
         metrics: list[socket.socket] = []
@@ -107,7 +109,6 @@ class StreamServer:
             else:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
-                limits = limits or Limits()
                 self._serving: _Thread | Workers = (
                     _Thread(self.stream, listeners, limits, tls, metrics, publishing)
                     if in_process

@@ -1,6 +1,7 @@
 """Ends clients that only take up room: one task that looks over all sessions.
 
-Owns what was seen of each client at the last look, and the reasons for an end. Nobody is
+Owns what was seen of each client at the last look, and the reasons for an end; tells the gate
+which clients are idle. Nobody is
 ended for being slow: a client that takes a byte, or asks, is alive. Looks about once a
 second, so a time limit is kept to about a second; costs the clients' own tasks nothing
 but what they note anyway.
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from datastreamer.net.gate import IDLE_SECONDS
 from datastreamer.net.limits import Limits
 from datastreamer.net.tcp import tcp_info
 
 if TYPE_CHECKING:
-    from datastreamer.net.gate import Gate
+    from datastreamer.net.gate import Gate, Idle
     from datastreamer.net.session import Session
 
 _LOOK_SECONDS = 1.0
@@ -60,10 +62,12 @@ class Watch:
 
 
 async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> None:
-    """Look after `sessions`, which come and go, and what `gate` has to say, for ever."""
+    """Look after `sessions`, which come and go, and `gate`, for ever."""
     while True:
         await trio.sleep(_LOOK_SECONDS)
-        gate.tell(trio.current_time())
+        gate.tick(trio.current_time())
+        idle: list[Idle] = []
+        crowded = gate.crowded
         for at, session in enumerate(list(sessions)):
             if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
@@ -72,6 +76,10 @@ async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> No
             if reason is not None:
                 seconds = getattr(limits, reason)
                 session.end(reason, _WORDS[reason].format(seconds), reset=reason in _RESET)
+            since = session.idle_since() if crowded else None
+            if since is not None and trio.current_time() - since >= IDLE_SECONDS:
+                idle.append((session.standing, since, session))
+        gate.note_idle(idle)
 
 
 def due(session: Session, limits: Limits, now: float) -> str | None:

@@ -352,6 +352,11 @@ def host_of(address: object) -> str:
     return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
 
 
+def is_local(host: str) -> bool:
+    """Whether `host`, as `host_of` gives it, is this machine: loopback, or a Unix socket."""
+    return host == "local" or host.startswith("127.") or host == "::/64"
+
+
 def address_of(name: object) -> str:
     """`host:port` of what getsockname or getpeername gave."""
     if isinstance(name, tuple) and len(name) >= 2:

@@ -51,8 +51,8 @@ class Live:
         """Set once, when the next entries can be seen or some were taken back."""
         self.found: dict[object, Any] = {}
         """What was found for a client up to where the pass is: for others who want the same."""
-        self.publishing = False
-        """Whether a source elsewhere may publish."""
+        self.features = 0
+        """What the server accepts beyond what every server does, as Capabilities says it."""
         self.trouble = ""
         """Why nothing new can be seen, where that is so."""
         self._live: dict[Sender, int] = {}

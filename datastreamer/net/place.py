@@ -7,6 +7,7 @@ not import trio: `channel` dials the same places for it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -15,11 +16,21 @@ from typing import TYPE_CHECKING
 
 from datastreamer.errors import UsageError
 from datastreamer.net.listen import UNIX, address_of, tune, unbracketed
-from datastreamer.net.peers import check_port, connect_failed, connect_timeout
+from datastreamer.net.peers import (
+    answer_timeout,
+    check_port,
+    connect_failed,
+    connect_timeout,
+    connection_lost,
+)
+from datastreamer.protocol.authentication import Introduction
 
 if TYPE_CHECKING:
     import ssl
 
+_log = logging.getLogger(__name__)
+
+_RECEIVE_SIZE = 4096
 # What TLS has room for.
 _LONGEST_NAME = 255
 
@@ -42,12 +53,16 @@ class Place:
     server_name: str
     """Whom its certificate is to name."""
 
+    token_request: bytes = b""
+    """What is sent first on each connection, to show a token; empty: nothing is."""
+
 
 def place_of(
     host: str,
     port: int,
     tls: bool | ssl.SSLContext = False,
     server_name: str | None = None,
+    token_request: bytes = b"",
 ) -> Place:
     """The place of a server; `host` may be ``unix:PATH``, the port says nothing then.
 
@@ -56,7 +71,7 @@ def place_of(
     check_place(host, port, tls, server_name)
     if host.startswith(UNIX):
         path = os.path.abspath(host[len(UNIX) :])
-        return Place(UNIX + path, path, host, 0, None, "")
+        return Place(UNIX + path, path, host, 0, None, "", token_request)
     host = unbracketed(host)
     context = None
     if tls is not False:
@@ -65,7 +80,7 @@ def place_of(
         context = client_tls() if tls is True else tls
     # Certificates know nothing of the interface behind a link-local address.
     name = server_name or host.partition("%")[0]
-    return Place(address_of((host, port)), None, host, port, context, name)
+    return Place(address_of((host, port)), None, host, port, context, name, token_request)
 
 
 def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None) -> None:
@@ -86,10 +101,43 @@ def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: s
 
 
 def connect_blocking(place: Place, timeout: float) -> socket.socket:
-    """A connection to `place`, TLS and all, each step of it within `timeout` seconds.
+    """A connection to `place`, TLS, token and all, each step of it within `timeout` seconds.
 
-    Raises `ConnectFailed`, and `TLSFailed` where the connection is made and TLS is not.
+    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
+    `NotAllowed` where the server does not accept the token.
     """
+    made = _connect_blocking(place, timeout)
+    if not place.token_request:
+        return made
+    with _closed_on_failure(made):
+        if _introduce_blocking(made, place, timeout):
+            return made
+    close_blocking(made)
+    say_no_tokens(place)
+    return _connect_blocking(place, timeout)
+
+
+def _introduce_blocking(made: socket.socket, place: Place, timeout: float) -> bool:
+    """Show the token; whether the server knows what that is."""
+    introduction = Introduction(place.token_request, place.peer)
+    try:
+        made.settimeout(timeout)
+        made.sendall(introduction.request)
+        while (accepted := introduction.receive(made.recv(_RECEIVE_SIZE))) is None:
+            pass
+    except TimeoutError:
+        raise answer_timeout(place.peer, timeout) from None
+    except OSError as error:
+        raise connection_lost(place.peer, error) from None
+    return accepted
+
+
+def say_no_tokens(place: Place) -> None:
+    """A line in the log: the server does not know tokens, or has closed the connection."""
+    _log.warning("%s accepts no tokens; connected to it without one", place.peer)
+
+
+def _connect_blocking(place: Place, timeout: float) -> socket.socket:
     try:
         if place.path is None:
             made = socket.create_connection((place.host, place.port), timeout)

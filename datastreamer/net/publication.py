@@ -21,7 +21,6 @@ from datastreamer.format import (
     RESULT_FENCED,
     RESULT_IN_DOUBT,
     RESULT_NO_LEASE,
-    RESULT_NOT_ALLOWED,
     RESULT_NOT_WRITTEN,
     RESULT_TOO_SLOW,
 )
@@ -49,8 +48,6 @@ from datastreamer.storage.writer import PendingCommit
 
 _log = logging.getLogger(__name__)
 
-# So long an answer to a wrong token takes.
-_NOT_ALLOWED_SECONDS: Final = 0.5
 # An operation up to this is committed in the loop's own turn: in less time than a thread begins.
 _AT_ONCE: Final = 64 << 10
 # Of operations that are not on disk nothing more is read behind so much.
@@ -116,14 +113,10 @@ class Publication:
     # The lease.
 
     async def run(self, query: PublishQuery) -> bytes:
-        """Serve the source until it is done; gives the last Result that it is to be told."""
+        """Serve the source, which may publish, until it is done; gives the last Result that it is
+        to be told."""
         peer = self._transport.peer
         self.source_id = query.source_id
-        if not self._desk.allows(query, self._transport):
-            _log.warning("%s: not allowed to publish", peer, extra={"peer": peer})
-            await trio.sleep(_NOT_ALLOWED_SECONDS)
-            why = "neither token nor certificate allows this client to publish"
-            return self._refusal(RESULT_NOT_ALLOWED, why)
         try:
             lease = await self._desk.grant(query, self)
         except Refused as refused:

@@ -7,8 +7,6 @@ stands in `publication.py`.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import os
 from typing import TYPE_CHECKING, Final
@@ -32,7 +30,7 @@ from datastreamer.format import (
 )
 from datastreamer.net.counts import Counts
 from datastreamer.net.published import Refused
-from datastreamer.net.terms import Publishing
+from datastreamer.net.terms import Publishing, is_token
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
 from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
@@ -81,14 +79,10 @@ class Desk:
         terms, allowed = self.terms, True
         if terms.token_file is not None:
             try:
-                tokens = terms.tokens()
+                allowed = is_token(query.token, terms.tokens())
             except UsageError as error:
                 _log.error("nobody may publish: %s", error)
-                tokens = []
-            shown, matched = hashlib.sha256(query.token).digest(), False
-            for token in tokens:
-                matched |= hmac.compare_digest(shown, hashlib.sha256(token).digest())
-            allowed &= matched
+                allowed = False
         if terms.client_certs:
             names = set(getattr(transport, "peer_names", tuple)())
             allowed &= not names.isdisjoint(name.lower() for name in terms.client_certs)

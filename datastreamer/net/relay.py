@@ -36,6 +36,7 @@ from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_list
 from datastreamer.net.scrape import serve_metrics
 from datastreamer.net.server import Server
 from datastreamer.net.standing import READY_LAG, gather, lag_behind, unready
+from datastreamer.net.terms import check_client_tokens
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.upstream import (
     AnotherStream,
@@ -167,6 +168,7 @@ class Relay:
         check_waits(timeout, heartbeat=heartbeat)
         check_seconds("patience", patience, zero=True)
         check_seconds("look_seconds", look_seconds)
+        check_client_tokens(None if limits is None else limits.client_token_file)
         names = Counter(state.upstream.name for state in self.states)
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(

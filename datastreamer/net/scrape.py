@@ -1,12 +1,13 @@
 """Metrics over HTTP: /metrics, /healthz, /readyz and /clients.json, and nothing else.
 
-Owns the endpoint and its bounds: few clients at a time, small requests, one answer a
-connection, each within seconds. Knows no metric; who runs it says where a snapshot comes from,
-one process's (`collect.py`) or several processes' together.
+Owns the endpoint and its bounds: a limited number of connections, shared fairly among addresses,
+small requests, one answer a connection, each within seconds. Knows no metric; who runs it says
+where a snapshot comes from, one process's (`collect.py`) or several processes' together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -20,16 +21,17 @@ import trio
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import LISTED, TEXT, Snapshot, exposed, prepare
 from datastreamer.net.collect import collect
-from datastreamer.net.listen import address_of, name_of
+from datastreamer.net.listen import address_of, host_of, name_of
+from datastreamer.net.slots import FairSlots
 
 if TYPE_CHECKING:
     from datastreamer.net.server import Server
 
 _log = logging.getLogger(__name__)
 
-_CLIENTS = 16
+_CONNECTIONS = 64
 _REQUEST_BYTES = 8192
-_REQUEST_SECONDS = 5.0
+_REQUEST_SECONDS = 3.0
 _ANSWER_SECONDS = 10.0
 # What was not read of a request would have the system reset the connection.
 _LINGER_SECONDS = 1.0
@@ -89,20 +91,23 @@ class _Endpoint:
     def __init__(self, gather: Gather, unready: Callable[[], str]) -> None:
         self._gather = gather
         self._unready = unready
-        self._clients = 0
+        self._connections: FairSlots[trio.CancelScope] = FairSlots(_CONNECTIONS)
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """One request and its answer."""
-        if self._clients >= _CLIENTS:
-            await trio.aclose_forcefully(stream)
-            return
-        self._clients += 1
+        """One request and its answer; cut short where too many others come meanwhile."""
+        scope, host = trio.CancelScope(), "gone"
+        with contextlib.suppress(OSError):
+            host = host_of(stream.socket.getpeername())
+        displaced = self._connections.add(scope, host)
+        if displaced is not None:
+            displaced.cancel()
         try:
-            await self._serve(stream)
+            with scope:
+                await self._serve(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             pass
         finally:
-            self._clients -= 1
+            self._connections.discard(scope, host)
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.SocketStream) -> None:

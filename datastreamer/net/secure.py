@@ -19,7 +19,7 @@ import trio
 
 from datastreamer.errors import BadCertificate
 from datastreamer.format import RESULT_INVALID_COMMAND
-from datastreamer.net.listen import peer_of
+from datastreamer.net.refusals import Refusals
 from datastreamer.net.tls import ServerTLS, client_fault, names_of, why
 from datastreamer.net.transport import RECEIVE_SIZE, Buffer, SocketTransport, Transport
 from datastreamer.protocol import messages
@@ -36,12 +36,13 @@ _HANDSHAKE_RECORD = b"\x16"
 _RECORD_BYTES = 16 * 1024
 
 
-def transport_over(connection: socket.socket, address: object, tls: ServerTLS | None) -> Transport:
+def transport_over(
+    connection: socket.socket, peer: str, tls: ServerTLS | None, refusals: Refusals
+) -> Transport:
     """What a session uses for an accepted connection. Unix sockets are without TLS."""
-    peer = peer_of(connection, address)
     if tls is None or connection.family == socket.AF_UNIX:
         return SocketTransport(connection, peer)
-    return TLSTransport(connection, peer, tls)
+    return TLSTransport(connection, peer, tls, refusals)
 
 
 class TLSTransport:
@@ -51,8 +52,12 @@ class TLSTransport:
     and `receive` gives the end.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, tls: ServerTLS) -> None:
+    def __init__(
+        self, connection: socket.socket, peer: str, tls: ServerTLS, refusals: Refusals
+    ) -> None:
         self.peer = peer
+        self.certified = False
+        self._refusals = refusals
         self._socket = SocketTransport(connection, peer)
         self._tls = tls
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -162,7 +167,8 @@ class TLSTransport:
         except trio.BrokenResourceError as error:
             refused = client_fault(error.__cause__ or error)
         if refused:
-            _log.info("%s: refused: %s", self.peer, refused, extra={"peer": self.peer})
+            words, now = f"refused: {refused}", trio.current_time()
+            self._refusals.note(f"TLS: {refused}", self.peer, words, now)
         return not refused
 
     async def _shake_hands(self) -> str:
@@ -182,6 +188,7 @@ class TLSTransport:
             else:
                 await self._flush()
                 self._object = tls
+                self.certified = tls.getpeercert(True) is not None
                 return ""
 
     # The end.

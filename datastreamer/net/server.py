@@ -19,17 +19,20 @@ from typing import TypeVar
 import trio
 
 from datastreamer.errors import DamagedFile, UnknownEntry
+from datastreamer.format import FEATURE_AUTHENTICATE, FEATURE_PUBLISH
 from datastreamer.net.counts import Counts
+from datastreamer.net.examination import Examiner
 from datastreamer.net.file_watch import FileWatch
-from datastreamer.net.gate import NO_STREAM, Gate, Pace
+from datastreamer.net.gate import NO_STREAM, Gate, Pace, Place
 from datastreamer.net.guard import guard
-from datastreamer.net.limits import Limits, room_for_clients
+from datastreamer.net.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
 from datastreamer.net.listen import Hosts, host_of, name_of, open_listeners, peer_of
 from datastreamer.net.live import Live, wakeup
 from datastreamer.net.publishing import Desk, Publishing
 from datastreamer.net.secure import transport_over
 from datastreamer.net.session import CHANGED, SERVER_ENDED, Session
 from datastreamer.net.tcp import keep_alive
+from datastreamer.net.terms import check_client_tokens
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
 from datastreamer.net.turns import Turns
@@ -78,18 +81,20 @@ class Server:
         self.live = Live(stream, self.counts)
         self.sessions: set[Session] = set()
         self.desk = None if publishing is None else Desk(publishing, stream, tls, self.counts)
-        self.live.publishing = publishing is not None
         self.watch = FileWatch(stream, logs=logs_file)
         self._changes_streams = changes_streams and stream.follows
         # Whether clients are refused until there is a stream to serve.
         self._without_stream = False
         # What was opened here in place of a stream that was replaced.
         self._opened: DataStream | None = None
-        self._gate = Gate(self.limits, self.counts, turns)
         self._waker = waker
         self._tls = tls
         # Where other processes accept from the same listeners.
         self._turns = turns
+        self._gate = self._make_gate()
+        tokens = self.limits.client_token_file
+        self._examiner = Examiner(tokens, self.counts, self._gate.refusals)
+        self.live.features = self._features
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -112,6 +117,7 @@ class Server:
                 listener.setblocking(False)
             woken = stack.enter_context(wakeup(self.stream, self._waker))
             stack.callback(self.stream.on_change(_in_loop(token, self.change)))
+            stack.callback(lambda: self._gate.refusals.flush(0, last=True))
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve_streams, woken)
@@ -142,6 +148,7 @@ class Server:
                 before, self._opened = self.stream, successor
                 self.stream = successor
                 self.live = Live(successor, self.counts)
+                self.live.features = self._features
                 # Else a file that was removed kept its place on the disk.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(before.close)
@@ -172,12 +179,42 @@ class Server:
             return f"{self.stream.path}: {self.watch.lost}"
         return self.live.trouble or self.stream.misplaced
 
+    @property
+    def gate(self) -> Gate:
+        """The places of its clients."""
+        return self._gate
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether clients may show a token."""
+        return self._examiner.takes_tokens
+
+    @property
+    def _features(self) -> int:
+        """What clients are told of beside what every server of ours has."""
+        publishing = FEATURE_PUBLISH * (self.desk is not None)
+        return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a client has any way to prove who it is."""
+        certificates = self._tls is not None and self._tls.asks_clients
+        tokens = self.limits.client_token_file is not None
+        return certificates or tokens or self.desk is not None
+
+    def _make_gate(self) -> Gate:
+        reserved = self.limits.reserved if self.authenticates else 0
+        publishing = self.desk is not None
+        return Gate(self.limits, self.counts, self._turns, reserved, publishing)
+
     def _fit_into_descriptors(self) -> None:
-        wanted = self.limits.max_clients
-        room, descriptors = room_for_clients(wanted)
+        wanted, reserved = self.limits.max_clients, self._gate.reserved
+        beyond = reserved + PROVISIONAL_CLIENTS if reserved else 0
+        room, descriptors = room_for_clients(wanted + beyond)
+        room = max(1, room - beyond)
         if room < wanted:
             self.limits = dataclasses.replace(self.limits, max_clients=room)
-            self._gate = Gate(self.limits, self.counts, self._turns)
+            self._gate.shrink(self.limits)
             _log.warning(
                 "at most %d clients, not %d: this process may have %d descriptors open; raise "
                 "that (ulimit -n, LimitNOFILE=), or ask for fewer",
@@ -189,15 +226,14 @@ class Server:
     async def _accept_all(self, listeners: list[socket.socket], clients: trio.Nursery) -> None:
         rate = self.limits.accept_rate
         pace = None if rate is None else Pace(rate, trio.current_time())
-        self._tell_others()
+        self._gate.note_room()
         try:
             with self._accepting:
                 async with trio.open_nursery() as nursery:
                     for listener in listeners:
                         nursery.start_soon(self._accept, listener, clients, pace)
         finally:
-            if self._turns is not None:
-                self._turns.leave()
+            self._gate.close()
         for listener in listeners:
             listener.close()
 
@@ -228,38 +264,41 @@ class Server:
                 continue
             short_of_descriptors = False
             now = trio.current_time()
-            host = host_of(address)
+            place = None
             if self._without_stream:
                 self.counts.refused[NO_STREAM] += 1
-                connection.close()
-            elif self._gate.admit(host, peer_of(connection, address), now):
-                self._tell_others()
-                clients.start_soon(self._let_in, connection, address, host)
             else:
+                peer = peer_of(connection, address)
+                place = self._gate.admit(host_of(address), peer, now)
+            if place is None:
                 connection.close()
+            else:
+                clients.start_soon(self._serve, connection, place)
             together += 1
             if pace is not None:
                 await trio.sleep(pace.step(now))
             elif together % _ACCEPTED_TOGETHER == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _let_in(self, connection: socket.socket, address: object, host: str) -> None:
+    async def _serve(self, connection: socket.socket, place: Place) -> None:
         try:
+            if place.over:
+                connection.close()
+                return
             keep_alive(connection)
-            await self.handle(transport_over(connection, address, self._tls), connection)
+            transport = transport_over(connection, place.peer, self._tls, self._gate.refusals)
+            await self.handle(transport, connection, place)
         finally:
-            self._gate.leave(host)
-            if not self._accepting.cancel_called:
-                self._tell_others()
+            self._gate.leave(place, trio.current_time())
 
-    def _tell_others(self) -> None:
-        if self._turns is not None:
-            clients = self._gate.clients
-            self._turns.note(clients, self.limits.max_clients - clients)
-
-    async def handle(self, transport: Transport, connection: socket.socket | None = None) -> None:
+    async def handle(
+        self,
+        transport: Transport,
+        connection: socket.socket | None = None,
+        place: Place | None = None,
+    ) -> None:
         """Serve one client until it is done. Its failures are its own. `connection` is the
-        socket under the transport, where there is one."""
+        socket under the transport, where there is one, and `place` its place at the gate."""
         if self._without_stream:
             await transport.close()
             return
@@ -269,6 +308,9 @@ class Server:
             connection=connection,
             limits=self.limits,
             desk=self.desk,
+            examiner=self._examiner,
+            gate=self._gate,
+            place=place,
         )
         self.sessions.add(session)
         _log.debug("%s: connected", transport.peer)
@@ -279,7 +321,8 @@ class Server:
         finally:
             self.sessions.discard(session)
             self.live.forget(session.sender)
-            self.counts.ended[session.reason or SERVER_ENDED] += 1
+            if place is None or not place.short_of:
+                self.counts.ended[session.reason or SERVER_ENDED] += 1
             with trio.CancelScope(shield=True):
                 await transport.close()
             _log.debug("%s: disconnected (%s)", transport.peer, session.reason or SERVER_ENDED)
@@ -436,9 +479,11 @@ async def serve(
     becomes readable when another process has committed. `publishing` says who may publish into
     the stream, which is open for writing then (``docs/PUBLISHING.md``).
 
-    Raises `ListenFailed`. Cancelling it closes the listeners and every connection at once;
+    Raises `ListenFailed`, and `UsageError` where the limits' client token file has no tokens.
+    Cancelling it closes the listeners and every connection at once;
     `Server.finish` is the way to end in good order.
     """
+    check_client_tokens(None if limits is None else limits.client_token_file)
     server = Server(stream, limits=limits, waker=waker, tls=tls, publishing=publishing)
     sockets = open_listeners(host, port, unix) if listeners is None else listeners
     await server.run(sockets, task_status=task_status)

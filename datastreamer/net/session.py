@@ -16,19 +16,22 @@ from typing import Final, TypeAlias
 import trio
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import RESULT_BAD_FROM_ENTRY
+from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_NOT_ALLOWED
 from datastreamer.net.answers import Answers
 from datastreamer.net.counts import DROPPED, FAULT, kind_of
-from datastreamer.net.gate import Pace
+from datastreamer.net.examination import Examiner
+from datastreamer.net.gate import EVICTED, Gate, Pace, Place, Standing
 from datastreamer.net.guard import LIFETIMES, Watch
 from datastreamer.net.limits import Limits
 from datastreamer.net.live import Live
+from datastreamer.net.proof import Proof
 from datastreamer.net.publication import Publication
 from datastreamer.net.publishing import Desk
 from datastreamer.net.receiver import Receiver
 from datastreamer.net.sender import Sender, State
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
+from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.messages import (
     BatchQuery,
@@ -64,7 +67,7 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
-REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, *LIFETIMES)
+REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, EVICTED, *LIFETIMES)
 
 _ENTRY: Final = "entry"
 _KINDS: Final = {
@@ -83,8 +86,10 @@ _KINDS: Final = {
     Stop: "stop",
 }
 PUBLISH: Final = "publish"
+AUTHENTICATE: Final = "authenticate"
 COMMANDS: Final = tuple(_KINDS.values())
-"""What commands are counted as; beside these there is `PUBLISH`, where that is allowed."""
+"""What commands are counted as; beside these there are `PUBLISH` and `AUTHENTICATE`, where the
+server accepts them."""
 
 
 AnyStart: TypeAlias = Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
@@ -96,7 +101,8 @@ class Session:
     """One connection of a server.
 
     `connection` is the socket under the transport, where there is one: for what the system
-    knows of it.
+    knows of it. `place` is its place at `gate`, if it was accepted there; without a place of
+    its own the client has to prove who it is before it is served. `examiner` judges tokens.
     """
 
     def __init__(
@@ -107,15 +113,21 @@ class Session:
         connection: socket.socket | None = None,
         limits: Limits = _LIMITS,
         desk: Desk | None = None,
+        examiner: Examiner | None = None,
+        gate: Gate | None = None,
+        place: Place | None = None,
     ) -> None:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
         self.transport = transport
+        self._proof = Proof(transport, gate, place, examiner)
         self.socket = connection
         self.sender = Sender(live, transport)
         self.answers = Answers(live, transport, limits)
         self.protocol = ServerConnection(
-            live.stream.header.stream_type, publishing=desk is not None
+            live.stream.header.stream_type,
+            publishing=desk is not None,
+            authenticating=self._proof.takes_tokens,
         )
         now = trio.current_time()
         self.watch = Watch(now)
@@ -127,6 +139,9 @@ class Session:
         """Commands taken, refused ones too."""
         self.reason = ""
         """Why it was ended; empty until then."""
+        self.place = place
+        if place is not None:
+            place.session = self
         self._desk = desk
         self._publication: Publication | None = None
         self._live = live
@@ -162,6 +177,18 @@ class Session:
         return self._draining or self._scope.cancel_called
 
     @property
+    def standing(self) -> Standing:
+        """What the client has proven."""
+        return self._proof.standing
+
+    def idle_since(self) -> float | None:
+        """Since when the client has neither streamed nor asked, as the last look found; None
+        where it does, or the server is at work for it."""
+        if self.over or not self.waiting or self.streaming or self.taken != self.watch.taken:
+            return None
+        return self.watch.asked_at
+
+    @property
     def blocked(self) -> bool:
         """Whether something waits for the client to take it."""
         return self.sender.blocked or self.answers.blocked
@@ -190,12 +217,18 @@ class Session:
             self.transport.reset()
         self._scope.cancel()
 
+    def dismiss(self) -> None:
+        """End a connection that has no place, now."""
+        self.reason = self.reason or REFUSED
+        self._scope.cancel()
+
     def finish(self, entries: int) -> None:
         """Come to a good end: answer what was asked, stream on to entry number `entries` or
         to the end of the entry that is being sent, then say goodbye."""
         self._finishing = True
         self.sender.finish(entries)
         self._news.set()
+        self._proof.finish()
         if self._publication is not None:
             self._publication.finish()
         if self.waiting and not self.sender.streaming and not self.over:
@@ -262,6 +295,9 @@ class Session:
                 protocol.receive(data)
                 event = protocol.next_event()
                 continue
+            if self._proof.undecided and not self._proof.allows(event):
+                self.reason = self.reason or REFUSED
+                return
             # The most frequent question has the shortest way.
             if type(event) is EntryQuery and self._pace is None and not live.changing:
                 most = _QUESTIONS_A_TURN - asked
@@ -299,6 +335,8 @@ class Session:
         if isinstance(event, PublishQuery):
             await self._publish(event)
             return True
+        if isinstance(event, Authenticate):
+            return await self._authenticate(event)
         self._counts.commands[_KINDS[type(event)]] += 1
         if isinstance(event, _QUESTIONS):
             await answers.answer(event)
@@ -335,12 +373,38 @@ class Session:
         await self.answers.send()
         nursery.start_soon(self._send)
 
+    # Who the client is.
+
+    async def _authenticate(self, command: Authenticate) -> bool:
+        """Judge a client's token; True when the connection is over with it."""
+        self._counts.commands[AUTHENTICATE] += 1
+        if self.answers:
+            await self.answers.send()
+        proof, token = self._proof, command.token
+        allowed = await proof.examine(AUTHENTICATE, lambda: proof.knows(token))
+        if allowed and proof.accept(Standing.KNOWN):
+            self.answers.add(messages.OK)
+            return False
+        self.reason = self.reason or REFUSED
+        if allowed is False:
+            why = "the server does not know this token"
+            return await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
+        return True
+
     async def _publish(self, query: PublishQuery) -> None:
         """All that is left of this connection is a source's."""
         assert self._desk is not None
         self._counts.commands[PUBLISH] += 1
         if self.answers:
             await self.answers.send()
+        desk, transport = self._desk, self.transport
+        allowed = await self._proof.examine(PUBLISH, lambda: desk.allows(query, transport))
+        if allowed is False:
+            why = "neither token nor certificate allows this client to publish"
+            await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
+        if not allowed or not self._proof.accept(Standing.PUBLISHER):
+            self.reason = self.reason or REFUSED
+            return
         receive = self._receiver.receive
         left = self.protocol.hand_over()
         self._publication = Publication(self._desk, self.transport, receive, left)
@@ -471,7 +535,7 @@ class Session:
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)
         if isinstance(event, Drop):
-            _log.debug("%s: closed: %s", self.transport.peer, event.reason)
+            self._proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:

@@ -5,6 +5,8 @@ Knows neither trio nor connections.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 import os
 from dataclasses import dataclass
@@ -57,6 +59,20 @@ class Publishing:
         if self.token_file is None:
             return []
         return read_tokens(self.token_file)
+
+
+def check_client_tokens(path: str | None) -> None:
+    """Raises `UsageError` where there is to be a file of client tokens and it has none."""
+    if path is not None:
+        read_tokens(path)
+
+
+def is_token(shown: bytes, tokens: list[bytes]) -> bool:
+    """Whether `shown` is one of `tokens`. Takes as long for any token of a length."""
+    digest, matched = hashlib.sha256(shown).digest(), False
+    for token in tokens:
+        matched |= hmac.compare_digest(digest, hashlib.sha256(token).digest())
+    return matched
 
 
 def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:

@@ -41,6 +41,10 @@ class Transport(Protocol):
         """Whether `send_file` only points the kernel to the file: what is changed there before
         the peer has it is what the peer gets."""
 
+    @property
+    def certified(self) -> bool:
+        """Whether the peer has shown a certificate that is accepted."""
+
     async def receive(self) -> bytes:
         """Some bytes; none at the end of what the peer sends."""
 
@@ -95,6 +99,10 @@ class SocketTransport:
     @property
     def by_reference(self) -> bool:
         return self._by_reference
+
+    @property
+    def certified(self) -> bool:
+        return False
 
     async def receive(self) -> bytes:
         try:
@@ -190,6 +198,10 @@ class StreamTransport:
 
     @property
     def by_reference(self) -> bool:
+        return False
+
+    @property
+    def certified(self) -> bool:
         return False
 
     async def receive(self) -> bytes:

@@ -1,9 +1,10 @@
 """Which of the processes behind one listener takes the next client, and whose they have.
 
 Owns a small block of memory that they share: how many clients each has, how many more it may
-have and, where clients are limited by address, how many of each address. Each writes its own
-numbers and reads everybody's; one that is seen late costs a little evenness, or lets one
-client more in, so there is no lock. Knows no sockets.
+have, how many with the places reserved for known clients and, where clients are limited by
+address, how many of each address. Each writes its own numbers and reads everybody's; one that is
+seen late costs a little evenness, or lets one client more in, so there is no lock. Knows no
+sockets.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from collections.abc import Iterator
 import trio
 
 # A random salt, 8 bytes; then how many processes there are, and how many places for addresses
-# each has. Then each one's two numbers, each one's hashes of addresses, and their counts.
+# each has. Then each one's three numbers, each one's hashes of addresses, and their counts.
 _SALT = 8
 _HEAD = _SALT + 8
-_FIELDS = 2
+_FIELDS = 3
 _NUMBER = 4
 _HASH = 8
 # An address stands in one of so many places from where its hash points to. There are four
@@ -70,10 +71,12 @@ class Turns:
         self._from = at * self._places
         self._workers = workers
 
-    def note(self, clients: int, room: int) -> None:
-        """This process has so many clients, and may have so many more."""
+    def note(self, clients: int, room: int, beyond: int = 0) -> None:
+        """This process has so many clients, and may have so many more; `beyond` with its
+        reserved places."""
         self._numbers[self._at] = clients
         self._numbers[self._at + 1] = room
+        self._numbers[self._at + 2] = beyond
 
     def leave(self) -> None:
         """This process takes no clients, and has none."""
@@ -127,16 +130,19 @@ class Turns:
     def _patience(self) -> int:
         """How often others are let past at most; 0: it is this process's turn."""
         numbers, at = self._numbers, self._at
-        least = -1
-        for other in range(0, len(numbers), _FIELDS):
-            if other != at and numbers[other + 1] and not -1 < least <= numbers[other]:
-                least = numbers[other]
-        if least < 0:
-            return 0
-        if not numbers[at + 1]:
-            return _LONG_PATIENCE
-        # An eighth more is even enough, and lets a crowd in faster.
-        return _PATIENCE if numbers[at] > least + least // 8 else 0
+        # Where nobody has room for everybody, reserved places count.
+        for field in (1, 2):
+            least = -1
+            for other in range(0, len(numbers), _FIELDS):
+                if other != at and numbers[other + field] and not -1 < least <= numbers[other]:
+                    least = numbers[other]
+            if numbers[at + field]:
+                # An eighth more is even enough, and lets a crowd in faster.
+                even = least < 0 or numbers[at] <= least + least // 8
+                return 0 if even else _PATIENCE
+            if least >= 0:
+                return _LONG_PATIENCE
+        return 0
 
     def close(self) -> None:
         for view in (self._numbers, self._hashes, self._counts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -23,6 +23,7 @@ from datastreamer.net.listen import UNIX, address_of
 from datastreamer.net.place import check_place
 from datastreamer.position import KEPT, Identity
 from datastreamer.protocol import exchanges
+from datastreamer.protocol.authentication import token_request
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ class Upstream:
     port: int = DEFAULT_PORT
     tls: bool | ssl.SSLContext = False
     tls_server_name: str | None = None
+    token: bytes | str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_place(self.host, self.port, self.tls, self.tls_server_name)
+        token_request(0, self.token)
 
     @property
     def name(self) -> str:
@@ -96,6 +99,7 @@ async def client_of(
         tls_server_name=upstream.tls_server_name,
         resume=False,
         heartbeat=heartbeat,
+        token=upstream.token,
     ) as client:
         if client.leads_to(own):
             raise PeerError(f"{client.peer} is this relay itself; nothing is to be had from it")

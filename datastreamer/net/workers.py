@@ -68,7 +68,7 @@ class Workers:
         self._stream = stream
         self._grace = limits.grace
         self._closed = threading.Lock()
-        told = 0 if limits.max_clients_per_address is None else shares[0].max_clients
+        told = 0 if limits.max_clients_per_address == 0 else shares[0].max_clients
         self._shared = shared_block(count, told) if count > 1 else None
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None

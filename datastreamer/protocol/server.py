@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from datastreamer.format import (
+    COMMAND_AUTHENTICATE,
     COMMAND_BATCH_READ,
     COMMAND_CAPABILITIES,
     COMMAND_COMMIT_START,
@@ -35,6 +36,7 @@ from datastreamer.format import (
     RESULT_NO_LEASE,
 )
 from datastreamer.protocol import filtering
+from datastreamer.protocol.authentication import Authenticate, decode_authenticate
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -81,9 +83,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close the connection without a Result. `reason` is for the log."""
+    """Close the connection without a Result. `reason` is for the log, which counts each `kind`
+    of them."""
 
     reason: str
+    kind: str = field(default="protocol", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class End:
     """The client ended its sending side: close the connection."""
 
 
-Event: TypeAlias = Command | PublishQuery | Refuse | Drop | End
+Event: TypeAlias = Command | PublishQuery | Authenticate | Refuse | Drop | End
 
 _STOP: Final = Stop()
 _HEADER: Final = HeaderQuery()
@@ -111,11 +115,15 @@ class ServerConnection:
     After a `Refuse` that closes, a `Drop` or an `End` no event follows.
     """
 
-    __slots__ = ("_at", "_buffer", "_closed", "_ended", "_publishing", "_stream_type", "streaming")
+    __slots__ = ("_at", "_authenticating", "_buffer", "_closed", "_ended", "_publishing",
+                 "_stream_type", "streaming")  # fmt: skip
 
-    def __init__(self, stream_type: int, *, publishing: bool = False) -> None:
-        # Whether the commands of publishers are known.
+    def __init__(
+        self, stream_type: int, *, publishing: bool = False, authenticating: bool = False
+    ) -> None:
+        # Whether the commands of publishers are known, and whether clients may show a token.
         self._publishing = publishing
+        self._authenticating = authenticating
         self.streaming = False
         self._stream_type = stream_type
         self._buffer = b""
@@ -167,8 +175,9 @@ class ServerConnection:
         command, stream_type = _HEAD.unpack_from(buffer, at)
         if stream_type != self._stream_type:
             if buffer[at : at + 2] == _TLS_RECORD:
-                return self._drop("it speaks TLS, which is not spoken here")
-            return self._drop(f"stream type {stream_type} where {self._stream_type} is served")
+                return self._drop("it speaks TLS, which is not spoken here", "no TLS here")
+            words = f"stream type {stream_type} where {self._stream_type} is served"
+            return self._drop(words, "stream type")
         if command == COMMAND_STOP:
             if not self.streaming:
                 return self._refuse(_REFUSE_STOPPED)
@@ -176,6 +185,8 @@ class ServerConnection:
             return _STOP
         if self._publishing and COMMAND_PUBLISH <= command <= COMMAND_PUBLISH_WHERE:
             return self._publish(command)
+        if self._authenticating and command == COMMAND_AUTHENTICATE:
+            return self._authenticate()
         known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
         if not known and command not in _EXTENSIONS:
             self._at = at + COMMAND_HEAD_SIZE
@@ -205,6 +216,18 @@ class ServerConnection:
     def _filtered(self, command: int) -> Event | None:
         try:
             found = filtering.decode(command, self._buffer, self._at + COMMAND_HEAD_SIZE)
+        except ValueError as error:
+            return self._drop(str(error))
+        if found is None:
+            return self._wait()
+        event, self._at = found
+        return event
+
+    def _authenticate(self) -> Event | None:
+        if self.streaming:
+            return self._refuse(_REFUSE_STARTED)
+        try:
+            found = decode_authenticate(self._buffer, self._at + COMMAND_HEAD_SIZE)
         except ValueError as error:
             return self._drop(str(error))
         if found is None:
@@ -270,9 +293,9 @@ class ServerConnection:
         self._close()
         return refusal
 
-    def _drop(self, reason: str) -> Event:
+    def _drop(self, reason: str, kind: str = "protocol") -> Event:
         self._close()
-        return Drop(reason)
+        return Drop(reason, kind)
 
     def _close(self) -> None:
         self._closed = True

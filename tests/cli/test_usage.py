@@ -55,6 +55,8 @@ from tests.cli.process import done
         (["serve", "FILE", "--create", "--stream-version", "0"], "it is a number from 1 to 255"),
         (["serve", "FILE", "--create", "--follow"], "--create makes a stream to write to"),
         (["serve", "FILE", "--max-clients", "0"], "it is a number from 1 to"),
+        (["serve", "FILE", "--reserved-clients", "9"], "nobody else can have these places"),
+        (["relay", "--server", "h:1", "--file", "f", "--reserved-clients", "9"], "these places"),
         (["serve", "FILE", "--sync", "never"], "'never' is not one of"),
         (["append", "FILE", "--system-id", "7"], "go with --create"),
         (["truncate", "FILE"], "Missing argument"),
@@ -76,6 +78,16 @@ def test_wrong_usage(invoke: Invoke, made: Path, words: list[str], message: str)
     told = invoke(*words).failed(2).lower()
     assert message.lower() in told
     assert "value error" not in told
+
+
+@pytest.mark.parametrize("option", ["--client-token-file", "--server-token-file"])
+def test_a_token_file_that_is_not_there(invoke: Invoke, made: Path, option: str) -> None:
+    relay = ("relay", "--server", "localhost:1", "--file", made.with_name("relay.bin"))
+    for words in (relay, ("serve", made)):
+        if option == "--client-token-file" or words is relay:
+            told = invoke(*words, option, made.with_name("none")).failed(1)
+            assert "none: cannot be read: No such file or directory" in told
+    assert not made.with_name("relay.bin").exists()
 
 
 def test_leading_zeros_do_no_harm(invoke: Invoke, made: Path) -> None:

@@ -32,17 +32,28 @@ def test_they_travel_as_json() -> None:
         Limits(max_clients=3, max_clients_per_address=2, accept_rate=0.5, request_rate=7),
         Limits(inactivity_timeout=None, write_timeout=1.5, handshake_timeout=None, grace=0),
         Limits(command_timeout=3, dead_peer_timeout=None),
+        Limits(reserved_clients=0, max_clients_per_address=0, client_token_file="tokens"),
+        Limits(reserved_clients=5).share(0, 2),
     ):
         assert Limits(**json.loads(json.dumps(limits.as_json()))) == limits
 
 
+def test_a_share_of_the_reserved_places() -> None:
+    assert [Limits(reserved_clients=5).share(at, 2).reserved for at in range(2)] == [3, 3]
+    assert [Limits(reserved_clients=1).share(at, 3).reserved for at in range(3)] == [1, 1, 1]
+    assert [Limits(reserved_clients=0).share(at, 3).reserved for at in range(3)] == [0, 0, 0]
+    assert [Limits().share(at, 3).reserved for at in range(3)] == [3, 3, 3]
+    assert Limits().reserved == 8
+
+
 def test_nought_is_no_limit() -> None:
     names = [field.name for field in dataclasses.fields(Limits)]
-    needed = ("max_clients", "max_batch_count", "max_batch_bytes")
-    optional = [name for name in names if name not in ("grace", *needed)]
-    assert len(optional) == 8
+    needed = ("max_clients", "max_batch_count", "max_batch_bytes", "shared_by")
+    others = ("grace", "max_clients_per_address", "reserved_clients", "client_token_file")
+    optional = [name for name in names if name not in (*others, *needed)]
+    assert len(optional) == 7
     limits = Limits(**dict.fromkeys(optional, 0), grace=0)
-    assert [getattr(limits, name) for name in optional] == [None] * 8
+    assert [getattr(limits, name) for name in optional] == [None] * 7
     assert limits.grace == 0
 
 
@@ -87,10 +98,10 @@ class Process:
     ("soft", "hard", "wanted", "room", "soft_then"),
     [
         (20_000, 20_000, 10_000, 10_000, 20_000),
-        (1_024, 20_000, 10_000, 10_000, 10_052),  # raised, no farther than is needed
-        (1_024, 4_096, 10_000, 4_044, 4_096),
-        (1_024, 1_024, 10_000, 972, 1_024),
-        (1_024, resource.RLIM_INFINITY, 10_000, 10_000, 10_052),
+        (1_024, 20_000, 10_000, 10_000, 10_116),  # raised, no farther than is needed
+        (1_024, 4_096, 10_000, 3_980, 4_096),
+        (1_024, 1_024, 10_000, 908, 1_024),
+        (1_024, resource.RLIM_INFINITY, 10_000, 10_000, 10_116),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10**6, 10**6, resource.RLIM_INFINITY),
         (30, 30, 10, 1, 30),  # one client is always tried
     ],
@@ -112,6 +123,6 @@ async def test_a_server_says_when_it_has_to_serve_fewer(
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])
             nursery.cancel_scope.cancel()
-    assert server.limits.max_clients == 204
+    assert server.limits.max_clients == 140
     [line] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert line.startswith("at most 204 clients, not 10000: this process may have 256 descriptors")
+    assert line.startswith("at most 140 clients, not 10000: this process may have 256 descriptors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import socket
@@ -32,6 +33,7 @@ from datastreamer.net.listen import metrics_listeners
 from datastreamer.net.scrape import serve_metrics, serve_metrics_of
 from datastreamer.net.server import Server
 from datastreamer.storage.stream import DataStream
+from tests.cli.process import running
 from tests.net import model
 from tests.net.conftest import append, over_loopback
 from tests.storage.made import FaultyDisk
@@ -516,21 +518,68 @@ async def test_who_says_nothing_is_closed(autojump_clock: trio.testing.MockClock
                 assert await stream.receive_some() == b""
 
 
-async def test_few_at_a_time() -> None:
+async def test_a_full_endpoint_closes_the_oldest() -> None:
     async with answering(partial(serve_metrics, gather=nothing)) as port:
-        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(16)]
-        async with await trio.open_tcp_stream("127.0.0.1", port) as seventeenth:
-            with suppress(trio.BrokenResourceError):
-                assert await seventeenth.receive_some() == b""
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(64)]
+        assert (await ask(port, "/healthz"))[0] == 200
+        with suppress(trio.BrokenResourceError):
+            assert await silent[0].receive_some() == b""
+        # The others are still there.
+        for stream in silent[1:]:
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 OK")
         for stream in silent:
             await stream.aclose()
-        with trio.fail_after(20):
-            while True:  # until they are seen to be gone
-                try:
-                    assert (await ask(port, "/healthz"))[0] == 200
-                    break
-                except (trio.BrokenResourceError, LookupError):
-                    await trio.lowlevel.checkpoint()
+
+
+async def attack(port: int, rate: float) -> None:
+    """So many connections a second, for ever: idle ones, slow ones, and some that do not read
+    their answers."""
+    async with trio.open_nursery() as nursery:
+        for at in itertools.count():
+            nursery.start_soon(attacker, port, at % 3)
+            await trio.sleep(1 / rate)
+
+
+async def attacker(port: int, kind: int) -> None:
+    with suppress(OSError, trio.BrokenResourceError):
+        made = trio.socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await made.connect(("127.0.0.1", port))
+        async with trio.SocketStream(made) as stream:
+            if kind == 2:
+                await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+            while True:
+                if kind == 1:
+                    await stream.send_all(b"G")
+                await trio.sleep(0.5)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("probes", [29, pytest.param(119, marks=pytest.mark.slow)])
+async def test_probes_beside_a_flood(path: Path, workers: int, probes: int) -> None:
+    """A hundred connections a second; a probe every 0.1 s, each of which is answered."""
+    with DataStream.create(path):
+        pass
+    words = ("serve", path, "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0")
+    with running(*words, "--workers", workers, cwd=path.parent) as server:
+        port = int(server.err.until(r"metrics on http://127\.0\.0\.1:(\d+)/metrics")[1])
+        answered: list[int] = []
+
+        async def probe(target: str) -> None:
+            with trio.fail_after(20):
+                answered.append((await ask(port, target))[0])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attack, port, 100.0)
+            await trio.sleep(1)
+            async with trio.open_nursery() as probing:
+                for at in range(probes):
+                    target = ("/healthz", "/readyz", "/metrics")[at % 3]
+                    probing.start_soon(probe, target)
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        assert answered == [200] * probes
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
