@@ -154,6 +154,12 @@ class Wire:
         self.port = 0
         self.cuts: list[int] = []
         """For the connections that come next, how much of the upstream's they let through."""
+        self._scopes: set[trio.CancelScope] = set()
+
+    def cut(self) -> None:
+        """End all connections that there are now."""
+        for scope in self._scopes:
+            scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
@@ -165,9 +171,14 @@ class Wire:
 
     async def _pass(self, client: trio.SocketStream) -> None:
         left = self.cuts.pop(0) if self.cuts else 1 << 60
-        with contextlib.suppress(OSError, trio.BrokenResourceError):
+        with (
+            contextlib.suppress(OSError, trio.BrokenResourceError),
+            contextlib.ExitStack() as stack,
+        ):
             server = await trio.open_tcp_stream("127.0.0.1", self.upstream)
             async with server, trio.open_nursery() as nursery:
+                self._scopes.add(nursery.cancel_scope)
+                stack.callback(self._scopes.discard, nursery.cancel_scope)
 
                 async def there() -> None:
                     with contextlib.suppress(trio.BrokenResourceError):

@@ -257,4 +257,3 @@ async def test_truncations_that_concern_nobody_are_reported(
             update(source, 3, b"%d" % source.epoch)
             await same(rig, source)
         await settled(rig, source)
-
