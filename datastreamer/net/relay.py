@@ -203,6 +203,8 @@ class Relay:
         self._said = 0.0
         # What is applied of the changes that the upstream in use reports.
         self._applying: Applying | None = None
+        # Of the upstreams before.
+        self._updates = 0
         # What we held when the upstream in use was joined.
         self._joined_at = 0
         self._changed = trio.Event()
@@ -212,6 +214,11 @@ class Relay:
         """How many entries the upstream in use is known to hold that are not here; None
         where there is no such upstream."""
         return None if self.current is None else lag_behind(self, self.current)
+
+    @property
+    def updates(self) -> int:
+        """How many entries were replaced because an upstream updated them in place."""
+        return self._updates + (0 if self._applying is None else self._applying.updates)
 
     @property
     def uncompared(self) -> int:
@@ -226,8 +233,8 @@ class Relay:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when `condition` is true of this relay. It is looked at now, and whenever an
-        upstream was lost, found behind, set aside or is used; entries were kept, changed, compared or
-        taken back; the relay has caught up, or has ended to download."""
+        upstream was lost, found behind, set aside or is used; entries were kept, changed,
+        compared or taken back; the relay has caught up, or has ended to download."""
         while True:
             changed = self._changed
             if condition():
@@ -397,7 +404,8 @@ class Relay:
                         if await self._stream_on(state, stream, joined):
                             return True
                     finally:
-                        self.current, self.caught_up, self._applying = None, False, None
+                        self.current, self.caught_up = None, False
+                        self._updates, self._applying = self.updates, None
                         self._tell()
                 except (Behind, Rewritten) as error:
                     if not self._is_followed(state, error):

@@ -27,7 +27,6 @@ from datastreamer.format import (
     RANGE_HASH_STRUCT,
     STREAM_ID_SIZE,
     TYPE_BOOKMARK,
-    U32_MAX,
     U64_MAX,
 )
 
@@ -191,13 +190,13 @@ def encode(command: FollowingCommand, stream_type: int) -> bytes:
             return _FOLLOW_START.pack(
                 COMMAND_FOLLOW_START, stream_type, command.from_entry, stream_id, epoch
             )
-        if not 0 <= command.first < command.end or not 0 <= command.max_bytes <= U32_MAX:
-            raise UsageError(f"a range begins before it ends: not {command}")
         return _RANGE_HASH.pack(
             COMMAND_RANGE_HASH, stream_type, command.first, command.end, command.max_bytes
         )
     except struct.error:
-        raise UsageError(f"entry numbers and epochs run from 0 to 2**64 - 1: {command}") from None
+        raise UsageError(
+            f"entry numbers and epochs run from 0 to 2**64 - 1, limits to 2**32 - 1: {command}"
+        ) from None
 
 
 def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:

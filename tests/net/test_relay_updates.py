@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from datastreamer.errors import DatastreamerError
-from datastreamer.net import applying, comparing, keeping
+from datastreamer._codec import Entry
+from datastreamer.net import applying, comparing
 from datastreamer.net.applying import Rewritten
-from datastreamer.net.client import connect
-from datastreamer.net.relay import Relay
 from datastreamer.net.session import Session
-from datastreamer.protocol.following import NOTHING_KNOWN
+from datastreamer.protocol.following import (
+    FollowBegun,
+    FollowStart,
+    Reports,
+    encode_truncation,
+    encode_update,
+)
+from datastreamer.protocol.messages import OK, Capabilities, CapabilitiesQuery, encode_commit
+from datastreamer.protocol.server import Event
 from datastreamer.storage.record import Agreement
 from datastreamer.storage.stream import DataStream
-from tests.net.relaying import Rig, Wire, contents, fill, new, nursery_for, relaying, serving, twin
+from tests.net.proxy import NONE, FaultyServer
+from tests.net.relaying import Rig, Wire, contents, fill, new, nursery_for, relaying, serving
+from tests.net.stub import Stub, sample
 
 
 def update(stream: DataStream, number: int, byte: bytes) -> None:
@@ -257,3 +264,119 @@ async def test_truncations_that_concern_nobody_are_reported(
             update(source, 3, b"%d" % source.epoch)
             await same(rig, source)
         await settled(rig, source)
+
+
+# An upstream that is up to no good.
+
+STREAM_ID = b"id of the stub 16"[:16]
+
+
+class Hostile(Stub):
+    """Says that it reports changes, and sends these packets to a client that follows."""
+
+    def __init__(self, count: int, packets: bytes, reports: Reports = Reports.ALL) -> None:
+        super().__init__(sample(count))
+        self._packets = packets
+        self._reports = reports
+
+    def answer(self, event: Event) -> bytes:
+        match event:
+            case CapabilitiesQuery():
+                return OK + Capabilities(stream_id=STREAM_ID, epoch=5).pack()
+            case FollowStart(number):
+                self.connection.started()
+                begun = FollowBegun(self._reports, STREAM_ID, 5, 5).pack()
+                total = len(self.entries)
+                sent = b"".join(entry.pack() for entry in self.entries[number:])
+                told = encode_commit(total) + sent if sent else b""
+                return OK + begun + told + self._packets
+        return super().answer(event)
+
+
+def replaced(entry: Entry, **changed: Any) -> bytes:
+    said = {"number": entry.number, "type": entry.type, "data": entry.data, **changed}
+    return encode_update(6, Entry(**said).pack())
+
+
+SAMPLE = sample(60)
+NONSENSE = [
+    pytest.param(replaced(SAMPLE[31], data=b"x" * 30), "is no update of ours", id="length"),
+    pytest.param(replaced(SAMPLE[31], type=99), "is no update of ours", id="type"),
+    pytest.param(replaced(SAMPLE[30], type=1), "is no update of ours", id="bookmark here"),
+    pytest.param(replaced(SAMPLE[30]), "an update of bookmark 30", id="bookmark there"),
+    pytest.param(encode_truncation(5, 60), "to epoch 5 after epoch 5", id="epoch"),
+    pytest.param(encode_truncation(6, 60) * 2, "to epoch 6 after epoch 6", id="epoch again"),
+    pytest.param(encode_truncation(6, 30), "went back to 30 entries", id="truncation"),
+    pytest.param(b"\xf6" + bytes(40), "a change of 0 bytes", id="zeros"),
+    pytest.param(b"\xf6" + b"\xff" * 40, "a change of 4294967295 bytes", id="ones"),
+]
+
+
+@pytest.mark.parametrize("packets, words", NONSENSE)
+async def test_reports_that_make_no_sense(
+    tmp_path: Path, packets: bytes, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says what is wrong, and nothing here has changed."""
+    plan = [(functools.partial(Hostile, 60, packets), NONE)] * 40
+    with FaultyServer(*plan) as server:
+        async with nursery_for() as nursery:
+            rig = await relaying(nursery, tmp_path / "relay.bin", server.port, look_seconds=1000)
+            await rig.relay.until(lambda: words in rig.relay.states[0].lost or has_failed(rig))
+            said = str(rig.relay.failure or rig.relay.states[0].lost)
+            assert words in said
+            assert "\n" not in said
+            assert list(rig.stream.entries()) == SAMPLE
+            assert sum(words in record.getMessage() for record in caplog.records) in (1, 2)
+            await rig.stop()
+
+
+def has_failed(rig: Rig) -> bool:
+    return rig.relay.failure is not None
+
+
+async def test_reports_about_entries_that_are_not_here(tmp_path: Path) -> None:
+    """They may be on their way."""
+    far = encode_update(6, Entry(60, 1, b"x").pack())
+    far += encode_update(7, Entry((1 << 64) - 3, 1, b"x").pack())
+    far += replaced(SAMPLE[31], data=b"!" * 31).replace(bytes([6]), bytes([8]), 1)
+    with FaultyServer(*[(functools.partial(Hostile, 60, far), NONE)] * 10) as server:
+        async with nursery_for() as nursery:
+            rig = await relaying(nursery, tmp_path / "relay.bin", server.port, look_seconds=1000)
+            await rig.relay.until(lambda: rig.relay.updates > 0)
+            expected = [*SAMPLE]
+            expected[31] = Entry(31, SAMPLE[31].type, b"!" * 31)
+            assert list(rig.stream.entries()) == expected
+            assert rig.relay.states[0].lost == ""
+            await rig.stop()
+
+
+async def test_updates_wait_for_the_end_of_an_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of entries of that operation, and not for ever."""
+    more = sample(70)
+    updates = b"".join(
+        encode_update(6 + at, Entry(number, more[number].type, b"!" * number).pack())
+        for at, number in enumerate([1, 2, 63, 65, 64])
+    )
+    half = encode_commit(70) + b"".join(entry.pack() for entry in more[60:66])
+    rest = b"".join(entry.pack() for entry in more[66:])
+    with FaultyServer(*[(functools.partial(Hostile, 60, half + updates + rest), NONE)] * 9) as it:
+        async with nursery_for() as nursery:
+            rig = await relaying(nursery, tmp_path / "relay.bin", it.port, look_seconds=1000)
+            await rig.relay.until(lambda: rig.relay.updates == 5)
+            expected = [
+                Entry(n, more[n].type, b"!" * n) if n in (1, 2, 63, 64, 65) else more[n]
+                for n in range(70)
+            ]
+            assert list(rig.stream.entries()) == expected
+            await rig.stop()
+    # Of a long operation so many updates are not kept.
+    monkeypatch.setattr(applying, "MOST_WAITING", 100)
+    with FaultyServer(*[(functools.partial(Hostile, 60, half + updates), NONE)] * 9) as it:
+        async with nursery_for() as nursery:
+            rig = await relaying(nursery, tmp_path / "other.bin", it.port, look_seconds=1000)
+            words = "updated entries while it sent a long operation"
+            await rig.relay.until(lambda: words in rig.relay.states[0].lost)
+            assert list(rig.stream.entries()) == SAMPLE
+            await rig.stop()
