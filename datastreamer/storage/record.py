@@ -12,7 +12,7 @@ offset    record                        written
 2048      writer, 64 bytes              when a writer opens
 2560      doubt, 128 bytes              while a failed sync is got over
 3072      changes, 408 bytes            before a truncation or update
-3840      upstream, 72 bytes            by a relay, after it has applied a change
+3840      upstream, 80 bytes            by a relay, after it has applied a change
 ========  ============================  ==========================================
 
 Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
