@@ -8,6 +8,8 @@ time.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -163,12 +165,14 @@ class Applying:
         self._found += len(found.updates)
         self._waiting.append(found)
 
-    def apply(self) -> None:
-        """Apply what waits, each change durably before the next; no operation is open.
+    def apply(self, seconds: float = math.inf) -> None:
+        """Apply what waits, each change durably before the next, for about so many seconds; no
+        operation is open.
 
         Raises what an update raises, and `Rewritten` for one that fits no entry of ours.
         """
-        while self._waiting:
+        until = time.monotonic() + seconds
+        while self._waiting and time.monotonic() < until:
             step = self._waiting[0]
             if isinstance(step, ChangeReceived):
                 if step.entry is not None:
@@ -179,7 +183,8 @@ class Applying:
                 self._replace(each for each in step.updates if each.number not in self._named)
                 self._note(low=step.upto)
             self._waiting.popleft()
-        self._size = 0
+        if not self._waiting:
+            self._size = 0
 
     def _replace(self, updates: Iterable[Entry]) -> None:
         for entry in updates:

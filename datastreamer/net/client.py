@@ -367,7 +367,11 @@ class Client:
 
     def follow(self, from_entry: int, known: Known) -> Batches:
         """As `batches` with `commits`, from a server that can with each change of committed
-        entries since the state `known`: see `Batches.begun` and `Batches.changes`."""
+        entries since the state `known`: see `Batches.begun` and `Batches.changes`.
+
+        For clients that do not resume: one that does is sent all changes since `known` again
+        after a reconnection.
+        """
         return Batches(self._link, streaming(from_entry, None, None, commits=True, known=known))
 
     async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:

@@ -94,6 +94,7 @@ class Keeping:
                 told = self._batches.commit_ahead is not None
                 await trio.to_thread.run_sync(self.take if told else self.add, batch)
                 await self._batches.pour(self.take, self.settle, TURN_SECONDS)
+            await self._apply_all()
         finally:
             self._writing.release()
         return self._next
@@ -102,7 +103,7 @@ class Keeping:
         """Take what a comparison of older entries found. Raises what `take` does."""
         async with self._writing:
             self._applying.compared(found)
-            await trio.to_thread.run_sync(self._apply)
+            await self._apply_all()
 
     def add(self, batch: EntryBatch) -> None:
         """Take a small batch by a copy of its bytes, and commit where no end is told. As `take`."""
@@ -175,10 +176,16 @@ class Keeping:
                 f"entry {batch.first_number} came, where entry {self._op.next_number} was due"
             )
 
+    async def _apply_all(self) -> None:
+        """As `_apply`, until all is applied: each turn of the thread can be the last."""
+        while self._applying.waiting and not self._op.is_open:
+            await trio.to_thread.run_sync(self._apply)
+
     def _apply(self) -> None:
-        """Apply what was changed; in the middle of an operation that waits for its end."""
+        """Apply what was changed, for a moment; in the middle of an operation that waits for its
+        end."""
         if self._applying.waiting and not self._op.is_open:
-            self._applying.apply()
+            self._applying.apply(TURN_SECONDS)
 
     def _went_on(self, batch: EntryBatch, most: int) -> None:
         self._size += batch.nbytes
