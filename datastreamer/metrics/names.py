@@ -148,6 +148,11 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_filter_scanned_bytes_total": Metric(
         "counter", "Bytes of the file looked through for clients that want some types alone."
     ),
+    "datastreamer_range_hash_seconds_total": Metric(
+        "counter",
+        "Time that requests for hashes of ranges of entries took, the wait for each other "
+        "included.",
+    ),
     "datastreamer_publish_sources": Metric("gauge", "Sources elsewhere that hold the lease."),
     "datastreamer_publish_epoch": Metric("gauge", "The epoch of the last lease.", (), "max"),
     "datastreamer_publish_operations_total": Metric(
@@ -171,6 +176,15 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge",
         "1 for the state that an upstream is in, else 0.",
         ("upstream", "state"),
+        "max",
+    ),
+    "datastreamer_relay_updates_total": Metric(
+        "counter", "Entries of a relay that were replaced because its upstream updated them."
+    ),
+    "datastreamer_relay_uncompared_entries": Metric(
+        "gauge",
+        "Entries of a relay that are still to be compared with its upstream's by hashes.",
+        (),
         "max",
     ),
     # Payloads made whole from several sources.

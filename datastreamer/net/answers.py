@@ -27,6 +27,7 @@ from datastreamer.net.live import Live
 from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import FollowStart
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -156,10 +157,17 @@ class Answers:
 
     async def place(
         self,
-        command: Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark,
+        command: (
+            Start
+            | CommitStart
+            | FollowStart
+            | StartBookmark
+            | FilteredStart
+            | FilteredStartBookmark
+        ),
     ) -> int | Refuse:
         """The entry that a client is to be sent first, or what it is told instead."""
-        if isinstance(command, Start | CommitStart | FilteredStart):
+        if isinstance(command, Start | CommitStart | FollowStart | FilteredStart):
             if command.from_entry > self._stream.total_entries:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
             return command.from_entry

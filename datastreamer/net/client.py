@@ -38,6 +38,7 @@ from datastreamer.protocol.batches import (
     wait_ms,
 )
 from datastreamer.protocol.endurance import BACKOFF, Backoff, Endurance, check_waits
+from datastreamer.protocol.following import HashQuery, Known, RangeHash
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable, Rollback, streaming
 
@@ -371,6 +372,21 @@ class Client:
             from_entry, from_bookmark, from_position, stop, types, on_rollback, commits
         )
         return Batches(self._link, work, cursor, on_rollback)
+
+    def follow(self, from_entry: int, known: Known) -> Batches:
+        """As `batches` with `commits`, from a server that can with each change of committed
+        entries since the state `known`: see `Batches.begun` and `Batches.changes`.
+
+        For clients that do not resume: one that does is sent all changes since `known` again
+        after a reconnection.
+        """
+        return Batches(self._link, streaming(from_entry, None, None, commits=True, known=known))
+
+    async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
+        """The server's hash of the entries from `first` up to `end`, or of the first of them
+        that `max_bytes` and the server's limit allow. For servers whose capabilities say
+        `changes`. Raises `BadFromEntry` where it does not hold entry `first`."""
+        return await self._link.call(exchanges.range_hash, HashQuery(first, end, max_bytes))
 
     def _streaming(
         self,

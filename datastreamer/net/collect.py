@@ -104,6 +104,7 @@ async def collect(
         "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
         "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
         "datastreamer_filter_scanned_bytes_total": [([], counts.filter_scanned)],
+        "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
         **_publishing(server),
         "datastreamer_cold_reads_total": [([], counts.cold_reads)],
         "datastreamer_clients_lag_entries": [([], entries.histogram())],

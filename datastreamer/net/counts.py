@@ -76,5 +76,8 @@ class Counts:
     published_bytes: int = 0
     """Bytes of these, heads included."""
 
+    hash_seconds: float = 0.0
+    """Time that requests for hashes of ranges took, with their wait for each other."""
+
     cold_reads: int = 0
     """Spans that were not in memory and were read in a thread before they were sent."""

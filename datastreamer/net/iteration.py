@@ -6,6 +6,7 @@ of a rollback, and when a cursor is saved. The connections are `link`'s.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from inspect import isawaitable
 from types import TracebackType
@@ -20,6 +21,7 @@ from datastreamer.net.pouring import Settle, Take
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol.endurance import Recovery
 from datastreamer.protocol.exchanges import Work
+from datastreamer.protocol.following import ChangeReceived, FollowBegun
 from datastreamer.protocol.resume import Resumable, Rollback
 
 Item = TypeVar("Item")
@@ -127,7 +129,7 @@ class Iteration(Generic[Item]):
             item = await self._link.advance(self)
             if item is None:
                 break
-            if item is not LOST and (item or self._streaming is None):
+            if item is not LOST and (item or self._streaming is None or self._streaming.changes):
                 return item
         self.finish()
         raise StopAsyncIteration
@@ -183,6 +185,18 @@ class Batches(Iteration[EntryBatch]):
         behind that was handed out. None where `commits` were not asked for, or the server does
         not tell."""
         return None if self._streaming is None else self._streaming.commit_ahead
+
+    @property
+    def begun(self) -> FollowBegun | None:
+        """What the server said on the beginning of a `Client.follow`; None where it does not
+        report changes."""
+        return None if self._streaming is None else self._streaming.begun
+
+    @property
+    def changes(self) -> deque[ChangeReceived]:
+        """Changes that were reported since the batch before, in order, to be removed by the
+        caller; each comes with a batch of no entries."""
+        return deque() if self._streaming is None else self._streaming.changes
 
     async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
         """Have `take` called, in a thread, with the batches that come next, for `seconds` or

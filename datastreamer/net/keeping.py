@@ -14,6 +14,7 @@ import trio
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import TYPE_BOOKMARK
+from datastreamer.net.applying import Applying, Compared
 from datastreamer.net.iteration import Batches
 from datastreamer.storage.stream import DataStream
 
@@ -47,11 +48,17 @@ class Keeping:
     arrived, up to some MiB. None waits for the disk; readers see it as the stream's sync policy
     says.
 
-    One thread at a time.
+    What the upstream reports as changed is applied in order: at once where no operation is being
+    received, else at its end. One thread at a time.
     """
 
     def __init__(
-        self, stream: DataStream, batches: Batches, commits: MutableSequence[int], backlog: int
+        self,
+        stream: DataStream,
+        batches: Batches,
+        commits: MutableSequence[int],
+        backlog: int,
+        applying: Applying,
     ) -> None:
         """`commits` is given the total of each commit that ends where one of the upstream's
         does; `backlog` is how many entries the upstream held on joining."""
@@ -59,6 +66,10 @@ class Keeping:
         self._backlog = backlog
         self._stream = stream
         self._batches = batches
+        self._applying = applying
+        # Held while anything is written.
+        self._writing = trio.Lock()
+        self._next = stream.next_entry
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
@@ -69,14 +80,30 @@ class Keeping:
 
         Raises what `take` does, and what the batches do; what was committed before stays.
         """
-        size = self._size + batch.nbytes
-        if size <= AT_ONCE and self._stream.takes_at_once(size):
-            self.add(batch)
-        else:
-            told = self._batches.commit_ahead is not None
-            await trio.to_thread.run_sync(self.take if told else self.add, batch)
-            await self._batches.pour(self.take, self.settle, TURN_SECONDS)
-        return self._op.next_number
+        try:
+            # Without a turn of the loop, where nobody else writes.
+            self._writing.acquire_nowait()
+        except trio.WouldBlock:
+            await self._writing.acquire()
+        try:
+            size = self._size + batch.nbytes
+            changed = self._applying.waiting or self._batches.changes
+            if size <= AT_ONCE and not changed and self._stream.takes_at_once(size):
+                self.add(batch)
+            else:
+                told = self._batches.commit_ahead is not None
+                await trio.to_thread.run_sync(self.take if told else self.add, batch)
+                await self._batches.pour(self.take, self.settle, TURN_SECONDS)
+            await self._apply_all()
+        finally:
+            self._writing.release()
+        return self._next
+
+    async def compared(self, found: Compared) -> None:
+        """Take what a comparison of older entries found. Raises what `take` does."""
+        async with self._writing:
+            self._applying.compared(found)
+            await self._apply_all()
 
     def add(self, batch: EntryBatch) -> None:
         """Take a small batch by a copy of its bytes, and commit where no end is told. As `take`."""
@@ -88,9 +115,12 @@ class Keeping:
         """Write a batch; its memory is not to change before the next call or the commit.
 
         Raises `ProtocolViolation` for entries that are not due, and what a commit raises; an
-        operation that failed is rolled back.
+        operation that failed is rolled back. A batch of no entries comes with changes.
         """
-        for part in self._parts(batch):
+        if self._batches.changes:
+            self._applying.hear(self._batches.changes, self._next)
+            self._apply()
+        for part in self._parts(batch) if batch else ():
             self._begin(part)
             self._op.place_batch(part)
             self._went_on(part, COMMIT_BYTES)
@@ -133,6 +163,7 @@ class Keeping:
             yield batch[:cut]
         if cut is not None:
             self.commit()
+            self._apply()
         if cut != len(batch):
             yield batch[cut:]
 
@@ -145,8 +176,20 @@ class Keeping:
                 f"entry {batch.first_number} came, where entry {self._op.next_number} was due"
             )
 
+    async def _apply_all(self) -> None:
+        """As `_apply`, until all is applied: each turn of the thread can be the last."""
+        while self._applying.waiting and not self._op.is_open:
+            await trio.to_thread.run_sync(self._apply)
+
+    def _apply(self) -> None:
+        """Apply what was changed, for a moment; in the middle of an operation that waits for its
+        end."""
+        if self._applying.waiting and not self._op.is_open:
+            self._applying.apply(TURN_SECONDS)
+
     def _went_on(self, batch: EntryBatch, most: int) -> None:
         self._size += batch.nbytes
+        self._next = batch.next_number
         ahead = self._batches.commit_ahead
         if ahead is None:
             if self._size >= most:
@@ -154,6 +197,7 @@ class Keeping:
         elif batch.next_number == ahead:
             self.commit()
             self._commits.append(ahead)
+            self._apply()
 
 
 def _last_bookmark(batch: EntryBatch) -> int | None:

@@ -46,6 +46,8 @@ class Live:
         self.view = stream.new_reader()
         self.counts = counts
         self.cold = ColdReads(stream.fileno())
+        self.hashing = trio.CapacityLimiter(1)
+        """Hashes of ranges are made one at a time, for all clients."""
         self.parked: set[Sender] = set()
         self.watchers: set[trio.Event] = set()
         """Set once, when the next entries can be seen or some were taken back."""

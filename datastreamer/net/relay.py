@@ -29,7 +29,9 @@ from datastreamer.errors import (
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.metrics.block import WriterNumbers
+from datastreamer.net.applying import Applying, Rewritten, keep_over_truncation, known_agreement
 from datastreamer.net.client import Client
+from datastreamer.net.comparing import Comparing
 from datastreamer.net.keeping import Keeping
 from datastreamer.net.limits import Limits
 from datastreamer.net.listen import Hosts, metrics_listeners, name_of, open_listeners
@@ -42,7 +44,6 @@ from datastreamer.net.upstream import (
     AnotherStream,
     Behind,
     Joined,
-    Rewritten,
     Upstream,
     client_of,
     common_entries,
@@ -202,6 +203,10 @@ class Relay:
         # Where commits of upstreams ended, of those that told, the last ones.
         self._commits: deque[int] = deque(maxlen=_COMMITS_KEPT)
         self._said = 0.0
+        # What is applied of the changes that the upstream in use reports.
+        self._applying: Applying | None = None
+        # Of the upstreams before.
+        self._updates = 0
         # What we held when the upstream in use was joined.
         self._joined_at = 0
         self._changed = trio.Event()
@@ -213,6 +218,16 @@ class Relay:
         return None if self.current is None else lag_behind(self, self.current)
 
     @property
+    def updates(self) -> int:
+        """How many entries were replaced because an upstream updated them in place."""
+        return self._updates + (0 if self._applying is None else self._applying.updates)
+
+    @property
+    def uncompared(self) -> int:
+        """How many entries here are still to be compared with those of the upstream in use."""
+        return 0 if self._applying is None else self._applying.doubtful
+
+    @property
     def unready(self) -> str:
         """Why clients had better go elsewhere, as /readyz says it; empty where they are served
         and `ready_lag` is kept."""
@@ -220,8 +235,8 @@ class Relay:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when `condition` is true of this relay. It is looked at now, and whenever an
-        upstream was lost, found behind, set aside or is used; entries were kept or taken back;
-        the relay has caught up, or has ended to download."""
+        upstream was lost, found behind, set aside or is used; entries were kept, changed,
+        compared or taken back; the relay has caught up, or has ended to download."""
         while True:
             changed = self._changed
             if condition():
@@ -384,20 +399,21 @@ class Relay:
                 try:
                     await trio.to_thread.run_sync(stream.sync)
                     joined = await join(client, stream, self._timeout)
+                    self._ensure_understood(state, client)
+                    self._joined(state, stream, joined.header)
+                    joined_at = trio.current_time()
+                    try:
+                        if await self._stream_on(state, stream, joined):
+                            return True
+                    finally:
+                        self.current, self.caught_up = None, False
+                        self._updates, self._applying = self.updates, None
+                        self._tell()
                 except (Behind, Rewritten) as error:
                     if not self._is_followed(state, error):
                         return False
                     await self._go_back(state, stream, error)
                     return True
-                self._ensure_understood(state, client)
-                self._joined(state, stream, joined.header)
-                joined_at = trio.current_time()
-                try:
-                    if await self._stream_on(state, stream, joined):
-                        return True
-                finally:
-                    self.current, self.caught_up = None, False
-                    self._tell()
         except AnotherStream as error:
             self._set_aside(state, error)
         except DatastreamerError as error:
@@ -432,8 +448,21 @@ class Relay:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
-            backlog = joined.header.total_entries
-            keeping = Keeping(stream, joined.batches, self._commits, backlog)
+            backlog, applying = joined.header.total_entries, joined.applying
+            keeping = Keeping(stream, joined.batches, self._commits, backlog, applying)
+            self._applying = applying
+
+            async def compare() -> None:
+                nonlocal failure
+                kind, own = stream.header.stream_type, self._listeners
+                connect = partial(client_of, state.upstream, kind, self._timeout, None, own)
+                try:
+                    await Comparing(connect, stream, keeping, applying, self._tell).run()
+                except DatastreamerError as error:
+                    failure = error
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(compare)
             try:
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:
@@ -554,7 +583,9 @@ class Relay:
                 total - 1,
                 error,
             )
+            agreement = known_agreement(stream)
             await trio.to_thread.run_sync(stream.truncate, common)
+            await trio.to_thread.run_sync(keep_over_truncation, stream, agreement)
         state.behind_since = None
         self._tell()
 

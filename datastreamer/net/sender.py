@@ -15,6 +15,7 @@ import trio
 from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.net.filtering import PATIENCE_SECONDS, Filtered
+from datastreamer.net.following import Following
 from datastreamer.net.live import Live
 from datastreamer.net.promised import Promised
 from datastreamer.net.referred import Referred
@@ -53,6 +54,8 @@ class Sender:
         self.at = 0
         self.span: Span | None = None
         self._promised = Promised()
+        # Where it is told of changes of what was committed.
+        self._following: Following | None = None
         # Where it is sent the entries of some types alone.
         self._filtered: Filtered | None = None
         # Results to put between two entries, and what to do after them.
@@ -73,19 +76,28 @@ class Sender:
 
     # What the session asks for.
 
-    def begin(self, start: int, types: tuple[int, ...] = (), *, commits: bool = False) -> None:
+    def begin(
+        self,
+        start: int,
+        types: tuple[int, ...] = (),
+        *,
+        commits: bool = False,
+        following: Following | None = None,
+    ) -> None:
         """The client will be sent the entries from `start` on, by `run`; with `types` those
-        alone, in frames; with `commits` it is told where operations end."""
+        alone, in frames; with `commits` it is told where operations end, with `following` also
+        what is changed."""
         self.state = State.CATCH_UP
         self._filtered = Filtered(self._live, types) if types else None
         self._promised.to_stream(start, commits=commits)
+        self._following = following
         self._set_out(Cursor(0, start))
 
     def begin_part(self, place: Cursor, bound: Cursor) -> None:
         """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
         It is promised them: a change of any of these concerns it."""
         self._promised.to_send_part(bound)
-        self._filtered = None
+        self._filtered = self._following = None
         self._set_out(place)
 
     def end_part(self) -> None:
@@ -173,8 +185,11 @@ class Sender:
         """Send something, or wait until there is something; True after a Stop's Result."""
         live, placed = self._live, self.cursor.offset > 0
         behind = live.view.head.entries - self.cursor.number
+        due = self._following is not None and self._following.due
         if live.changing:
             await self._park()
+        elif due and self._between_entries():
+            await self._report_changes()
         elif placed and self.results and self._between_entries():
             # Of what is told before the next entries a part may be sent.
             results, self.results = b"".join((self._promised.untold, *self.results)), []
@@ -192,8 +207,9 @@ class Sender:
                 if await self._take_place():
                     await self._send_some(_COPY_BYTES)
             else:
-                # Where a Result waits, or the end, only to the end of the entry.
-                await self._send_some(1 if self.results or self._last == 0 else _COPY_BYTES)
+                # Where a Result or a report waits, or the end, only to the end of the entry.
+                short = due or self.results or self._last == 0
+                await self._send_some(1 if short else _COPY_BYTES)
         elif behind < 0 or self.half_sent or self._promised.bound is not None:
             # Committed, but the pass is not through with it.
             await self._park()
@@ -204,6 +220,19 @@ class Sender:
         else:
             await self._go_live()
         return False
+
+    async def _report_changes(self) -> None:
+        """What was changed since the last report; no entry that was read later overtakes it."""
+        assert self._following is not None
+        reports = await self._following.next()
+        if not reports:
+            return
+        # Of what is told before the next entries a part may be sent.
+        told, self._promised.untold = self._promised.untold, b""
+        self.blocked = True
+        await self.transport.send(told + reports)
+        self.blocked = False
+        self._live.counts.bytes_sent += len(told) + len(reports)
 
     async def _take_place(self) -> bool:
         """Find where the first entry stands; False where the stream was changed meanwhile."""
@@ -301,7 +330,8 @@ class Sender:
                     self.blocked = True
                     await self._send_before(b"")
                     self.blocked = False
-                if not live.outdated():
+                overtaking = not self.half_sent and self._following and self._following.due
+                if not live.outdated() and not overtaking:
                     await self._send_span(self.span)
                 return
             # After the end of this entry sendfile goes on.

@@ -20,6 +20,7 @@ from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_NOT_ALLOWED
 from datastreamer.net.answers import Answers
 from datastreamer.net.counts import DROPPED, FAULT, kind_of
 from datastreamer.net.examination import Examiner
+from datastreamer.net.following import Following, Outrun, hash_of
 from datastreamer.net.gate import EVICTED, Gate, Pace, Place, Standing
 from datastreamer.net.guard import LIFETIMES, Watch
 from datastreamer.net.limits import Limits
@@ -33,6 +34,7 @@ from datastreamer.net.transport import Transport
 from datastreamer.protocol import messages
 from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import FollowStart, HashQuery
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -82,6 +84,8 @@ _KINDS: Final = {
     RangeQuery: "range_bookmark",
     Start: "start",
     CommitStart: "commit_start",
+    FollowStart: "follow_start",
+    HashQuery: "range_hash",
     StartBookmark: "start_bookmark",
     Stop: "stop",
 }
@@ -92,7 +96,9 @@ COMMANDS: Final = tuple(_KINDS.values())
 server accepts them."""
 
 
-AnyStart: TypeAlias = Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
+AnyStart: TypeAlias = (
+    Start | CommitStart | FollowStart | StartBookmark | FilteredStart | FilteredStartBookmark
+)
 
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 
@@ -346,6 +352,8 @@ class Session:
             await self._send_filtered(nursery, event)
         elif isinstance(event, RangeQuery):
             await self._send_range(event)
+        elif isinstance(event, HashQuery):
+            await self._send_hash(event)
         elif isinstance(event, Stop):
             await self.sender.end_with(messages.OK)
             self.protocol.stopped()
@@ -367,7 +375,15 @@ class Session:
             return
         filtered = (FilteredStart, FilteredStartBookmark)
         types = command.types if isinstance(command, filtered) else ()
-        self.sender.begin(place, types, commits=isinstance(command, CommitStart))
+        following = None
+        if isinstance(command, FollowStart):
+            following = Following(self._live, command.known)
+        self.sender.begin(
+            place,
+            types,
+            commits=isinstance(command, (CommitStart, FollowStart)),
+            following=following,
+        )
         self.protocol.started()
         self.answers.add(messages.OK)
         await self.answers.send()
@@ -481,6 +497,20 @@ class Session:
         start, stop = place
         await self._send_part(messages.encode_range_head(stop.number - 1), start, stop)
 
+    async def _send_hash(self, query: HashQuery) -> None:
+        # By itself: others that were kept back for it would be read again with each change.
+        if self.answers:
+            await self.answers.send()
+        began = time.perf_counter()
+        answer = await hash_of(self._live, self._live.hashing, query)
+        self.answers.begin()
+        if answer is None:
+            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
+            return
+        self.answers.add(messages.OK + answer)
+        self._counts.hash_seconds += time.perf_counter() - began
+        await self.answers.send()
+
     async def _send_part(self, head: bytes, start: Cursor, stop: Cursor) -> None:
         """Send `head` and the entries from `start` to `stop`, which stand there now."""
         self.sender.begin_part(start, stop)
@@ -526,6 +556,8 @@ class Session:
         try:
             if not await self.sender.run():
                 await self._say_goodbye()
+        except Outrun:
+            self.end(CHANGED, "more was changed than can be reported to this client")
         except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
             self._failed(error)
 

@@ -78,7 +78,9 @@ def _samples(relay: Relay) -> Samples:
             ([state.upstream.name, name], int(state_of(relay, state) == name))
             for state in relay.states
             for name in STATES
-        ]
+        ],
+        "datastreamer_relay_updates_total": [([], relay.updates)],
+        "datastreamer_relay_uncompared_entries": [([], relay.uncompared)],
     }
     told = [(state.upstream.name, lag_behind(relay, state)) for state in relay.states]
     lags = {name: lag for name, lag in told if lag is not None}

@@ -1,12 +1,15 @@
 """A relay's upstream: where it is, and whether it tells the story that our file holds.
 
 Owns the comparison of an upstream with a file, and the search for the last entry that
-they have in common. Writes nothing; what follows from a difference is the relay's.
+they have in common. Writes nothing but updates of entries; what follows from any other
+difference is the relay's.
 """
 
 from __future__ import annotations
 
+import math
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,9 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from datastreamer._codec import EntryBatch
-from datastreamer.errors import DatastreamerError, NoAnswer, PeerError, UnknownEntry
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.errors import (
+    DatastreamerError,
+    NoAnswer,
+    PeerError,
+    ProtocolViolation,
+    UnknownEntry,
+)
 from datastreamer.format import DEFAULT_PORT, Header
+from datastreamer.net.applying import Applying, Compared, Rewritten, known_agreement
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from datastreamer.net.listen import UNIX, address_of
@@ -24,6 +34,14 @@ from datastreamer.net.place import check_place
 from datastreamer.position import KEPT, Identity
 from datastreamer.protocol import exchanges
 from datastreamer.protocol.authentication import token_request
+from datastreamer.protocol.following import (
+    NOTHING_KNOWN,
+    ChangeReceived,
+    FollowBegun,
+    Known,
+    Reports,
+)
+from datastreamer.storage.record import Agreement
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -64,17 +82,6 @@ class Behind(DatastreamerError):
     def __init__(self, what: str, total: int) -> None:
         super().__init__(what)
         self.total = total
-
-
-class Rewritten(DatastreamerError):
-    """The upstream holds other entries than we do.
-
-    `first_differing` is the first of them, None where it is not among the last ones.
-    """
-
-    def __init__(self, what: str, first_differing: int | None) -> None:
-        super().__init__(what)
-        self.first_differing = first_differing
 
 
 @asynccontextmanager
@@ -124,16 +131,18 @@ class Joined:
     header: Header
     batches: Batches
     rest: EntryBatch | None
+    applying: Applying
 
 
 async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
     """The upstream's entries from our head on, once it is sure that it is the same stream.
 
-    Its last entries before there are compared with ours: 256 of them, and more where the last
-    two operations are longer than that (see `_first_compared`). Raises `AnotherStream`,
-    `Behind`, `Rewritten`, `PeerError`.
+    What it changed since our file last agreed with it is applied first, if it can report that.
+    Then its last entries before our head are compared with ours: 256 of them, and more where the
+    last two operations are longer than that (see `_first_compared`). `timeout` bounds the time
+    in which nothing comes. Raises `AnotherStream`, `Behind`, `Rewritten`, `PeerError`.
     """
-    with trio.move_on_after(timeout):
+    with trio.move_on_after(timeout) as patience:
         header = await client.header()
         ours, theirs = Identity.of(stream.header), Identity.of(header)
         if ours != theirs:
@@ -143,31 +152,113 @@ async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
         total = stream.total_entries
         common = min(total, header.total_entries)
         first = await trio.to_thread.run_sync(_first_compared, stream, common)
-        batches = client.batches(from_entry=first, commits=True)
+        known = known_agreement(stream)
+        batches = client.follow(
+            first, NOTHING_KNOWN if known is None else Known(known.stream_id, known.epoch)
+        )
         # Where it went back meanwhile it refuses, or nothing comes: the next attempt sees.
         await batches.__aenter__()
-        at, rest = first, None
-        while at < common:
+        joining = _Joining(client.peer, stream, first, common, batches.begun, known)
+        rest = None
+        while joining.at < common or joining.lacks_reports:
             batch = await batches.__anext__()
-            due = common - at
-            differing = await trio.to_thread.run_sync(_first_differing, stream, batch[:due])
-            if differing is not None:
-                raise Rewritten(
-                    f"{client.peer} tells another history: its entry {differing} is not the one "
-                    f"that is here, of {total}",
-                    # Behind nothing that is the same, only a beginning is certain.
-                    differing if differing > first or first == 0 else None,
-                )
-            at = batch.next_number
-            rest = batch[due:] or None
+            patience.deadline = math.inf
+            if batches.changes:
+                await trio.to_thread.run_sync(joining.hear, batches.changes)
+            else:
+                rest = batch[common - joining.at :] or None
+                await trio.to_thread.run_sync(joining.compare, batch)
+            patience.deadline = trio.current_time() + timeout
         if common < total:
             raise Behind(
                 f"{client.peer} holds {common} entries, and entries {common} to {total - 1}, "
                 "which are here, are in doubt",
                 common,
             )
-        return Joined(header, batches, rest)
+        await trio.to_thread.run_sync(joining.finish)
+        return Joined(header, batches, rest, joining.applying)
     raise NoAnswer(f"no answer from {client.peer} within {timeout:g} s")
+
+
+class _Joining:
+    """The comparison of an upstream's last entries with ours, from entry `at` on.
+
+    What it reports as changed is applied. Where it cannot report all that changed since our file
+    agreed with it, entries that differ may have been updated: how many at most, its epoch tells.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        stream: DataStream,
+        first: int,
+        common: int,
+        begun: FollowBegun | None,
+        known: Agreement | None,
+    ) -> None:
+        self.at = self._first = first
+        self._peer = peer
+        self._stream = stream
+        self._common = common
+        self._total = stream.total_entries
+        self._upto = 0 if begun is None else begun.epoch
+        self._another = False
+        agreement, keep = known, True
+        if begun is None or begun.reports is Reports.NEVER:
+            agreement = None
+        elif begun.reports is Reports.UNKNOWN:
+            # Each rise of the epoch is one update at most, of an entry there or of one of ours.
+            self._another = known is None or known.stream_id != begun.stream_id
+            newer = known is not None and not self._another and known.epoch <= begun.epoch
+            allowance = -known.epoch if known is not None and newer else stream.epoch
+            agreement = Agreement(
+                begun.stream_id, begun.epoch, stream.epoch, 0, self._total, allowance
+            )
+            # That with the upstream before is good for as long as this one is not joined.
+            keep = False
+        self.applying = Applying(stream, peer, agreement, keep=keep)
+
+    @property
+    def lacks_reports(self) -> bool:
+        """Whether changes are still to be reported that were made before the join."""
+        return self.applying.agreement is not None and self.applying.heard_epoch < self._upto
+
+    def hear(self, changes: deque[ChangeReceived]) -> None:
+        """Apply what was reported. Raises what `Applying.apply` does."""
+        applying = self.applying
+        for change in changes:
+            if change.entry is None and change.first < self._total:
+                applying.doubt(change.first, self._total)
+        applying.hear(changes, 0)
+        applying.apply()
+
+    def compare(self, batch: EntryBatch) -> None:
+        """Compare the entries that are next, and take those that were updated in place.
+
+        Raises `Rewritten` where they differ for another reason.
+        """
+        if batch.first_number != self.at or self.lacks_reports:
+            raise ProtocolViolation(f"{self._peer} sent entry {batch.first_number} out of turn")
+        due = batch.before(self._common)
+        differing = _differing(self._stream, due)
+        self.at = batch.next_number
+        if not differing:
+            return
+        applying, number = self.applying, differing[0].number
+        fork = self._another and differing[-1].number == self._common - 1
+        if fork or not applying.takes_as_updates(differing):
+            raise Rewritten(
+                f"{self._peer} tells another history: its entry {number} is not the one "
+                f"that is here, of {self._total}",
+                # Behind nothing that is the same, only a beginning is certain.
+                number if number > self._first or self._first == 0 else None,
+            )
+        applying.compared(Compared(tuple(differing), None))
+        applying.apply()
+
+    def finish(self) -> None:
+        """The upstream's entries are kept from now on."""
+        self.applying.begin(self._first)
 
 
 def _first_compared(stream: DataStream, end: int) -> int:
@@ -195,17 +286,14 @@ def _first_compared(stream: DataStream, end: int) -> int:
         first = max(0, end - 4 * (end - first))
 
 
-def _first_differing(stream: DataStream, theirs: EntryBatch) -> int | None:
-    """The first of an upstream's entries that is not ours; we have all of these."""
-    begin = theirs.first_number
+def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:
+    """Those of an upstream's entries that are not ours; we have all of these."""
+    begin, found = theirs.first_number, []
     for ours in stream.batches(begin, theirs.next_number):
         same = theirs[ours.first_number - begin : ours.next_number - begin]
-        if same.packed() == ours.packed():
-            continue
-        for one, other in zip(same, ours, strict=True):
-            if one != other:
-                return one.number
-    return None
+        if same.packed() != ours.packed():
+            found += [one for one, other in zip(same, ours, strict=True) if one != other]
+    return found
 
 
 async def common_entries(client: Client, stream: DataStream, most: int) -> int:

@@ -17,21 +17,27 @@ from datastreamer.format import (
     BATCH_HEAD_SIZE,
     BATCH_HEAD_STRUCT,
     CAPABILITIES_STRUCT,
+    CHANGE_SIZE,
     CHOSEN_HEAD_SIZE,
     CHOSEN_HEAD_STRUCT,
     COMMIT_STRUCT,
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
+    FOLLOW_STRUCT,
     HEADER_SIZE,
     PACKET_ANSWER,
     PACKET_BATCH,
     PACKET_CAPABILITIES,
+    PACKET_CHANGE,
     PACKET_CHOSEN,
     PACKET_COMMIT,
     PACKET_ENTRY,
+    PACKET_FOLLOW,
     PACKET_HEADER,
+    PACKET_RANGE_HASH,
     PACKET_RESULT,
     PAGE_SIZE,
+    RANGE_HASH_STRUCT,
     RESULT_HEAD_SIZE,
     RESULT_HEAD_STRUCT,
     RESULT_OK,
@@ -46,12 +52,21 @@ from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     Event,
+    HashReceived,
     HeaderReceived,
     PeerEnded,
     RangeReceived,
     ResultReceived,
 )
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import (
+    MAX_CHANGE_SIZE,
+    FollowBegun,
+    FollowStart,
+    HashQuery,
+    RangeHash,
+    decode_change,
+)
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     OK,
@@ -73,12 +88,12 @@ from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER, Receivi
 
 # Built once: a union is built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
-_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead)
+_ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead, HashQuery)
 _OF_MANY_ENTRIES: Final = (
     *(Start, CommitStart, StartBookmark, RangeQuery, BatchQuery),
-    *(FilteredRead, FilteredStart, FilteredStartBookmark),
+    *(FilteredRead, FilteredStart, FilteredStartBookmark, FollowStart),
 )
-_NUMBERED: Final = (Start, CommitStart, FilteredStart)
+_NUMBERED: Final = (Start, CommitStart, FilteredStart, FollowStart)
 _READS: Final = (BatchQuery, FilteredRead)
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
@@ -126,6 +141,9 @@ class ClientConnection(Receiving):
         """Where the operations end of which entries come now, of a streaming that tells it; no
         entry behind that is handed out before the next end is told."""
         self._commits = False
+        # Up to which epoch changes were reported, of a streaming that reports them; -1: its
+        # first packet is still to come. None: no such streaming.
+        self._epoch: int | None = None
         # The types that are streamed alone.
         self._types: tuple[int, ...] | None = None
         self._commands: deque[Command] = deque()
@@ -134,6 +152,11 @@ class ClientConnection(Receiving):
         self._next_number: int | None = None
         self._range_last: int | None = None
         self._failure: ProtocolViolation | None = None
+
+    @property
+    def next_number(self) -> int | None:
+        """The next entry that is due of a streaming; None where that is not known."""
+        return self._next_number
 
     @property
     def outstanding(self) -> int:
@@ -193,6 +216,12 @@ class ClientConnection(Receiving):
                     event = self._chosen()
                 elif packet == PACKET_COMMIT:
                     event = self._commit()
+                elif packet == PACKET_CHANGE:
+                    event = self._change()
+                elif packet == PACKET_FOLLOW:
+                    event = self._follow_begun()
+                elif packet == PACKET_RANGE_HASH:
+                    event = self._hash()
                 elif packet == PACKET_HEADER:
                     event = self._header()
                 elif packet == PACKET_CAPABILITIES:
@@ -257,7 +286,8 @@ class ClientConnection(Receiving):
         self._stopped = not self.streaming
         # After a StartBookmark the first entry says where it stands.
         self._next_number = command.from_entry if isinstance(command, _NUMBERED) else None
-        self._commits = isinstance(command, CommitStart)
+        self._commits = isinstance(command, (CommitStart, FollowStart))
+        self._epoch = -1 if isinstance(command, FollowStart) else None
         self.commit_ahead = self._next_number if self._commits else None
         self._types = (
             command.types if isinstance(command, (FilteredStart, FilteredStartBookmark)) else None
@@ -385,6 +415,55 @@ class ClientConnection(Receiving):
         self._take(size)
         self.commit_ahead = self.total_entries = total
         return None
+
+    def _follow_begun(self) -> Event | None:
+        if self._epoch != -1:
+            raise self._violation("the beginning of a report of changes that was not asked for")
+        if self._lacks(FOLLOW_STRUCT.size):
+            return None
+        try:
+            begun = FollowBegun.unpack(self._view[self._start :])
+        except ValueError as error:
+            raise self._violation(str(error)) from None
+        self._take(FOLLOW_STRUCT.size)
+        self._epoch = begun.since
+        return begun
+
+    def _change(self) -> Event | None:
+        """A report of a change of what was committed."""
+        if self._epoch is None or self._epoch < 0 or not self.streaming:
+            raise self._violation("a change, though none is to be reported")
+        if self._lacks(CHANGE_SIZE):
+            return None
+        start = self._start
+        length = int.from_bytes(self._view[start + 1 : start + 5], "big")
+        if not CHANGE_SIZE <= length <= MAX_CHANGE_SIZE:
+            raise self._violation(f"a change of {length} bytes")
+        if self._lacks(length):
+            return None
+        try:
+            change = decode_change(bytes(self._view[start : start + length]))
+        except ValueError as error:
+            raise self._violation(str(error)) from None
+        if change.epoch <= self._epoch:
+            raise self._violation(f"a change to epoch {change.epoch} after epoch {self._epoch}")
+        self._take(length)
+        self._epoch = change.epoch
+        return change
+
+    def _hash(self) -> Event | None:
+        command = self._commands[0] if self._answer_due else None
+        if type(command) is not HashQuery:
+            raise self._violation("a hash that was not asked for")
+        if self._lacks(RANGE_HASH_STRUCT.size):
+            return None
+        try:
+            hashed = RangeHash.unpack(self._view[self._start :], command)
+        except ValueError as error:
+            raise self._violation(str(error)) from None
+        self._take(RANGE_HASH_STRUCT.size)
+        self._answered_whole()
+        return HashReceived(command, hashed)
 
     def _answered_whole(self) -> None:
         self._answer_due = False

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import Header
 from datastreamer.protocol.filtering import FilteredRead
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, HashQuery, RangeHash
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -88,6 +89,14 @@ class RangeReceived:
 
 
 @dataclass(slots=True)
+class HashReceived:
+    """The answer to a `HashQuery`."""
+
+    command: HashQuery
+    hashed: RangeHash
+
+
+@dataclass(slots=True)
 class PeerEnded:
     """The server sends no more. `unread` bytes of a packet were there without its rest."""
 
@@ -103,5 +112,8 @@ Event: TypeAlias = (
     | BatchReceived
     | ChosenReceived
     | RangeReceived
+    | FollowBegun
+    | ChangeReceived
+    | HashReceived
     | PeerEnded
 )

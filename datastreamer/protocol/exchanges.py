@@ -8,11 +8,12 @@ outcome. The Trio client and the blocking one drive the same flows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable
 from itertools import islice
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from datastreamer._codec import Entry, EntryBatch
+from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import (
     BadRange,
     ConnectionLost,
@@ -30,11 +31,20 @@ from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     Event,
+    HashReceived,
     HeaderReceived,
     PeerEnded,
     ResultReceived,
 )
 from datastreamer.protocol.filtering import FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import (
+    ChangeReceived,
+    FollowBegun,
+    FollowStart,
+    HashQuery,
+    Known,
+    RangeHash,
+)
 from datastreamer.protocol.messages import (
     BookmarkQuery,
     CommitStart,
@@ -143,6 +153,15 @@ def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
     return event.entry
 
 
+def range_hash(connection: ClientConnection, wanted: HashQuery) -> Flow[RangeHash]:
+    """Ask for a hash of entries, or of the first of them that the server's limits allow."""
+    yield connection.request(wanted)
+    event = yield from next_event(connection)
+    if not isinstance(event, HashReceived):
+        raise unexpected(connection, event)
+    return event.hashed
+
+
 def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> None:
     """Raise where a server has sent another entry in place of a bookmark that was asked for: an
     index that is behind its stream names one."""
@@ -196,7 +215,9 @@ class Streaming:
     `start` is an entry number or a bookmark's key; `stop` is the number at which to
     end, not included: without it the streaming goes on with what is committed later. With
     `types`, which the server is known to choose by, runs have gaps and may be empty. With
-    `commits`, which the server is known to tell, `commit_ahead` says where they end.
+    `commits`, which the server is known to tell, `commit_ahead` says where they end. With
+    `known`, from a server that reports changes, `changes` receives those since that state in
+    order: a run of no entries is handed out for each.
     """
 
     def __init__(
@@ -206,12 +227,22 @@ class Streaming:
         types: tuple[int, ...] | None = None,
         *,
         commits: bool = False,
+        known: Known | None = None,
     ) -> None:
-        self._command: Start | CommitStart | StartBookmark | FilteredStart | FilteredStartBookmark
+        self._command: (
+            Start
+            | CommitStart
+            | FollowStart
+            | StartBookmark
+            | FilteredStart
+            | FilteredStartBookmark
+        )
         if isinstance(start, int):
             self._command = Start(start) if types is None else FilteredStart(start, types)
             if commits:
                 self._command = CommitStart(start)
+            if known is not None:
+                self._command = FollowStart(start, known)
             if stop is not None and stop < start:
                 raise BadRange(f"entries from {start} to {stop} run backwards")
         elif types is None:
@@ -225,6 +256,8 @@ class Streaming:
         # The run in which it ends.
         self._last: EntryBatch | None = None
         self._connection: ClientConnection
+        self.begun: FollowBegun | None = None
+        self.changes: deque[ChangeReceived] = deque()
 
     @property
     def commit_ahead(self) -> int | None:
@@ -239,6 +272,11 @@ class Streaming:
         event = yield from next_event(connection)
         if not isinstance(event, ResultReceived):
             raise unexpected(connection, event)
+        if isinstance(self._command, FollowStart):
+            event = yield from next_event(connection)
+            if not isinstance(event, FollowBegun):
+                raise unexpected(connection, event)
+            self.begun = event
 
     @property
     def hungry(self) -> bool:
@@ -269,6 +307,9 @@ class Streaming:
             if isinstance(event, ResultReceived):
                 self._stopped = True
                 return None
+            if isinstance(event, ChangeReceived):
+                self.changes.append(event)
+                return scan(b"", self._connection.next_number)
             if not isinstance(event, EntriesReceived):
                 raise unexpected(self._connection, event)
             batch = event.batch

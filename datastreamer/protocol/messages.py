@@ -30,6 +30,7 @@ from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     ENTRY_HEAD_STRUCT,
     FEATURE_BATCH_READ,
+    FEATURE_CHANGES,
     FEATURE_COMMITS,
     FEATURE_FILTERS,
     FEATURE_RANGE_BOOKMARK,
@@ -47,9 +48,10 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
-from datastreamer.protocol import filtering
+from datastreamer.protocol import filtering, following
 from datastreamer.protocol.arguments import check_key
 from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.following import FollowStart, HashQuery
 
 _PLAIN = struct.Struct(">QQ")
 _NUMBERED = struct.Struct(">QQQ")
@@ -174,6 +176,8 @@ Command: TypeAlias = (
     | FilteredRead
     | FilteredStart
     | FilteredStartBookmark
+    | FollowStart
+    | HashQuery
 )
 
 
@@ -184,7 +188,13 @@ class Capabilities(NamedTuple):
     `epoch` rises whenever entries are taken back or changed.
     """
 
-    features: int = FEATURE_RANGE_BOOKMARK | FEATURE_BATCH_READ | FEATURE_FILTERS | FEATURE_COMMITS
+    features: int = (
+        FEATURE_RANGE_BOOKMARK
+        | FEATURE_BATCH_READ
+        | FEATURE_FILTERS
+        | FEATURE_COMMITS
+        | FEATURE_CHANGES
+    )
     stream_id: bytes = bytes(STREAM_ID_SIZE)
     epoch: int = 0
     max_batch_count: int = 0
@@ -225,6 +235,11 @@ class Capabilities(NamedTuple):
     def commits(self) -> bool:
         """Whether the server tells where atomic operations end."""
         return bool(self.features & FEATURE_COMMITS)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the server reports changes of committed entries, and hashes of ranges."""
+        return bool(self.features & FEATURE_CHANGES)
 
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
@@ -321,6 +336,8 @@ def encode_command(command: Command, stream_type: int) -> bytes:
             return encode_capabilities(stream_type)
         case FilteredRead() | FilteredStart() | FilteredStartBookmark():
             return filtering.encode(command, stream_type)
+        case FollowStart() | HashQuery():
+            return following.encode(command, stream_type)
 
 
 def _result(number: int, text: str) -> bytes:

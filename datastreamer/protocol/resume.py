@@ -7,6 +7,7 @@ whether a server still tells the same history. Which losses are worth another at
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import index
@@ -31,6 +32,7 @@ from datastreamer.protocol.chosen_trail import ChosenTrail
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.exchanges import Flow, Streaming
 from datastreamer.protocol.filtering import servable
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, Known
 from datastreamer.protocol.trail import Trail
 
 Reading: TypeAlias = Streaming | BatchReading | ChosenReading
@@ -62,7 +64,8 @@ class Resumable:
     none is handed out empty. A server that can choose is asked for them alone. Unless
     `careful`, the server is not asked who it is. With `batched` limits the entries are asked
     for in batches, from a number up to `stop`, or to where the stream ends at the beginning.
-    With `commits` a server that can is asked to tell where atomic operations end.
+    With `commits` a server that can is asked to tell where atomic operations end; with `known`
+    as well, one that can is asked to report what changed since that state.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Resumable:
         careful: bool = True,
         batched: Limits | None = None,
         commits: bool = False,
+        known: Known | None = None,
     ) -> None:
         if isinstance(start, int) and stop is not None and stop < start:
             raise BadRange(f"entries from {start} to {stop} run backwards")
@@ -85,6 +89,7 @@ class Resumable:
         self._careful = careful
         self._batched = batched
         self._commits = commits
+        self._known = known
         self._stream: Identity | None = None
         self._trail: Remembered | None = None
         # The types as the server of this connection chooses by them; None: it sends all.
@@ -145,6 +150,19 @@ class Resumable:
         streaming = self._streaming
         return streaming.commit_ahead if isinstance(streaming, Streaming) else None
 
+    @property
+    def begun(self) -> FollowBegun | None:
+        """What the server said of the changes since `known`; None where it does not report any."""
+        streaming = self._streaming
+        return streaming.begun if isinstance(streaming, Streaming) else None
+
+    @property
+    def changes(self) -> deque[ChangeReceived]:
+        """Changes that were reported between the entries handed out already and the next, for
+        the caller to remove."""
+        streaming = self._streaming
+        return streaming.changes if isinstance(streaming, Streaming) else deque()
+
     # Work
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
@@ -179,10 +197,12 @@ class Resumable:
     def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
         self._note_total(connection)
         if self._batched is None or not isinstance(start, int):
-            commits = False
+            commits, known = False, None
             if self._commits and isinstance(start, int) and self._filter is None:
-                commits = (yield from probe(connection)).commits
-            streaming = Streaming(start, self._stop, self._filter, commits=commits)
+                capabilities = yield from probe(connection)
+                commits = capabilities.commits
+                known = self._known if capabilities.changes else None
+            streaming = Streaming(start, self._stop, self._filter, commits=commits, known=known)
             yield from streaming.begin(connection)
             return streaming
         reading: BatchReading | ChosenReading
@@ -422,6 +442,7 @@ def streaming(
     careful: bool = True,
     batched: Limits | None = None,
     commits: bool = False,
+    known: Known | None = None,
 ) -> Resumable:
     """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`,
     `BadBookmark`."""
@@ -442,6 +463,7 @@ def streaming(
         careful=careful,
         batched=batched,
         commits=commits,
+        known=known,
     )
     if from_position is not None:
         work.go_on_from(from_position)

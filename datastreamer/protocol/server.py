@@ -35,7 +35,7 @@ from datastreamer.format import (
     RESULT_INVALID_COMMAND,
     RESULT_NO_LEASE,
 )
-from datastreamer.protocol import filtering
+from datastreamer.protocol import filtering, following
 from datastreamer.protocol.authentication import Authenticate, decode_authenticate
 from datastreamer.protocol.messages import (
     BatchQuery,
@@ -69,6 +69,7 @@ _NUMBERED: Final[dict[int, Callable[[int], EntryQuery | Start | CommitStart]]] =
 _EXTENSIONS: Final = (
     *(COMMAND_BATCH_READ, COMMAND_CAPABILITIES, COMMAND_COMMIT_START),
     *filtering.COMMANDS,
+    *following.COMMANDS,
 )
 
 
@@ -211,6 +212,8 @@ class ServerConnection:
             return self._range()
         if command in filtering.COMMANDS:
             return self._filtered(command)
+        if command in following.COMMANDS:
+            return self._following(command)
         return self._keyed(command)
 
     def _filtered(self, command: int) -> Event | None:
@@ -218,6 +221,13 @@ class ServerConnection:
             found = filtering.decode(command, self._buffer, self._at + COMMAND_HEAD_SIZE)
         except ValueError as error:
             return self._drop(str(error))
+        if found is None:
+            return self._wait()
+        event, self._at = found
+        return event
+
+    def _following(self, command: int) -> Event | None:
+        found = following.decode(command, self._buffer, self._at)
         if found is None:
             return self._wait()
         event, self._at = found

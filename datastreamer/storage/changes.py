@@ -19,7 +19,7 @@ from datastreamer.storage.durable import DurableFile
 from datastreamer.storage.file import cannot_undo, read_page
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.owned import refused
-from datastreamer.storage.record import Change, Head
+from datastreamer.storage.record import Agreement, Change, Head
 from datastreamer.storage.recovery import undone_by, updating
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,26 @@ class ChangeableFile(DurableFile):
         self.file.sync()
         journal.remove(self._disk, self._place, undo)
 
+    @property
+    def recorded_epoch(self) -> int | None:
+        return self.epoch
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """With which state of an upstream the file agrees; None: with none that is known."""
+        return records.get_agreement(self._page)
+
+    def note_agreement(self, agreement: Agreement | None) -> None:
+        """Keep it in the file. It is on disk with the next sync: an older one that a power cut
+        leaves has changes applied again. Raises `WriteFailed`."""
+        with self.alone():
+            self.ensure_writable()
+            start, end = records.put_agreement(self._page, agreement)
+            try:
+                self.file.write(memoryview(self._page)[start:end], start)
+            except OSError as error:
+                raise WriteFailed(self.path, refused(error)) from error
+
     def give_up(self, head: Head) -> EntriesLost:
         """Go back to `head`, behind which the entries could not be brought to disk."""
         with self.alone():
@@ -128,7 +148,8 @@ class ChangeableFile(DurableFile):
         self.end.unfinished = True
         self.epoch += 1
         header = self._header_at(head)
-        span = records.put_change(self._page, Change(self.epoch, start, stop))
+        change = Change(self.epoch, start, stop)
+        span = records.put_change(self._page, change)
         try:
             # First: who sees the epoch finds what it is about.
             self.file.write(memoryview(self._page)[slice(*span)], span[0])
@@ -149,6 +170,7 @@ class ChangeableFile(DurableFile):
             self.end.limit = -1
             self.end.unfinished = False
             raise CommitInDoubt(self.path, self._failure) from error
+        self._known_changes.append(change)
         self.end.written = head
         self.end.all_on_disk(head)
         self.reader.head = head

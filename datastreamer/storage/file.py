@@ -43,6 +43,7 @@ from datastreamer.storage.recovery import (
 _TORN_READS = 20
 _PAUSE_SECONDS = 0.001
 _KNOWN_RISES = 64
+_KNOWN_CHANGES = 4096
 # The part of the header page that commits and changes write.
 _SEEN_BYTES = records.WITHOUT_SYNC[1]
 
@@ -83,6 +84,9 @@ class StreamFile:
         self._named: tuple[Disk, str] | None = None
         # The rises of `epoch` that this reader saw, and what each was about.
         self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
+        # The newest changes that were made or seen while the file was open: the header page has
+        # room for few.
+        self._known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -242,6 +246,26 @@ class StreamFile:
                     epoch = rise.new
             return found if epoch == self.epoch else None
 
+    @property
+    def recorded_epoch(self) -> int | None:
+        """The epoch as the file has it, which other processes that read the file agree on; None
+        where a program without records writes it."""
+        record = records.get_record(self._page)
+        return None if record is None else record.epoch
+
+    def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
+        """What was taken back or changed after the file's epoch was `epoch`, in order; None where
+        that is not known, and may be anything."""
+        with self._lock:
+            now = self.recorded_epoch
+            if now is None or epoch > now:
+                return None
+            known = {change.epoch: change for change in records.get_changes(self._page)}
+            known.update((change.epoch, change) for change in self._known_changes)
+            found = [known.get(each) for each in range(max(epoch, now - len(known)) + 1, now + 1)]
+            complete = [change for change in found if change is not None]
+            return complete if len(complete) == now - epoch else None
+
     def _see(self, page: bytes) -> bool:
         """Believe a header page; True if the stream moved."""
         before = (self.head, self._written_epoch)
@@ -274,6 +298,10 @@ class StreamFile:
                 told = records.changes_between(page, before[1], epoch)
                 old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
                 self._rises.append(_Rise(old, self.epoch, told))
+                if told is None:
+                    self._known_changes.clear()
+                else:
+                    self._known_changes.extend(told)
                 self.reader.forget(head)
             else:
                 self.reader.head = head

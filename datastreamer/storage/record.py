@@ -12,6 +12,7 @@ offset    record                        written
 2048      writer, 64 bytes              when a writer opens
 2560      doubt, 128 bytes              while a failed sync is got over
 3072      changes, 408 bytes            before a truncation or update
+3840      upstream, 80 bytes            by a relay, after it has applied a change
 4032      claim, 48 bytes               when an operation begins to place its bytes
 ========  ============================  ==========================================
 
@@ -45,6 +46,7 @@ WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
 CHANGES_SIZE: Final = 512
+UPSTREAM_OFFSET: Final = 3840
 CLAIM_OFFSET: Final = 4032
 
 _VERSION: Final = 1
@@ -55,6 +57,7 @@ _WRITER: Final = struct.Struct(">8sIQ16s20x")
 _CHANGES: Final = struct.Struct(">8sII384s")
 _CLAIM: Final = struct.Struct(">8sIIQQQ")
 _CHANGE: Final = struct.Struct(">QQQ")
+_UPSTREAM: Final = struct.Struct(">8sII16sQQQQq")
 _SUM: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">QQ")
 
@@ -164,6 +167,23 @@ class Change(NamedTuple):
     epoch: int
     start: int
     stop: int | None
+
+
+class Agreement(NamedTuple):
+    """With which state of an upstream a relay's file agrees: all entries but those from `low` up
+    to `high`, which are still to be compared, were the same at the upstream's `epoch` when the
+    file's own epoch was `own_epoch`.
+
+    In the range still to be compared, differing entries are updates that were missed if they are
+    at most the upstream's epoch + `allowance`.
+    """
+
+    stream_id: bytes
+    epoch: int
+    own_epoch: int
+    low: int = 0
+    high: int = 0
+    allowance: int = 0
 
 
 def new_page(header: Header) -> bytearray:
@@ -358,6 +378,24 @@ def get_claim(page: bytes | bytearray) -> Claim | None:
     if magic != b"DSclaims" or version != _VERSION:
         return None
     return Claim(*claim) if _sum_fits(page, CLAIM_OFFSET, _CLAIM.size) else None
+
+
+def put_agreement(page: bytearray, agreement: Agreement | None) -> tuple[int, int]:
+    """Write the agreement, or that there is none; gives the span of `page` that changed."""
+    end = UPSTREAM_OFFSET + _UPSTREAM.size
+    if agreement is None:
+        page[UPSTREAM_OFFSET : end + _SUM.size] = bytes(_UPSTREAM.size + _SUM.size)
+    else:
+        _UPSTREAM.pack_into(page, UPSTREAM_OFFSET, b"DSupstrm", _VERSION, 0, *agreement)
+        _put_sum(page, UPSTREAM_OFFSET, end)
+    return UPSTREAM_OFFSET, end + _SUM.size
+
+
+def get_agreement(page: bytes | bytearray) -> Agreement | None:
+    """The agreement, or None where there is none that is whole."""
+    magic, version, _, *fields = _UPSTREAM.unpack_from(page, UPSTREAM_OFFSET)
+    whole = _sum_fits(page, UPSTREAM_OFFSET, _UPSTREAM.size)
+    return Agreement(*fields) if magic == b"DSupstrm" and version == _VERSION and whole else None
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:

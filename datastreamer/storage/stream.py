@@ -38,7 +38,7 @@ from datastreamer.storage.file import StreamFile
 from datastreamer.storage.mounts import ensure_local
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.record import Agreement, Head
 from datastreamer.storage.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.writer import PendingCommit, StreamWriter
@@ -512,6 +512,16 @@ class DataStream(StreamView):
             file.sync()
             with keeper.truncation(head):
                 file.truncate(number, offset)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """With which state of an upstream a relay's file agrees; None where that is not known."""
+        return self._writer().agreement
+
+    def note_agreement(self, agreement: Agreement | None) -> None:
+        """Keep in the file with which state of an upstream it agrees."""
+        self._ensure_open()
+        self._writer().note_agreement(agreement)
 
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()

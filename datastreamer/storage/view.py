@@ -103,6 +103,17 @@ class StreamView:
         return self._file.changes_since(epoch)
 
     @property
+    def recorded_epoch(self) -> int | None:
+        """The epoch as the file has it, for others that know the file; None where a program
+        that keeps no records writes it."""
+        return self._file.recorded_epoch
+
+    def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
+        """What was taken back or changed after `recorded_epoch` was `epoch`, in order; None where
+        that is not known, and may be anything."""
+        return self._file.recorded_changes(epoch)
+
+    @property
     def writable(self) -> bool:
         return self._file.writable
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -142,6 +144,56 @@ async def relaying(
 
     [(_, rig.port)] = await nursery.start(run)
     return rig
+
+
+class Wire:
+    """Between a relay and its upstream: connections that are cut after so many bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.upstream = port
+        self.port = 0
+        self.cuts: list[int] = []
+        """For the connections that come next, how much of the upstream's they let through."""
+        self._scopes: set[trio.CancelScope] = set()
+
+    def cut(self) -> None:
+        """End all connections that there are now."""
+        for scope in self._scopes:
+            scope.cancel()
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(
+                functools.partial(trio.serve_tcp, self._pass, 0, host="127.0.0.1")
+            )
+            self.port = listener.socket.getsockname()[1]
+            task_status.started()
+
+    async def _pass(self, client: trio.SocketStream) -> None:
+        left = self.cuts.pop(0) if self.cuts else 1 << 60
+        with (
+            contextlib.suppress(OSError, trio.BrokenResourceError),
+            contextlib.ExitStack() as stack,
+        ):
+            server = await trio.open_tcp_stream("127.0.0.1", self.upstream)
+            async with server, trio.open_nursery() as nursery:
+                self._scopes.add(nursery.cancel_scope)
+                stack.callback(self._scopes.discard, nursery.cancel_scope)
+
+                async def there() -> None:
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        async for data in client:
+                            await server.send_all(data)
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(there)
+                with contextlib.suppress(trio.BrokenResourceError):
+                    async for data in server:
+                        await client.send_all(data[:left])
+                        left -= len(data)
+                        if left <= 0:
+                            break
+                nursery.cancel_scope.cancel()
 
 
 @contextmanager

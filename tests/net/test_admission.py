@@ -497,7 +497,7 @@ async def test_a_token_of_no_length_is_no_request(stream: DataStream, token_file
     async with serving(stream, client_token_file=str(token_file)) as rig:
         for length in (0, 1025, 2**32 - 1):
             async with rig.client() as peer:
-                await peer.send(struct.pack(">QQI", 0x1006, 1, length))
+                await peer.send(struct.pack(">QQI", 0x1008, 1, length))
                 await peer.ended()
         async with rig.client() as peer:
             await peer.ask(wire.start(0), OK)

@@ -13,6 +13,7 @@ import trio
 from datastreamer._codec import Entry, EntryBatch, scan
 from datastreamer.errors import ConnectionLost, ProtocolViolation
 from datastreamer.net import keeping
+from datastreamer.net.applying import Applying
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from datastreamer.protocol.resume import streaming
@@ -123,7 +124,8 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     work = streaming(0, None, None)
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
-        pouring = keeping.Keeping(stream, Batches(cast("Any", None), work), [], 0)
+        applying = Applying(stream, "the upstream", None)
+        pouring = keeping.Keeping(stream, Batches(cast("Any", None), work), [], 0, applying)
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

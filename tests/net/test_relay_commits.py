@@ -23,7 +23,7 @@ from datastreamer.net.relay import Relay
 from datastreamer.net.whole import whole_before
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, FaultyServer
-from tests.net.relaying import QUICK, Rig, contents, new, nursery_for, serving
+from tests.net.relaying import QUICK, Rig, Wire, contents, new, nursery_for, serving
 from tests.net.stub import Stub, sample
 
 MIB = 1 << 20
@@ -84,45 +84,6 @@ async def watching(
 
     [(_, rig.port)] = await nursery.start(run)
     return rig, relay
-
-
-class Wire:
-    """Between a relay and its upstream: connections that are cut after so many bytes."""
-
-    def __init__(self, port: int) -> None:
-        self.upstream = port
-        self.port = 0
-        self.cuts: list[int] = []
-        """For the connections that come next, how much of the upstream's they let through."""
-
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        async with trio.open_nursery() as nursery:
-            [listener] = await nursery.start(
-                functools.partial(trio.serve_tcp, self._pass, 0, host="127.0.0.1")
-            )
-            self.port = listener.socket.getsockname()[1]
-            task_status.started()
-
-    async def _pass(self, client: trio.SocketStream) -> None:
-        left = self.cuts.pop(0) if self.cuts else 1 << 60
-        with contextlib.suppress(OSError, trio.BrokenResourceError):
-            server = await trio.open_tcp_stream("127.0.0.1", self.upstream)
-            async with server, trio.open_nursery() as nursery:
-
-                async def there() -> None:
-                    with contextlib.suppress(trio.BrokenResourceError):
-                        async for data in client:
-                            await server.send_all(data)
-                    nursery.cancel_scope.cancel()
-
-                nursery.start_soon(there)
-                with contextlib.suppress(trio.BrokenResourceError):
-                    async for data in server:
-                        await client.send_all(data[:left])
-                        left -= len(data)
-                        if left <= 0:
-                            break
-                nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -11,9 +11,10 @@ import trio
 import trio.testing
 
 from datastreamer.errors import HistoryChanged
+from datastreamer.net.applying import Rewritten
 from datastreamer.net.client import connect
 from datastreamer.net.relay import Relay
-from datastreamer.net.upstream import AnotherStream, Behind, Rewritten
+from datastreamer.net.upstream import AnotherStream, Behind
 from datastreamer.storage.stream import DataStream
 from tests.net.relaying import (
     contents,

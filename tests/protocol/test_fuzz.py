@@ -18,6 +18,7 @@ from datastreamer.protocol.filtering import (
     FilteredStartBookmark,
     decode,
 )
+from datastreamer.protocol.following import FollowStart
 from datastreamer.protocol.messages import (
     CommitStart,
     Start,
@@ -28,7 +29,7 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from tests.protocol.mutilated import RECORDED, TYPE, mutilated
 
-STARTS = (Start, CommitStart, StartBookmark, FilteredStart, FilteredStartBookmark)
+STARTS = (Start, CommitStart, FollowStart, StartBookmark, FilteredStart, FilteredStartBookmark)
 FILTERED = (FilteredRead, FilteredStart, FilteredStartBookmark)
 LONGEST = COMMAND_HEAD_SIZE + 28 + 4 + 4 * MAX_FILTER_TYPES
 

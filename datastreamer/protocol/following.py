@@ -1,0 +1,212 @@
+"""Commands and packets by which one server keeps its copy of a stream like another's.
+
+Owns their layout: a streaming that reports changes of committed entries, and hashes of ranges.
+Must not know which of them is allowed when (`server`, `client`), nor what a relay makes of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from datastreamer._codec import Entry, scan
+from datastreamer.errors import CorruptEntries, UsageError
+from datastreamer.format import (
+    CHANGE_SIZE,
+    CHANGE_STRUCT,
+    COMMAND_FOLLOW_START,
+    COMMAND_RANGE_HASH,
+    ENTRY_HEAD_SIZE,
+    FOLLOW_STRUCT,
+    PACKET_CHANGE,
+    PACKET_FOLLOW,
+    PACKET_RANGE_HASH,
+    PAGE_SIZE,
+    RANGE_HASH_STRUCT,
+    STREAM_ID_SIZE,
+    TYPE_BOOKMARK,
+    U64_MAX,
+)
+
+COMMANDS: Final = (COMMAND_FOLLOW_START, COMMAND_RANGE_HASH)
+MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
+
+_FOLLOW_START = struct.Struct(">QQQ16sQ")
+_RANGE_HASH = struct.Struct(">QQQQI")
+_PLAIN_SIZE: Final = 16
+
+
+class Known(NamedTuple):
+    """A state of a stream, by its id and epoch, with which all entries of a copy agree."""
+
+    stream_id: bytes
+    epoch: int
+
+
+NOTHING_KNOWN: Final = Known(bytes(STREAM_ID_SIZE), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStart:
+    """As `CommitStart`, with a report of each change of committed entries since `known`."""
+
+    from_entry: int
+    known: Known = NOTHING_KNOWN
+
+    def __str__(self) -> str:
+        return f"Start from entry {self.from_entry}, with changes since epoch {self.known.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class HashQuery:
+    """Ask for a hash of the entries from `first` up to, not including, `end`, or of the first of
+    these that `max_bytes` allow (0: as many as the server's limit allows)."""
+
+    first: int
+    end: int
+    max_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"a hash of entries {self.first} to {self.end - 1}"
+
+
+FollowingCommand: TypeAlias = FollowStart | HashQuery
+
+
+class Reports(IntEnum):
+    """What a server can report of the changes since the epoch that a client knows."""
+
+    UNKNOWN = 0
+    ALL = 1
+    NEVER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FollowBegun:
+    """The first packet after the Result of a `FollowStart`.
+
+    With `ALL` the changes after epoch `since` up to `epoch` come next, before any entry. With
+    `UNKNOWN` any entry may have changed up to `epoch`, and later changes are reported. With
+    `NEVER` no change of this file is.
+    """
+
+    reports: Reports
+    stream_id: bytes
+    since: int
+    epoch: int
+
+    def pack(self) -> bytes:
+        return FOLLOW_STRUCT.pack(
+            PACKET_FOLLOW, FOLLOW_STRUCT.size, self.reports, self.stream_id, self.since, self.epoch
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> FollowBegun:
+        """Read a packet. Raises `ValueError` for what no server may send."""
+        _, length, reports, stream_id, since, epoch = FOLLOW_STRUCT.unpack_from(data)
+        if length != FOLLOW_STRUCT.size or reports > Reports.NEVER or since > epoch:
+            raise ValueError(f"a beginning ({length} bytes) of kind {reports}, {since} to {epoch}")
+        return cls(Reports(reports), stream_id, since, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeReceived:
+    """The stream's epoch became `epoch`: `entry` replaced the one of its number, or (None) all
+    entries from `first` on were cut off. What the server sent earlier is from before the
+    change, what it sends later from after it."""
+
+    epoch: int
+    first: int
+    entry: Entry | None
+
+
+def encode_update(epoch: int, packed: bytes) -> bytes:
+    """The report of an update; `packed` is the entry as it is in the file now."""
+    number = int.from_bytes(packed[9:ENTRY_HEAD_SIZE], "big")
+    size = CHANGE_SIZE + len(packed)
+    return CHANGE_STRUCT.pack(PACKET_CHANGE, size, epoch, number, number + 1) + packed
+
+
+def encode_truncation(epoch: int, total_entries: int) -> bytes:
+    """The report of a truncation to `total_entries` entries."""
+    return CHANGE_STRUCT.pack(PACKET_CHANGE, CHANGE_SIZE, epoch, total_entries, U64_MAX)
+
+
+def decode_change(data: bytes) -> ChangeReceived:
+    """Read a whole report. Raises `ValueError` for what no server may send."""
+    _, length, epoch, first, end = CHANGE_STRUCT.unpack_from(data)
+    if end == U64_MAX:
+        if length != CHANGE_SIZE:
+            raise ValueError(f"a truncation of {length} bytes")
+        return ChangeReceived(epoch, first, None)
+    if end != first + 1:
+        raise ValueError(f"a change of entries {first} to {end}")
+    try:
+        batch = scan(data, first, start=CHANGE_SIZE)
+    except CorruptEntries as damage:
+        raise ValueError(f"an update that is no entry: {damage.reason}") from None
+    if len(batch) != 1 or batch.end != length:
+        raise ValueError(f"an update of {length} bytes with {len(batch)} entries")
+    if batch.types[0] == TYPE_BOOKMARK:
+        raise ValueError(f"an update of bookmark {first}")
+    return ChangeReceived(epoch, first, batch[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RangeHash:
+    """The xxh3 (128 bits) of the packed entries from `first` up to `end`, at `epoch`."""
+
+    first: int
+    end: int
+    epoch: int
+    digest: bytes
+
+    def pack(self) -> bytes:
+        return RANGE_HASH_STRUCT.pack(
+            PACKET_RANGE_HASH,
+            RANGE_HASH_STRUCT.size,
+            self.first,
+            self.end,
+            self.epoch,
+            self.digest,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, query: HashQuery) -> RangeHash:
+        """Read the answer to `query`. Raises `ValueError` for what is none."""
+        _, length, first, end, epoch, digest = RANGE_HASH_STRUCT.unpack_from(data)
+        if length != RANGE_HASH_STRUCT.size or first != query.first or not first < end <= query.end:
+            raise ValueError(f"a hash of entries {first} to {end} in {length} bytes for {query}")
+        return cls(first, end, epoch, digest)
+
+
+def encode(command: FollowingCommand, stream_type: int) -> bytes:
+    """The bytes of a command. Raises `UsageError` for what cannot be sent."""
+    try:
+        if isinstance(command, FollowStart):
+            stream_id, epoch = command.known
+            return _FOLLOW_START.pack(
+                COMMAND_FOLLOW_START, stream_type, command.from_entry, stream_id, epoch
+            )
+        return _RANGE_HASH.pack(
+            COMMAND_RANGE_HASH, stream_type, command.first, command.end, command.max_bytes
+        )
+    except struct.error:
+        raise UsageError(
+            f"entry numbers and epochs run from 0 to 2**64 - 1, limits to 2**32 - 1: {command}"
+        ) from None
+
+
+def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
+    """The command that begins at `at`, and where it ends; None where it is not all there."""
+    layout = _FOLLOW_START if command == COMMAND_FOLLOW_START else _RANGE_HASH
+    if len(data) < at + layout.size:
+        return None
+    _, _, *fields = layout.unpack_from(data, at)
+    end = at + layout.size
+    if command == COMMAND_FOLLOW_START:
+        from_entry, stream_id, epoch = fields
+        return FollowStart(from_entry, Known(stream_id, epoch)), end
+    return HashQuery(*fields), end
