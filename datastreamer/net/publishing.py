@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -19,6 +18,7 @@ from datastreamer.errors import (
     DatastreamerError,
     LeaseHeld,
     OperationOpen,
+    StreamFileError,
     StreamReadOnly,
     UsageError,
 )
@@ -35,7 +35,7 @@ from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
 from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
-from datastreamer.storage.source import Source, SourceFile
+from datastreamer.storage.record import Source
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Desk:
     """Where sources ask for the lease of one stream, and the one that has it is known.
 
     Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
-    `tls`, and `DamagedFile` where the last epoch cannot be told.
+    `tls`, and `DamagedHeader` if the record of the last epoch is damaged.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Desk:
         self.terms = terms
         self.stream = stream
         self.counts = counts
-        self.file = SourceFile(os.path.abspath(stream.path), stream.stream_id)
+        self.last = stream.source
         self.holder: Publication | None = None
         self._granting = trio.Lock()
 
@@ -100,12 +100,14 @@ class Desk:
         """
         async with self._granting:
             wanted = self._judge(query)
-            if wanted != self.file.last:
+            if wanted != self.last:
                 try:
-                    await trio.to_thread.run_sync(self.file.put, wanted)
-                except OSError as error:
-                    why = f"the lease cannot be kept on disk: {error.strerror or error}"
+                    await trio.to_thread.run_sync(self.stream.keep_source, wanted)
+                except DatastreamerError as error:
+                    what = error.what if isinstance(error, StreamFileError) else error
+                    why = f"the lease cannot be kept on disk: {what}"
                     raise Refused(RESULT_NOT_WRITTEN, why) from error
+                self.last = wanted
             if self.holder is not None:
                 again = wanted.source_id == self.holder.source_id
                 self.holder.fence(wanted.epoch, again=again)
@@ -113,7 +115,7 @@ class Desk:
             return await self._hand_over(wanted, query, source)
 
     def _judge(self, query: PublishQuery) -> Source:
-        last, holder = self.file.last, self.holder
+        last, holder = self.last, self.holder
         if query.epoch == ANY_EPOCH:
             return Source(last.epoch + 1, query.source_id)
         same = query.source_id == last.source_id

@@ -29,6 +29,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage import journal
+from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.disk import File, OsDisk, boot_id
@@ -200,6 +201,10 @@ class _Examiner:
         if front.fits and front.record is not None and front.record.after != front.raw[3:]:
             what = "the commit record is about another header, though its sum fits"
             self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
+        whole = all(name != "source" for name, _ in front.broken)
+        if whole and records.get_source(self.page, self._identity()[0]) is None:
+            what = "the record of the stream's source is about another stream"
+            self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
 
     def _identity(self) -> tuple[bytes, int]:
         front = self._done.front

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from datastreamer.errors import (
     DamagedEntry,
+    DamagedHeader,
     FileMissing,
     NotAStream,
     StreamFileError,
@@ -24,7 +25,7 @@ from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Change, Head
+from datastreamer.storage.record import Change, Head, Source
 from datastreamer.storage.recovery import (
     Judgement,
     changing,
@@ -143,6 +144,23 @@ class StreamFile:
     def head(self) -> Head:
         """How far the committed, visible stream goes."""
         return self.reader.head
+
+    def source(self) -> Source:
+        """The last source that was granted a lease to publish; `Source()` if there was none yet.
+
+        Raises `DamagedHeader` if its record is damaged.
+        """
+        for _ in range(_TORN_READS):
+            found = records.get_source(read_page(self.file), self.stream_id)
+            if found is not None:
+                return found
+        raise DamagedHeader(
+            self.path,
+            records.SOURCE_OFFSETS[0],
+            "the record of the stream's source is damaged, so the last epoch is not known; end "
+            "all sources of the stream, run `datastreamer repair`, which clears the record, and "
+            "start one source with an epoch that no source had before",
+        )
 
     def refresh(self) -> bool:
         """Look at the header page again (a reader beside a writer); True if it moved.

@@ -19,7 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from datastreamer.errors import DamagedEntry, FileExists, FileMissing, StreamFileError, WriteFailed
+from datastreamer.errors import (
+    DamagedEntry,
+    DamagedHeader,
+    FileExists,
+    FileMissing,
+    StreamFileError,
+    WriteFailed,
+)
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
@@ -27,7 +34,7 @@ from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.file import StreamFile, read_page
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.reader import doubt
-from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
+from datastreamer.storage.record import CommitRecord, Head, Source, SyncedHeader
 from datastreamer.storage.recovery import NO_HASH, changing
 
 _log = logging.getLogger(__name__)
@@ -162,7 +169,9 @@ def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None])
         what = f"the stream does not end there with entry {head.entries - 1}: {why}"
         raise _WrongEndError(what, head.length)
     target.sync()
-    target.write(_header_page(header, source.stream_id, epoch), 0)
+    page = _header_page(header, source.stream_id, epoch)
+    _keep_source(page, source)
+    target.write(page, 0)
     return Snapshot(header, size, means)
 
 
@@ -176,6 +185,20 @@ def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
     records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
     records.put_mark(page, epoch, head)
     return page
+
+
+def _keep_source(page: bytearray, source: StreamFile) -> None:
+    """The epoch below which no source publishes holds for the copy, too."""
+    try:
+        last = source.source()
+    except DamagedHeader:
+        # Not "none": the copy has the same damage.
+        start = records.SOURCE_OFFSETS[0]
+        page[start:] = read_page(source.file)[start:]
+        return
+    if last != Source():
+        for copy in range(len(records.SOURCE_OFFSETS)):
+            records.put_source(page, copy, source.stream_id, last)
 
 
 # The bytes.

@@ -32,7 +32,7 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.reader import Reader, cut_back
-from datastreamer.storage.record import Change
+from datastreamer.storage.record import Change, Source
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
@@ -81,6 +81,13 @@ class StreamView:
     def epoch(self) -> int:
         """Raised by every truncation, update and recovery that took entries back."""
         return self._file.epoch
+
+    @property
+    def source(self) -> Source:
+        """The epoch and id of the last source that was granted a lease to publish; all zeros if
+        there was none yet. Raises `DamagedHeader` if the record of it is damaged."""
+        self._ensure_open()
+        return self._file.source()
 
     @property
     def index_name(self) -> str:

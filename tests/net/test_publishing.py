@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from datastreamer.errors import DamagedFile, LeaseHeld, UsageError
+from datastreamer.errors import DamagedHeader, LeaseHeld, UsageError
 from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.transport import StreamTransport
@@ -24,9 +24,11 @@ from datastreamer.protocol.publishing import (
     encode_rollback,
     encode_where,
 )
+from datastreamer.storage.record import SOURCE_OFFSETS
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import PATIENCE, Peer, Rig, append
+from tests.storage.test_source import flip
 
 TOKEN = b"a token"
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -151,7 +153,7 @@ async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path
                         assert trio.current_time() - began >= 0.5
                         await peer.ended()
         assert rig.server.desk is not None
-        assert rig.server.desk.file.last.epoch == 7
+        assert rig.server.desk.last.epoch == 7
         async with rig.client() as peer:
             await peer.send(publish(TWO, token=b"another"))
             await lease_of(peer)
@@ -191,8 +193,8 @@ async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
         follower = DataStream.open(path, follow=True, index="memory")
         with follower, pytest.raises(UsageError, match="open for writing"):
             Server(follower, publishing=Publishing(token_file=token_file))
-        Path(f"{path}.source").write_bytes(b"damaged")
-        with pytest.raises(DamagedFile, match=r"s.*\.source"):
+        flip(path, *SOURCE_OFFSETS)
+        with pytest.raises(DamagedHeader, match="record of the stream's source is damaged"):
             Server(stream, publishing=Publishing(token_file=token_file))
 
 
