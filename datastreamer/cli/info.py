@@ -171,7 +171,7 @@ def _index_state(stream: DataStream) -> str:
     path = os.path.abspath(stream.path)
     lag = stream.bookmarks.lag()
     try:
-        index = opener(stream.index_name)(path, False)
+        index = opener(stream.index_name)(path, False, stream.access)
     except IndexReadOnly as error:
         return f"{error.what} ({stream.index_name})"
     try:

@@ -422,7 +422,7 @@ class _Examiner:
         if self._done.live:
             return
         stands, number = os.path.lexists(name), updating(self.page)
-        undo = journal.find(OsDisk(), place)
+        undo = journal.find(OsDisk(), place, self._file.access())
         fits = undo is not None and undone_by(undo, self._file, self.page) is not None
         self._done.bad_journal = stands and not fits and (undo is None or number is not None)
         if number is not None and not fits:
@@ -433,7 +433,10 @@ class _Examiner:
             )
             self._done.problem(f"entry {number}", what, Help.UNPROVEN)
         elif self._done.bad_journal:
-            what = "the journal of an update is damaged; no update is known to be under way"
+            what = (
+                "the journal of an update is damaged, a link or another user's; no update is known "
+                "to be under way"
+            )
             self._done.problem(name, what, Help.JOURNAL)
         elif stands:
             self._report.notes.append(

@@ -310,7 +310,7 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
     if file.locked_elsewhere():
         return
     page = read_page(file)
-    number, undo = updating(page), journal.find(disk, place)
+    number, undo = updating(page), journal.find(disk, place, file.access())
     error = None
     if number is not None and (undo is None or undone_by(undo, file, page) is None):
         error = cannot_undo(file, page, path, number, place)
@@ -336,9 +336,9 @@ def cannot_undo(file: File, page: bytes, path: str, number: int, place: str) -> 
         path,
         offset,
         f"a crash cut off the update of entry {number}, and {place}{journal.SUFFIX}, which has "
-        "its old bytes, is missing or damaged: put it back (it stands beside the name that the "
-        "stream was updated by), or have `datastreamer repair` keep the entry as it is, old in "
-        "part, maybe, and new in part",
+        "its old bytes, is missing, damaged, a link or another user's: put it back (it stands "
+        "beside the name that the stream was updated by), or have `datastreamer repair` keep the "
+        "entry as it is, old in part, maybe, and new in part",
     )
 
 

@@ -124,7 +124,7 @@ def repair(
     try:
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
-        remove_begun(disk, name)
+        remove_begun(disk, name, file)
         found = examine(file, name, progress)
         made = _plan(found, name)
         if made.healthy:

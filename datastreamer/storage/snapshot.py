@@ -101,8 +101,6 @@ def snapshot(
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
-    for name in remove_left_overs(disk, target):
-        _log.info("%s: removed; a snapshot that was killed has left it", name)
     before = b""
     for attempt in range(_TRIES):
         if attempt:
@@ -110,6 +108,8 @@ def snapshot(
         source = StreamFile.open(path, disk=disk)
         try:
             page = read_page(source.file)
+            for name in remove_left_overs(disk, target, source.file.access()):
+                _log.info("%s: removed; a snapshot that was killed has left it", name)
             _ensure_settled(source, journal.place_of(path), disk)
             return _publish(source, target, disk, advance)
         except _WrongEndError as error:
@@ -140,7 +140,7 @@ def _publish(
     source: StreamFile, target: str, disk: Disk, advance: Callable[[int, int], None]
 ) -> Snapshot:
     try:
-        with new_file(disk, target) as file:
+        with new_file(disk, target, source.file.access()) as file:
             return _copy(source, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None

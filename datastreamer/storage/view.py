@@ -28,6 +28,7 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer
 from datastreamer.storage.file import StreamFile
@@ -103,6 +104,12 @@ class StreamView:
         """What a writer elsewhere took back or changed since `epoch`, as `refresh` saw it; None
         where nobody tells, and it may be anything."""
         return self._file.changes_since(epoch)
+
+    @property
+    def access(self) -> Access:
+        """Which users may read and write the stream file."""
+        self._ensure_open()
+        return self._file.file.access()
 
     @property
     def writable(self) -> bool:

@@ -147,8 +147,8 @@ class StreamWriter(ChangeableFile):
                 raise locked_by(page, shown)
             place = journal.place_of(path)
             for left in (shown, place + journal.SUFFIX):
-                remove_left_overs(disk, left)
-            remove_begun(disk, shown)
+                remove_left_overs(disk, left, file.access())
+            remove_begun(disk, shown, file)
             undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)

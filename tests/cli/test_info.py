@@ -15,6 +15,7 @@ from datastreamer.format import Header
 from datastreamer.net.embed import StreamServer
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import OsDisk, boot_id
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.record import Writer
@@ -139,11 +140,11 @@ def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
     header = copy.read_bytes()[16:54]
     with DataStream.open(copy, read_only=True) as stream:
         undo = Undo(stream.stream_id, stream.epoch, header, 4096, b"neither", b"of them")
-    journal.put(OsDisk(), str(copy), undo)
+    journal.put(OsDisk(), str(copy), undo, Access.private())
     assert "journal of an update stands" in rows(invoke, copy)["undo"]
     undo = undo._replace(old=bytes(600), new=b"\1" * 600, offset=1 << 20)
     Path(f"{copy}.undo").unlink()
-    journal.put(OsDisk(), str(copy), undo)
+    journal.put(OsDisk(), str(copy), undo, Access.private())
     _damage(copy, 1 << 20, bytes(512) + b"\1" * 88)
     assert "journal of an update stands" in rows(invoke, copy, code=1)["undo"]
     assert "a crash cut off the update of an entry" in invoke("info", copy).failed()

@@ -39,6 +39,7 @@ OK = wire.OK
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_bytes(b"another\n" + TOKEN + b"\n")
+    path.chmod(0o600)
     return path
 
 

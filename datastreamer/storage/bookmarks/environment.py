@@ -7,12 +7,13 @@ Knows nothing of bookmarks but the names of the two databases.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
+
+from datastreamer.storage.access import Access, Folder
 
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 
@@ -28,8 +29,10 @@ _LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
 
 
 class Opened(NamedTuple):
-    """An environment with its two databases."""
+    """An environment with its two databases. Its folder is open as long as it is: its files are
+    changed there, whatever is at the folder's name by then."""
 
+    place: Folder
     env: lmdb.Environment
     meta: Any
     keys: Any
@@ -43,8 +46,9 @@ class SharedEnvironment:
     open_ones: ClassVar[dict[str, SharedEnvironment]] = {}
     guard = threading.Lock()
 
-    def __init__(self, folder: str, write: bool, beside_writer: bool) -> None:
+    def __init__(self, folder: str, write: bool, access: Access, beside_writer: bool) -> None:
         self.folder = folder
+        self.access = access
         self.users = 0
         self.write = write
         # Taken by who reads or grows a map that is not the whole one: no transaction may be
@@ -58,16 +62,28 @@ class SharedEnvironment:
         # the index he need not, and leaves no trace. (Should a writer come all the same:
         # pages of a snapshot are used again two transactions later at the earliest, and
         # each question here is a transaction of its own.)
-        lock_file = os.path.join(self.folder, "lock.mdb")
-        lock = self.write or (beside_writer and os.access(lock_file, os.W_OK))
-        if self.write:
-            _reserve(lock_file, _LOCK_FILE_BYTES)
-        env = _environment(self.folder, self.write, lock)
+        place = self._folder()
         try:
-            self.ensure_whole(env, extend=False)
+            return self._open_in(place, beside_writer)
+        except BaseException:
+            place.close()
+            raise
+
+    def _folder(self) -> Folder:
+        write = self.write
+        return Folder(self.folder, self.access, INDEX_FILES, write=write, narrow=write)
+
+    def _open_in(self, place: Folder, beside_writer: bool) -> Opened:
+        lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
+        if self.write:
+            _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)
+        env = _environment(place, self.write, lock)
+        try:
+            self.ensure_whole(env, place, extend=False)
             self.small = env.info()["map_size"] < _WHOLE_MAP
             env.reader_check()
             return Opened(
+                place,
                 env,
                 env.open_db(b"meta", create=self.write),
                 env.open_db(b"bookmarks", create=self.write, dupsort=True, dupfixed=True),
@@ -77,22 +93,21 @@ class SharedEnvironment:
             env.close()
             raise
 
-    def ensure_whole(self, env: lmdb.Environment, *, extend: bool) -> None:
+    def ensure_whole(self, env: lmdb.Environment, place: Folder, *, extend: bool) -> None:
         """See to it that no page is past the file's end: a look at it would end the process.
 
         LMDB leaves out free pages at the end now and then; the writer makes up for it after
         each transaction, so that a file that lacks some is taken for one that was cut short.
         """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        data = os.path.join(self.folder, "data.mdb")
         try:
-            size = os.path.getsize(data)
+            size = os.stat("data.mdb", dir_fd=place.fd, follow_symlinks=False).st_size
         except FileNotFoundError:
             return  # somebody removed it; ours lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
-            _reserve(data, needed)
+            _reserve(place, "data.mdb", needed)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
@@ -104,20 +119,26 @@ class SharedEnvironment:
         """Begin anew with empty files. Who asks the old one just now gets his answer: it is
         closed when nobody has a transaction any more."""
         with self.guard:
-            os.makedirs(self.folder, exist_ok=True)
-            remove_files(self.folder)
-            self.opened = self.open()
+            with self._folder() as place:
+                place.remove(INDEX_FILES)
+            before, self.opened = self.opened, self.open()
+            before.place.close()
 
     @classmethod
-    def get(cls, folder: str, write: bool, beside_writer: bool) -> SharedEnvironment:
+    def get(
+        cls, folder: str, write: bool, access: Access, beside_writer: bool
+    ) -> SharedEnvironment:
         """The environment, opened for writing if anybody here needs that."""
-        name = os.path.realpath(folder)
+        # Of the folder itself a link is not followed.
+        parent, own = os.path.split(os.path.abspath(folder))
+        name = os.path.join(os.path.realpath(parent), own)
         with cls.guard:
             shared = cls.open_ones.get(name)
             if shared is None:
-                shared = cls.open_ones[name] = cls(name, write, beside_writer)
+                shared = cls.open_ones[name] = cls(name, write, access, beside_writer)
             elif write and not shared.write:
                 shared.opened.env.close()
+                shared.opened.place.close()
                 shared.write = True
                 try:
                     shared.opened = shared.open()
@@ -133,6 +154,7 @@ class SharedEnvironment:
             if self.users == 0:
                 self.open_ones.pop(self.folder, None)
                 self.opened.env.close()
+                self.opened.place.close()
 
     @classmethod
     def forget_all(cls) -> None:
@@ -144,13 +166,14 @@ class SharedEnvironment:
 os.register_at_fork(after_in_child=SharedEnvironment.forget_all)
 
 
-def _reserve(path: str, size: int) -> None:
+def _reserve(place: Folder, name: str, size: int) -> None:
     """Have all of the file on disk, `size` bytes at least: where a mapped page has no place
     on a full disk, a look at it ends the process.
 
     Not for a lock file that is in use here: closing it gives up this process's locks on it.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, flags, place.file_mode, dir_fd=place.fd)
     try:
         now = os.fstat(file).st_size
         if hasattr(os, "posix_fallocate"):
@@ -161,14 +184,15 @@ def _reserve(path: str, size: int) -> None:
         os.close(file)
 
 
-def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
+def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
     """The environment, with as large a map as the process may have."""
     size = _MAP_SIZE
     while True:
         try:
             return lmdb.open(
-                os.fsencode(folder),
+                os.fsencode(place.path),
                 map_size=size,
+                mode=place.file_mode,
                 max_dbs=2,
                 max_readers=_MAX_READERS,
                 readonly=not write,
@@ -198,9 +222,3 @@ def file_id(folder: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def remove_files(folder: str) -> None:
-    for name in INDEX_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))
