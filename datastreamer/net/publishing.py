@@ -72,6 +72,8 @@ class Desk:
         self.stream = stream
         self.counts = counts
         self.last = stream.source
+        # What both copies of the record have for sure: not what a write that was cut off left.
+        self._kept: Source | None = None
         self.holder: Publication | None = None
         self._granting = trio.Lock()
 
@@ -100,14 +102,14 @@ class Desk:
         """
         async with self._granting:
             wanted = self._judge(query)
-            if wanted != self.last:
+            if wanted != self._kept:
                 try:
                     await trio.to_thread.run_sync(self.stream.keep_source, wanted)
                 except DatastreamerError as error:
                     what = error.what if isinstance(error, StreamFileError) else error
                     why = f"the lease cannot be kept on disk: {what}"
                     raise Refused(RESULT_NOT_WRITTEN, why) from error
-                self.last = wanted
+                self.last = self._kept = wanted
             if self.holder is not None:
                 again = wanted.source_id == self.holder.source_id
                 self.holder.fence(wanted.epoch, again=again)

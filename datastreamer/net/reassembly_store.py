@@ -226,7 +226,7 @@ def _make_private(path: str) -> None:
         return
     for name in (path, *(path + suffix for suffix in _SIDES)):
         try:
-            os.close(open_file(name, Access.private(), write=False))
+            os.close(open_file(name, Access.private(path), write=False))
         except FileNotFoundError:
             continue
         except UntrustedFile as error:

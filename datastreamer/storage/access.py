@@ -43,9 +43,17 @@ class Access(NamedTuple):
         return cls(found.st_uid, found.st_gid, mode)
 
     @classmethod
-    def private(cls) -> Access:
-        """For files that belong to no stream and are this process's user's alone."""
-        return cls(os.geteuid(), os.getegid(), 0o600)
+    def private(cls, path: str | None = None) -> Access:
+        """For files that belong to no stream and are this process's user's alone.
+
+        With `path`, which names such a file, the owner of its folder is trusted as well: on
+        a file system that maps users (CIFS, NFS) that is whom our own file seems to belong to.
+        """
+        owner = os.geteuid()
+        if path is not None:
+            with contextlib.suppress(OSError):
+                owner = os.stat(os.path.dirname(path) or ".").st_uid
+        return cls(owner, os.getegid(), 0o600)
 
     @classmethod
     def by_umask(cls) -> Access:
@@ -74,7 +82,7 @@ class Access(NamedTuple):
         if found.st_uid not in (os.geteuid(), 0, self.uid):
             return (
                 f"belongs to user {found.st_uid}, who is not the user of this process, root or the "
-                "owner of the stream"
+                "owner of the stream or folder"
             )
         return ""
 
@@ -227,7 +235,7 @@ def _group_in(folder: os.stat_result) -> int:
 def _narrow(fd: int, found: os.stat_result, most: int) -> os.stat_result:
     """Take away the permissions beyond `most`, where the system lets us."""
     if found.st_mode & 0o777 & ~most:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):  # the mount decides, perhaps
             os.fchmod(fd, found.st_mode & (most | 0o7000))
             return os.fstat(fd)
     return found

@@ -29,7 +29,7 @@ class FileCursor:
 
     A save writes `path`.new, syncs it and renames it. The file is its owner's alone (0600), or has
     the permissions that were given to it since. Raises `CursorFailed`, also for a symbolic link and
-    for a file of another user than this process's or root.
+    for a file of another user than this process's, root or the owner of the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -38,7 +38,7 @@ class FileCursor:
     def load(self) -> Position | None:
         """What was saved last; None where there is no file yet."""
         try:
-            with open(open_file(self._path, Access.private(), write=False), "rb") as file:
+            with open(open_file(self._path, Access.private(self._path), write=False), "rb") as file:
                 return Position.from_json(file.read())
         except FileNotFoundError:
             return None

@@ -24,7 +24,7 @@ from datastreamer.protocol.publishing import (
     encode_rollback,
     encode_where,
 )
-from datastreamer.storage.record import SOURCE_OFFSETS
+from datastreamer.storage.record import SOURCE_OFFSETS, Source, get_sources, put_source
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import PATIENCE, Peer, Rig, append
@@ -197,6 +197,27 @@ async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
         flip(path, *SOURCE_OFFSETS)
         with pytest.raises(DamagedHeader, match="record of the stream's source is damaged"):
             Server(stream, publishing=Publishing(token_file=token_file))
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
+    path: Path, token_file: Path, copy: int
+) -> None:
+    """The source asks again for the epoch that one copy has."""
+    with DataStream.create(path, index="memory") as stream:
+        stream.keep_source(Source(5, TWO))
+        stream_id = stream.stream_id
+    page = bytearray(path.read_bytes()[:4096])
+    start, end = put_source(page, copy, stream_id, Source(6, ONE))
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(page[start:end])
+    with DataStream.open(path, index="memory") as stream:
+        async with publishable(stream, token_file) as rig, rig.client() as peer:
+            await peer.send(publish(ONE, 6))
+            assert (await lease_of(peer))[0] == 6
+            kept = get_sources(path.read_bytes()[:4096])
+    assert kept == [(stream_id, Source(6, ONE))] * 2
 
 
 async def test_a_server_without_terms_does_not_know_the_command(stream: DataStream) -> None:

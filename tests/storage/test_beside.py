@@ -485,6 +485,16 @@ def test_a_position_of_another_user_is_not_believed(
 
 
 @as_root
+def test_the_owner_of_a_cursor_s_folder_is_trusted(tmp_path: Path) -> None:
+    """Where a mount maps users, our own file seems to be that user's."""
+    cursor = FileCursor(tmp_path / "cursor")
+    cursor.save(SOME)
+    for path in (tmp_path, tmp_path / "cursor"):
+        os.chown(path, OTHER, OTHER)
+    assert cursor.load() == SOME
+
+
+@as_root
 def test_a_hot_journal_of_another_user_is_not_rolled_back(stream: Path) -> None:
     sqlite_store(stream)
     side = stream.with_name("progress.db-journal")

@@ -223,8 +223,8 @@ class Halting(OsFile):
         sys.stdin.readline()
 
 class HaltingDisk(OsDisk):
-    def open(self, path, *, write):
-        return Halting(super().open(path, write=write).fileno())
+    def open(self, path, *, write, beside=None):
+        return Halting(super().open(path, write=write, beside=beside).fileno())
 
 with DataStream.open(sys.argv[1], index="memory", disk=HaltingDisk()) as stream:
     print("open", flush=True)

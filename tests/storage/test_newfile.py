@@ -74,11 +74,11 @@ class NoLocks(OsDisk):
         def unlock(self) -> None:
             self.lock()
 
-    def create(self, path: str) -> OsFile:
-        return self.File(OsDisk.create(self, path).fileno())
+    def create(self, path: str, beside: Access | None = None) -> OsFile:
+        return self.File(OsDisk.create(self, path, beside).fileno())
 
-    def open(self, path: str, *, write: bool) -> OsFile:
-        return self.File(OsDisk.open(self, path, write=write).fileno())
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> OsFile:
+        return self.File(OsDisk.open(self, path, write=write, beside=beside).fileno())
 
 
 def test_where_there_are_no_locks(path: Path) -> None:
@@ -137,8 +137,8 @@ class Cleaned(OsDisk):
         self.cleaner: OsFile | None = None
         self.created: list[str] = []
 
-    def create(self, path: str) -> OsFile:
-        file = super().create(path)
+    def create(self, path: str, beside: Access | None = None) -> OsFile:
+        file = super().create(path, beside)
         self.created.append(path)
         if len(self.created) == 1:
             if self.held:
