@@ -18,7 +18,7 @@ from datastreamer.storage import record as records
 from datastreamer.storage.access import Access
 from datastreamer.storage.disk import OsDisk, boot_id
 from datastreamer.storage.journal import Undo
-from datastreamer.storage.record import Writer
+from datastreamer.storage.record import Source, Writer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.conftest import Golden
@@ -232,3 +232,15 @@ def test_facts_are_one_line(invoke: Invoke, made: Path) -> None:
     out = invoke("info", made, "--format", "jsonl").out
     assert out.count(b"\n") == 1
     assert json.loads(out)["total_entries"] == 200
+
+
+def test_the_last_source_of_a_stream(invoke: Invoke, copy: Path) -> None:
+    assert "source" not in rows(invoke, copy)
+    with DataStream.open(copy, index="memory") as stream:
+        stream.keep_source(Source(7, b"\xab" * 16))
+    assert rows(invoke, copy)["source"] == f"epoch 7, id {'ab' * 16}"
+    with copy.open("r+b") as file:
+        for at in records.SOURCE_OFFSETS:
+            file.seek(at)
+            file.write(b"x")
+    assert rows(invoke, copy)["source"] == "its record is damaged; `datastreamer repair` clears it"
