@@ -19,6 +19,7 @@ from typing import NamedTuple
 from datastreamer.errors import UntrustedFile
 
 _LINUX = sys.platform.startswith("linux")
+_LINK = "is a symbolic link, which is not followed here"
 _ACL = "system.posix_acl_access"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -78,7 +79,7 @@ class Access(NamedTuple):
     def distrusts(self, found: os.stat_result) -> str:
         """Why a file beside the stream is not used; empty if it is."""
         if stat.S_ISLNK(found.st_mode):
-            return "is a symbolic link, which is not followed here"
+            return _LINK
         if found.st_uid not in (os.geteuid(), 0, self.uid):
             return (
                 f"belongs to user {found.st_uid}, who is not the user of this process, root or the "
@@ -113,7 +114,7 @@ def open_file(path: str, access: Access, *, write: bool) -> int:
         fd = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UntrustedFile(path, access.distrusts(os.lstat(path))) from None
+            raise UntrustedFile(path, _LINK) from None
         raise
     try:
         found = os.fstat(fd)

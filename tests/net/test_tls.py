@@ -147,6 +147,7 @@ def test_files_with_something_else(authority: Authority, tmp_path: Path) -> None
     text.write_text(cert.read_text().replace("MII", "AAA"))
     refused(r"^\S+text: cannot be used: ", (cert, key), text)
     refused(r"text, \S+server\.key: certificate or key cannot be used: ", (text, key))
+    text.chmod(0o600)
     text.write_text(key.read_text().replace("MHc", "AAA"))
     refused(r"server\.pem, \S+text: certificate or key cannot be used: ", (cert, text))
 
