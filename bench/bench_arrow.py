@@ -23,6 +23,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 from datastreamer import arrow  # noqa: E402
 from datastreamer.arrow.parts import PartWriter  # noqa: E402
 from datastreamer.position import Identity, Position  # noqa: E402
+from datastreamer.storage.access import Access  # noqa: E402
 
 _SIZE = 200
 _DATA = _SIZE - 17
@@ -75,7 +76,7 @@ def test_export(versus: Any, plain: Path, tmp_path: Path) -> None:
         """The same rows in the same form, from memory."""
         folder = tmp_path / "same"
         folder.mkdir()
-        writer = PartWriter(folder, "entries", table.schema)
+        writer = PartWriter(folder, "entries", table.schema, Access.by_umask())
         for batch in table.to_batches():
             writer.write(batch)
         writer.publish(folder / "part.parquet", 0, place)

@@ -17,6 +17,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage import record as records
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.base import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
@@ -64,7 +65,7 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
         stream_id=file.stream_id,
         epoch=lambda: file.epoch,
     )
-    index = LmdbIndex(index_folder(str(path)), True)
+    index = LmdbIndex(index_folder(str(path)), True, Access.private())
     index.add([], Watermark(head.length, head.entries, keeper._identity(head.length)))
     index.close()
     keeper.close()

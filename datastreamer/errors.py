@@ -35,6 +35,7 @@
     |   |       +-- EntriesLost      it is not, and others before it are not either
     |   +-- IndexFailed              the bookmark index cannot be used
     |   +-- CursorFailed             a reader's position cannot be read or kept
+    |   +-- UntrustedFile            a link, or another user's file, beside a stream
     |   +-- DamagedFile              carries ``offset``
     |       +-- DamagedHeader        header, commit record or totals
     |       +-- BadFileSize          not 4096 + k x 1 MiB
@@ -326,6 +327,10 @@ class IndexFailed(StreamFileError):
 
 class CursorFailed(StreamFileError):
     """A reader's position cannot be read or kept."""
+
+
+class UntrustedFile(StreamFileError):
+    """A file or folder beside a stream is a link or belongs to another user; it is not used."""
 
 
 class DamagedFile(StreamFileError):

@@ -42,6 +42,7 @@ from datastreamer.errors import (
 )
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.trail import Trail
+from datastreamer.storage.access import Access, make_folder
 from datastreamer.storage.view import StreamView
 
 ALL: Final = "all"
@@ -138,8 +139,11 @@ def export(
             stop = total if stop is None else min(stop, total)
             if start is not None and stop < start:
                 raise BadRange(f"stop {stop} stands before start {start}")
+            # Who could not read the stream cannot read what is made of it.
+            access = stream.access if isinstance(stream, StreamView) else Access.by_umask()
             job = _Job(
                 stream,
+                access,
                 Identity.of(header),
                 header.version if version is None else version,
                 on_error,
@@ -153,7 +157,7 @@ def export(
             with contextlib.ExitStack() as stack:
                 # A table's folder may be another export's OUT.
                 for folder in dict.fromkeys((path, *folders.values())):
-                    _make(folder)
+                    _make(folder, access)
                     stack.enter_context(locked(folder))
                 return job.to_folders(folders, start, stop)
     except DatastreamerError:
@@ -162,9 +166,9 @@ def export(
         raise StreamFileError(path, f"it was not written: {reason(error)}") from error
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, access: Access) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(str(folder), access)
     except OSError as error:
         raise StreamFileError(folder, f"it cannot be made: {reason(error)}") from error
 
@@ -175,6 +179,7 @@ class _Job:
     def __init__(
         self,
         stream: StreamView | StreamClient,
+        access: Access,
         identity: Identity,
         version: int,
         on_error: OnError,
@@ -182,6 +187,7 @@ class _Job:
         advance: Advance,
     ) -> None:
         self._stream = stream
+        self._access = access
         self._identity = identity
         self._version = version
         self._on_error = on_error
@@ -209,9 +215,11 @@ class _Job:
         temporary = temporary_beside(path)
         output: PartWriter | LineWriter
         if path.suffix.lower() == ".parquet":
-            output = PartWriter(path.parent, table, converter.schema, temporary=temporary)
+            output = PartWriter(
+                path.parent, table, converter.schema, self._access, temporary=temporary
+            )
         else:
-            output = writer_of(path, temporary, converter.schema)
+            output = writer_of(path, temporary, converter.schema, self._access)
         trail = Trail(start)
         try:
             for batch in self._runs(start, stop, total=stop):
@@ -319,7 +327,9 @@ class _Job:
             writers = {}
             for plan in plans:
                 table = plan.table
-                writers[table] = PartWriter(plan.folder, table, converters[table].schema)
+                writers[table] = PartWriter(
+                    plan.folder, table, converters[table].schema, self._access
+                )
                 stack.callback(writers[table].discard)
             try:
                 for batch in batches:

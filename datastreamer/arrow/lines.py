@@ -16,14 +16,19 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from datastreamer.storage.access import Access, create_file
+
 
 class LineWriter(ABC):
-    """A text file under way at `temporary`."""
+    """A text file under way at `temporary`, with no more permissions than the stream that has this
+    `access`."""
 
-    def __init__(self, temporary: Path, schema: Any) -> None:
+    def __init__(self, temporary: Path, schema: Any, access: Access) -> None:
         self.temporary = temporary
         self._names = schema.names
-        self._file = temporary.open("w", encoding="utf-8", newline="")
+        self._file: TextIO = open(  # noqa: SIM115
+            create_file(str(temporary), access), "w", encoding="utf-8", newline=""
+        )
         self._is_entries = self._names == ["number", "type", "data"]
 
     @abstractmethod
@@ -63,8 +68,8 @@ class JsonWriter(LineWriter):
 class CsvWriter(LineWriter):
     """A line a row, under a line with the columns' names."""
 
-    def __init__(self, temporary: Path, schema: Any) -> None:
-        super().__init__(temporary, schema)
+    def __init__(self, temporary: Path, schema: Any, access: Access) -> None:
+        super().__init__(temporary, schema, access)
         self._csv = csv.writer(self._file, lineterminator="\n")
         # csv quotes a CR only where lines end in one (and those are 15% slower to write).
         self._with_cr = csv.writer(_EndsInLF(self._file), lineterminator="\r\n")
@@ -87,10 +92,10 @@ class _EndsInLF:
         self._file.write(f"{row[:-2]}\n")
 
 
-def writer_of(path: Path, temporary: Path, schema: Any) -> LineWriter:
+def writer_of(path: Path, temporary: Path, schema: Any, access: Access) -> LineWriter:
     """What writes the form that the name of `path` says, which is not touched."""
     form = CsvWriter if path.suffix.lower() == ".csv" else JsonWriter
-    return form(temporary, schema)
+    return form(temporary, schema, access)
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from datastreamer.arrow.tables import NAMES
 from datastreamer.errors import BadPosition, FileExists, StreamFileError
 from datastreamer.position import Position
+from datastreamer.storage.access import Access, create_file
 from datastreamer.storage.disk import OsDisk
 
 _NAME: Final = re.compile(
@@ -96,13 +97,20 @@ class Told(NamedTuple):
 class PartWriter:
     """A Parquet file under way; nothing has its name before `publish`.
 
+    It has no more permissions than the stream that has this `access`.
     Rows are gathered to row groups; one is compressed in a thread while the next is gathered.
     Has to be discarded in the end, published or not. Without another `temporary` the folder has
     to be `locked`.
     """
 
     def __init__(
-        self, folder: Path, table: str, schema: Any, *, temporary: Path | None = None
+        self,
+        folder: Path,
+        table: str,
+        schema: Any,
+        access: Access,
+        *,
+        temporary: Path | None = None,
     ) -> None:
         self._table = table
         self._schema = schema
@@ -112,8 +120,9 @@ class PartWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"parquet-{table}")
         self._writing: Future[None] | None = None
         names = schema.names
+        self._file = open(create_file(str(self._temporary), access), "wb")  # noqa: SIM115
         self._writer: Any = pq.ParquetWriter(
-            self._temporary,
+            self._file,
             schema,
             compression="zstd",
             use_dictionary=[name for name in names if name in _REPEATED],
@@ -164,6 +173,7 @@ class PartWriter:
             told["version"] = version
         self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(told)})
         self._writer.close()
+        self._file.close()
         publish(self._temporary, path)
 
     def discard(self) -> None:
@@ -171,6 +181,8 @@ class PartWriter:
         self._thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
@@ -182,7 +194,7 @@ def temporary_beside(path: Path) -> Path:
 
 def publish(temporary: Path, path: Path) -> None:
     """Sync a file and give it its name, durably. Raises `FileExists`."""
-    descriptor = os.open(temporary, os.O_RDONLY)
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
     finally:

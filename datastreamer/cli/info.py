@@ -150,6 +150,10 @@ def _condition(found: Condition) -> Iterator[tuple[str, str]]:
         late = record is not None and mark.epoch < record.epoch
         under_way = "; entries are being taken back or changed" if late else ""
         yield "visible", f"{_head(mark.head)}{under_way}"
+    if found.source is None:
+        yield "source", "its record is damaged; `datastreamer repair` clears it"
+    elif found.source.epoch:
+        yield "source", f"epoch {found.source.epoch}, id {found.source.source_id.hex()}"
     if found.undo:
         yield "undo", "the journal of an update stands: it is under way, or a crash cut it off"
     if writer is None:
@@ -167,7 +171,7 @@ def _index_state(stream: DataStream) -> str:
     path = os.path.abspath(stream.path)
     lag = stream.bookmarks.lag()
     try:
-        index = opener(stream.index_name)(path, False)
+        index = opener(stream.index_name)(path, False, stream.access)
     except IndexReadOnly as error:
         return f"{error.what} ({stream.index_name})"
     try:

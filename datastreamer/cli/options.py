@@ -18,6 +18,7 @@ import typer
 from datastreamer.cli import logs
 from datastreamer.errors import BadBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
+from datastreamer.net.secret_files import ALLOW as ALLOW_READABLE_SECRETS
 from datastreamer.zkevm.keys import Mark, key_of
 
 if TYPE_CHECKING:
@@ -204,6 +205,22 @@ TLSServerNameOption = Annotated[
         "--tls-server-name",
         metavar="NAME",
         help="With tcps://: whom the server's certificate is to name [HOST].",
+    ),
+]
+
+
+def _allow_readable_secrets(wanted: bool) -> None:
+    if wanted:
+        os.environ[ALLOW_READABLE_SECRETS] = "1"
+
+
+AllowReadableSecretsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-readable-secrets",
+        callback=_allow_readable_secrets,
+        help="Accept files of tokens and private keys that other users can read, such as secrets "
+        "that a container mounts.",
     ),
 ]
 

@@ -9,6 +9,7 @@ from inspect import Parameter
 from typing import Any, get_type_hints
 
 from datastreamer.cli.options import (
+    AllowReadableSecretsOption,
     LogFormatOption,
     LogLevelOption,
     TLSCaOption,
@@ -24,13 +25,17 @@ _TLS = {
     "tls_key": TLSKeyOption,
     "tls_server_name": TLSServerNameOption,
 }
+# What names a file with a secret, at any verb.
+_SECRETS = {"tls", "tls_key", "server_tls_key", "token_file", "publish_token_file"}
+_SECRET = {"allow_readable_secrets": AllowReadableSecretsOption}
 # They work by being read.
 _LOG = {"log_level": LogLevelOption, "log_format": LogFormatOption}
 
 
 def verb(command: Callable[..., None]) -> Callable[..., None]:
     """`command` as typer is to take it: the log's options behind its own, and where it has a
-    parameter `tls` the options that make one in its place."""
+    parameter `tls` the options that make one in its place. Where it reads secrets from files,
+    also the option about their permissions."""
     hints = get_type_hints(command, include_extras=True)
 
     def parameters() -> Iterator[Parameter]:
@@ -39,11 +44,13 @@ def verb(command: Callable[..., None]) -> Callable[..., None]:
                 yield from _options(_TLS)
             else:
                 yield parameter.replace(annotation=hints[parameter.name])
+        if not _SECRETS.isdisjoint(hints):
+            yield from _options(_SECRET, False)
         yield from _options(_LOG)
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        for name in _LOG:
+        for name in (*_SECRET, *_LOG):
             values.pop(name, None)
         if "tls" in hints:
             values["tls"] = TLSOptions(*(values.pop(name) for name in _TLS))
@@ -55,6 +62,6 @@ def verb(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _options(them: dict[str, Any]) -> Iterator[Parameter]:
+def _options(them: dict[str, Any], default: Any = None) -> Iterator[Parameter]:
     for name, option in them.items():
-        yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=option)
+        yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=option)

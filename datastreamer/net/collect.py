@@ -173,7 +173,7 @@ def _publishing(server: Server) -> Samples:
         return {}
     return {
         "datastreamer_publish_sources": [([], int(desk.holder is not None))],
-        "datastreamer_publish_epoch": [([], desk.file.last.epoch)],
+        "datastreamer_publish_epoch": [([], desk.last.epoch)],
         "datastreamer_publish_operations_total": [
             (["appended"], counts.published_operations),
             (["again"], counts.published_again),

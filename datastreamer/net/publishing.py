@@ -8,7 +8,6 @@ stands in `publication.py`.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -18,6 +17,7 @@ from datastreamer.errors import (
     DatastreamerError,
     LeaseHeld,
     OperationOpen,
+    StreamFileError,
     StreamReadOnly,
     UsageError,
 )
@@ -34,7 +34,7 @@ from datastreamer.net.terms import Publishing, is_token
 from datastreamer.net.tls import ServerTLS
 from datastreamer.net.transport import Transport
 from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
-from datastreamer.storage.source import Source, SourceFile
+from datastreamer.storage.record import Source
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Desk:
     """Where sources ask for the lease of one stream, and the one that has it is known.
 
     Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
-    `tls`, and `DamagedFile` where the last epoch cannot be told.
+    `tls`, and `DamagedHeader` if the record of the last epoch is damaged.
     """
 
     def __init__(
@@ -70,7 +70,9 @@ class Desk:
         self.terms = terms
         self.stream = stream
         self.counts = counts
-        self.file = SourceFile(os.path.abspath(stream.path), stream.stream_id)
+        self.last = stream.source
+        # What both copies of the record have for sure: not what a write that was cut off left.
+        self._kept: Source | None = None
         self.holder: Publication | None = None
         self._granting = trio.Lock()
 
@@ -96,16 +98,18 @@ class Desk:
         async with self._granting:
             wanted = self._judge(query)
             try:
-                # The epoch is kept beside the path: another file's, where that is there now.
+                # Receipts are for what the path leads to.
                 self.stream.ensure_in_place(always=True)
             except DatastreamerError as error:
                 raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
-            if wanted != self.file.last:
+            if wanted != self._kept:
                 try:
-                    await trio.to_thread.run_sync(self.file.put, wanted)
-                except OSError as error:
-                    why = f"the lease cannot be kept on disk: {error.strerror or error}"
+                    await trio.to_thread.run_sync(self.stream.keep_source, wanted)
+                except DatastreamerError as error:
+                    what = error.what if isinstance(error, StreamFileError) else error
+                    why = f"the lease cannot be kept on disk: {what}"
                     raise Refused(RESULT_NOT_WRITTEN, why) from error
+                self.last = self._kept = wanted
             if self.holder is not None:
                 again = wanted.source_id == self.holder.source_id
                 self.holder.fence(wanted.epoch, again=again)
@@ -113,7 +117,7 @@ class Desk:
             return await self._hand_over(wanted, query, source)
 
     def _judge(self, query: PublishQuery) -> Source:
-        last, holder = self.file.last, self.holder
+        last, holder = self.last, self.holder
         if query.epoch == ANY_EPOCH:
             return Source(last.epoch + 1, query.source_id)
         same = query.source_id == last.source_id

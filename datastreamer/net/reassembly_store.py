@@ -5,6 +5,7 @@ Owns the tables. A payload costs a few rows, however many are known.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,14 +13,17 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
-from datastreamer.errors import CursorFailed
+from datastreamer.errors import CursorFailed, UntrustedFile
 from datastreamer.position import Position
 from datastreamer.reassembly.orderer import Block
 from datastreamer.reassembly.progress import Place, Progress
+from datastreamer.storage.access import Access, create_file, open_file
 
 _PREFIX: Final = 33
 _MOST: Final = 2**63 - 1
 """SQLite's integers have 64 bits, one of them the sign."""
+
+_SIDES: Final = ("-journal", "-wal", "-shm")
 
 _TABLES: Final = (
     "reassembly_place (source TEXT PRIMARY KEY, position INTEGER, seen INTEGER, read TEXT)",
@@ -53,11 +57,12 @@ class SqliteStore:
                 self._database = database
             else:
                 self._name = os.fspath(database)
+                _make_private(self._name)
                 self._database = sqlite3.connect(database, check_same_thread=False)
                 self._database.execute("PRAGMA journal_mode=WAL")
             for table in _TABLES:
                 self._database.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._failed("cannot be opened", error) from error
 
     def close(self) -> None:
@@ -210,8 +215,24 @@ class SqliteStore:
                     f"in 0 to {_MOST}, which is what SQLite's integers hold; number blocks so",
                 )
 
-    def _failed(self, what: str, error: sqlite3.Error) -> CursorFailed:
+    def _failed(self, what: str, error: Exception) -> CursorFailed:
         return CursorFailed(self._name, f"the progress of a reassembly {what}: {error}")
+
+
+def _make_private(path: str) -> None:
+    """Make the database its owner's alone if it is new: SQLite gives its other files the same
+    permissions. Raises `CursorFailed` if one of them is a link or another user's."""
+    if not path or path == ":memory:":
+        return
+    for name in (path, *(path + suffix for suffix in _SIDES)):
+        try:
+            os.close(open_file(name, Access.private(path), write=False))
+        except FileNotFoundError:
+            continue
+        except UntrustedFile as error:
+            raise CursorFailed(error.path, f"{error.what}; remove it to begin anew") from None
+    with contextlib.suppress(FileExistsError):
+        os.close(create_file(path, Access.private()))
 
 
 def _signed(number: int) -> int:

@@ -14,6 +14,7 @@ from typing import Final
 
 from datastreamer.errors import UsageError
 from datastreamer.format import U32_MAX
+from datastreamer.net.secret_files import read_secret
 from datastreamer.protocol.publishing import MOST_TOKEN
 
 _MOST_TOKEN_FILE: Final = 1 << 20
@@ -76,11 +77,11 @@ def is_token(shown: bytes, tokens: list[bytes]) -> bool:
 
 
 def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
-    """The tokens in a file, one a line; at least one. Raises `UsageError`."""
+    """The tokens in a file, one a line; at least one. Raises `UsageError`, also if other users can
+    read the file."""
     shown = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_TOKEN_FILE + 1)
+        content = read_secret(path, _MOST_TOKEN_FILE + 1)
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror or error}") from None
     # The beginning of a token is none.

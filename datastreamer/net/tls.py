@@ -12,7 +12,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from datastreamer.errors import BadCertificate, ConnectFailed, TLSFailed
+from datastreamer.errors import BadCertificate, ConnectFailed, TLSFailed, UsageError
+from datastreamer.net.secret_files import read_secret
 
 PathLike = str | os.PathLike[str]
 Pair = tuple[str, str]
@@ -33,7 +34,8 @@ class ServerTLS:
     file. Of several pairs a client gets the one for the name that it asks for, and the
     first where none is. With `client_ca` clients must show a certificate of that CA.
 
-    The files are read at once, and again by `reload`. Raises `BadCertificate`.
+    The files are read at once, and again by `reload`. Raises `BadCertificate`, also if other users
+    can read a key.
     """
 
     def __init__(
@@ -134,12 +136,22 @@ def _read(path: str) -> str:
         raise BadCertificate(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def _ensure_hidden(path: str) -> None:
+    try:
+        read_secret(path, 0)
+    except OSError as error:
+        raise BadCertificate(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UsageError as error:
+        raise BadCertificate(str(error)) from None
+
+
 def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     cert, key = pair
     if "CERTIFICATE-----" not in _read(cert):
         raise BadCertificate(f"{cert}: no certificate in PEM is in this file")
     if "PRIVATE KEY-----" not in _read(key):
         raise BadCertificate(f"{key}: no private key in PEM is in this file")
+    _ensure_hidden(key)
     asked = False
 
     def password() -> str:

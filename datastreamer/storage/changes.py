@@ -11,7 +11,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from datastreamer.errors import CommitInDoubt, EntriesLost, FileReplaced, WriteFailed
+from datastreamer.errors import (
+    CommitInDoubt,
+    EntriesLost,
+    FileReplaced,
+    UntrustedFile,
+    WriteFailed,
+)
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File
@@ -53,7 +59,7 @@ class ChangeableFile(DurableFile):
             undo = Undo(self.stream_id, self.epoch, self.header.pack(), offset, old, new)
             self.end.unfinished = True
             try:
-                journal.put(self._disk, self._place, undo)
+                journal.put(self._disk, self._place, undo, self.file.access())
             except OSError as error:
                 if self._disk.exists(self._place + journal.SUFFIX):
                     # The next open would take it for an update that was cut off.
@@ -67,7 +73,7 @@ class ChangeableFile(DurableFile):
                 self.ensure_in_place(always=True)
             except FileReplaced:
                 with contextlib.suppress(OSError):
-                    journal.remove(self._disk, self._place, undo)
+                    journal.remove(self._disk, self._place, undo, self.file.access())
                 self.end.unfinished = False
                 raise
 
@@ -86,7 +92,7 @@ class ChangeableFile(DurableFile):
     def _end_update(self, undo: Undo) -> None:
         # Who finds no journal has to find the mark, after a power cut too.
         self.file.sync()
-        journal.remove(self._disk, self._place, undo)
+        journal.remove(self._disk, self._place, undo, self.file.access())
 
     @property
     def recorded_epoch(self) -> int | None:
@@ -184,7 +190,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
     not there, or is of no use.
     """
     page = read_page(file)
-    undo = journal.find(disk, path)
+    undo = journal.find(disk, path, file.access())
     found = None if undo is None else undone_by(undo, file, page)
     if undo is not None and found is not None:
         mark = records.get_mark(page)
@@ -193,7 +199,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
             start, stop = records.MARK_OFFSET, records.WRITER_OFFSET
             file.write(page[start:stop], start)
             file.sync()
-            journal.remove(disk, path, undo)
+            journal.remove(disk, path, undo, file.access())
             return False
         # Also where they stand there: an open before this one may have put them back, and
         # failed to bring them to disk.
@@ -208,7 +214,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
             len(undo.old),
             undo.offset,
         )
-        journal.remove(disk, path, undo)
+        journal.remove(disk, path, undo, file.access())
         return True
     number = updating(page)
     if number is not None:
@@ -219,10 +225,19 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
 
 
 def keep_journal(disk: Disk, path: str, shown: str) -> None:
-    """Give a journal that is of no use another name."""
+    """Give a journal that is of no use another name. Raises `UntrustedFile` if it is a link or
+    another user's and the system does not let us move it."""
+    try:
+        kept = journal.set_aside(disk, path)
+    except PermissionError as error:
+        raise UntrustedFile(
+            path + journal.SUFFIX,
+            "is in the place of the journal of updates, is not this stream's, and cannot be moved "
+            f"({error.strerror}); remove it",
+        ) from error
     _log.warning(
-        "%s: the journal of an update is damaged, or does not fit the file, which was changed "
-        "since; it is kept as %s",
+        "%s: the journal of an update is damaged, is a link or another user's, or does not fit the "
+        "file, which was changed since; it is kept as %s",
         shown,
-        journal.set_aside(disk, path),
+        kept,
     )

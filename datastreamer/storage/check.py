@@ -29,6 +29,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage import journal
+from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.disk import File, OsDisk, boot_id
@@ -200,6 +201,10 @@ class _Examiner:
         if front.fits and front.record is not None and front.record.after != front.raw[3:]:
             what = "the commit record is about another header, though its sum fits"
             self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
+        whole = all(name != "source" for name, _ in front.broken)
+        if whole and records.get_source(self.page, self._identity()[0]) is None:
+            what = "the record of the stream's source is about another stream"
+            self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
 
     def _identity(self) -> tuple[bytes, int]:
         front = self._done.front
@@ -429,7 +434,7 @@ class _Examiner:
         if self._done.live:
             return
         stands, number = os.path.lexists(name), updating(self.page)
-        undo = journal.find(OsDisk(), place)
+        undo = journal.find(OsDisk(), place, self._file.access())
         fits = undo is not None and undone_by(undo, self._file, self.page) is not None
         self._done.bad_journal = stands and not fits and (undo is None or number is not None)
         if number is not None and not fits:
@@ -440,7 +445,10 @@ class _Examiner:
             )
             self._done.problem(f"entry {number}", what, Help.UNPROVEN)
         elif self._done.bad_journal:
-            what = "the journal of an update is damaged; no update is known to be under way"
+            what = (
+                "the journal of an update is damaged, a link or another user's; no update is known "
+                "to be under way"
+            )
             self._done.problem(name, what, Help.JOURNAL)
         elif stands:
             self._report.notes.append(

@@ -16,7 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, pa
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import File, OsDisk, boot_id
-from datastreamer.storage.record import CommitRecord, Mark, SyncedHeader, Writer
+from datastreamer.storage.record import NO_ID, CommitRecord, Mark, Source, SyncedHeader, Writer
 from datastreamer.storage.recovery import read_header
 
 
@@ -27,7 +27,8 @@ class Condition(NamedTuple):
     record where it fits the header; `this_boot` tells whether it was written since the
     machine started. `synced` is newest first. `writer_alive` is about the process that
     opened the stream for writing last, `locked` about any that writes it now. `undo` tells
-    that the journal of an update stands beside the file.
+    that the journal of an update stands beside the file. `source` is the last source that was
+    granted a lease to publish, None if the record of it is damaged.
     """
 
     size: int
@@ -41,6 +42,7 @@ class Condition(NamedTuple):
     writer_alive: bool
     locked: bool
     undo: bool
+    source: Source | None
 
 
 def examine(path: str) -> Condition:
@@ -53,19 +55,22 @@ def examine(path: str) -> Condition:
         page = file.read(HEADER_PAGE_SIZE, 0)
         header = read_header(page, path)
         boot = boot_id()
+        synced = records.get_synced(page)
         record, writer = records.get_record(page), records.get_writer(page)
+        vouching = [known for known in (record, *synced) if known is not None]
         return Condition(
             size=file.size(),
             allocated=512 * os.fstat(file.fileno()).st_blocks,
             header=header,
             record=record,
             this_boot=record is not None and record.boot_id == boot,
-            synced=records.get_synced(page),
+            synced=synced,
             mark=records.get_mark(page),
             writer=writer,
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.place_of(path) + journal.SUFFIX),
+            source=records.get_source(page, vouching[0].stream_id if vouching else NO_ID),
         )
     finally:
         file.close()

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from types import TracebackType
 from typing import Any
 
 import lmdb
 
-from datastreamer.errors import BadPosition, CursorFailed
+from datastreamer.errors import BadPosition, CursorFailed, UntrustedFile
 from datastreamer.position import Position
+from datastreamer.storage.access import Access, Folder, create_file, open_file
 from datastreamer.storage.mounts import ensure_local
 
 # Room for some thousand cursors; only what is used is on disk.
 _MAP_SIZE = 16 << 20
+_FILES = ("data.mdb", "lock.mdb")
 
 
 class FileCursor:
     """A position in a small file of its own, as a line of JSON.
 
-    A save writes `path`.new, syncs it and renames it. Raises `CursorFailed`.
+    A save writes `path`.new, syncs it and renames it. The file is its owner's alone (0600), or has
+    the permissions that were given to it since. Raises `CursorFailed`, also for a symbolic link and
+    for a file of another user than this process's, root or the owner of the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -33,10 +38,12 @@ class FileCursor:
     def load(self) -> Position | None:
         """What was saved last; None where there is no file yet."""
         try:
-            with open(self._path, "rb") as file:
+            with open(open_file(self._path, Access.private(self._path), write=False), "rb") as file:
                 return Position.from_json(file.read())
         except FileNotFoundError:
             return None
+        except UntrustedFile as error:
+            raise CursorFailed(self._path, f"{error.what}; remove the file to begin anew") from None
         except OSError as error:
             raise CursorFailed(self._path, f"cannot be read: {error.strerror}") from error
         except BadPosition as error:
@@ -46,7 +53,13 @@ class FileCursor:
         """Keep this instead; on disk when it returns."""
         new = f"{self._path}.new"
         try:
-            with open(new, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new)  # a save that was killed left it
+            with open(create_file(new, Access.private()), "wb") as file:
+                with contextlib.suppress(FileNotFoundError):
+                    before = os.lstat(self._path)
+                    if stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
+                        os.fchmod(file.fileno(), before.st_mode & 0o666)
                 file.write(position.to_json().encode("ascii") + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -87,14 +100,18 @@ class LmdbCursor:
             return
         self._path = os.fspath(where)
         try:
-            os.makedirs(self._path, exist_ok=True)
-            ensure_local(self._path, "a cursor in LMDB")
-            self._environment = lmdb.open(self._path, map_size=_MAP_SIZE, max_spare_txns=0)
-            self._ensure_whole()
+            with Folder(self._path, Access.private(), _FILES, write=True) as folder:
+                ensure_local(self._path, "a cursor in LMDB")
+                self._environment = lmdb.open(
+                    folder.path, map_size=_MAP_SIZE, max_spare_txns=0, mode=folder.file_mode
+                )
+                self._ensure_whole(folder)
+        except UntrustedFile as error:
+            raise CursorFailed(error.path, f"{error.what}; remove it to begin anew") from None
         except (OSError, lmdb.Error) as error:
             raise CursorFailed(self._path, f"cannot be opened: {error}") from error
 
-    def _ensure_whole(self) -> None:
+    def _ensure_whole(self, folder: Folder) -> None:
         """A look at a page past the file's end would end the process.
 
         LMDB leaves out free pages at the end, so a file that lacks some may be good; in one
@@ -102,9 +119,12 @@ class LmdbCursor:
         """
         pages = self._environment.info()["last_pgno"] + 1
         needed = pages * self._environment.stat()["psize"]
-        data = os.path.join(self._path, "data.mdb")
-        if os.path.getsize(data) < needed:
-            os.truncate(data, needed)
+        data = os.open("data.mdb", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd)
+        try:
+            if os.fstat(data).st_size < needed:
+                os.ftruncate(data, needed)
+        finally:
+            os.close(data)
 
     def __enter__(self) -> LmdbCursor:
         return self

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from datastreamer.errors import StreamClosed
 from datastreamer.storage._commit import Descriptor
+from datastreamer.storage.access import Access, create_file, open_file
 
 Buffer = bytes | bytearray | memoryview
 # (offset in the file, start in an arena, length) of each part of an operation.
@@ -64,6 +65,9 @@ class File(Readable, Protocol):
 
     def links(self) -> int:
         """How many names it has; 0 where it was removed."""
+
+    def access(self) -> Access:
+        """Which users may read and write it."""
 
     def write(self, data: Buffer, offset: int) -> None:
         """All of `data` at `offset`."""
@@ -123,6 +127,9 @@ class OsFile(Descriptor):
 
     def links(self) -> int:
         return os.fstat(self._fd).st_nlink
+
+    def access(self) -> Access:
+        return Access.of(self._fd)
 
     def read(self, size: int, offset: int) -> bytes:
         fd = self._fd
@@ -245,11 +252,13 @@ def _closed() -> StreamClosed:
 class Disk(Protocol):
     """Names: what is done to folders rather than to an open file."""
 
-    def open(self, path: str, *, write: bool) -> File:
-        """An existing file."""
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> File:
+        """An existing file. If it is one beside the stream that has the access `beside`, no
+        symbolic link is followed, and `UntrustedFile` is raised for another user's file."""
 
-    def create(self, path: str) -> File:
-        """A new, empty file; `FileExistsError` where something stands."""
+    def create(self, path: str, beside: Access | None = None) -> File:
+        """A new, empty file, with no more permissions than the stream that has the access
+        `beside`; `FileExistsError` where something stands."""
 
     def publish(self, temporary: str, path: str) -> None:
         """Give a finished, synced file its name, durably; never replaces anything."""
@@ -266,14 +275,16 @@ class Disk(Protocol):
 class OsDisk:
     """The operating system's file systems."""
 
-    def open(self, path: str, *, write: bool) -> OsFile:
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> OsFile:
+        if beside is not None:
+            return OsFile(open_file(path, beside, write=write))
         return OsFile(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
 
-    def create(self, path: str) -> OsFile:
-        return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    def create(self, path: str, beside: Access | None = None) -> OsFile:
+        return OsFile(create_file(path, beside))
 
     def publish(self, temporary: str, path: str) -> None:
-        os.link(temporary, path)
+        os.link(temporary, path, follow_symlinks=False)
         os.unlink(temporary)
         self._sync_folder(path)
 

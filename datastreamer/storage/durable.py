@@ -22,7 +22,7 @@ from datastreamer.format import PAGE_SIZE
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File
 from datastreamer.storage.owned import OwnedFile, refused
-from datastreamer.storage.record import CommitRecord, Head
+from datastreamer.storage.record import CommitRecord, Head, Source
 from datastreamer.storage.recovery import NO_HASH, Judgement, is_whole
 from datastreamer.storage.syncer import Syncer
 
@@ -106,6 +106,32 @@ class DurableFile(OwnedFile):
             else:
                 self._settle(self.written, self.commits)
                 self.end.unfinished = False
+
+    def keep_source(self, source: Source) -> None:
+        """Write `source` to the header page; both copies are on disk on return.
+
+        Raises `StreamClosed`, `CommitInDoubt`, and `WriteFailed`: the file has `source` or the
+        one before then, and the same call may be made again.
+        """
+        with self._syncing:
+            for copy in range(len(records.SOURCE_OFFSETS)):
+                with self._lock:
+                    self.ensure_writable()
+                    page = bytearray(self._page)
+                    start, end = records.put_source(page, copy, self.stream_id, source)
+                    try:
+                        self.file.write(memoryview(page)[start:end], start)
+                    except OSError as error:
+                        self.end.refused()
+                        raise WriteFailed(self.path, refused(error)) from error
+                    self._page[start:end] = page[start:end]
+                try:
+                    self._sync_timed()
+                except OSError as error:
+                    with self._lock:
+                        # The same sync was to bring data of operations to disk.
+                        self._fail(error)
+                    raise WriteFailed(self.path, refused(error)) from error
 
     def _sync_timed(self) -> None:
         began = time.monotonic_ns()

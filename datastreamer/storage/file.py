@@ -17,6 +17,7 @@ from typing import NamedTuple
 from datastreamer.errors import (
     DamagedEntry,
     DamagedFile,
+    DamagedHeader,
     FileMissing,
     NotAStream,
     StreamFileError,
@@ -28,7 +29,7 @@ from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Change, Head
+from datastreamer.storage.record import Change, Head, Source
 from datastreamer.storage.recovery import (
     Judgement,
     changing,
@@ -173,6 +174,23 @@ class StreamFile:
     def head(self) -> Head:
         """How far the committed, visible stream goes."""
         return self.reader.head
+
+    def source(self) -> Source:
+        """The last source that was granted a lease to publish; `Source()` if there was none yet.
+
+        Raises `DamagedHeader` if its record is damaged.
+        """
+        for _ in range(_TORN_READS):
+            found = records.get_source(read_page(self.file), self.stream_id)
+            if found is not None:
+                return found
+        raise DamagedHeader(
+            self.path,
+            records.SOURCE_OFFSETS[0],
+            "the record of the stream's source is damaged, so the last epoch is not known; end "
+            "all sources of the stream, run `datastreamer repair`, which clears the record, and "
+            "start one source with an epoch that no source had before",
+        )
 
     def refresh(self) -> bool:
         """Look at the header page again (a reader beside a writer); True if it moved.
@@ -342,7 +360,7 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
     if file.locked_elsewhere():
         return
     page = read_page(file)
-    number, undo = updating(page), journal.find(disk, place)
+    number, undo = updating(page), journal.find(disk, place, file.access())
     error = None
     if number is not None and (undo is None or undone_by(undo, file, page) is None):
         error = cannot_undo(file, page, path, number, place)
@@ -368,9 +386,9 @@ def cannot_undo(file: File, page: bytes, path: str, number: int, place: str) -> 
         path,
         offset,
         f"a crash cut off the update of entry {number}, and {place}{journal.SUFFIX}, which has "
-        "its old bytes, is missing or damaged: put it back (it stands beside the name that the "
-        "stream was updated by), or have `datastreamer repair` keep the entry as it is, old in "
-        "part, maybe, and new in part",
+        "its old bytes, is missing, damaged, a link or another user's: put it back (it stands "
+        "beside the name that the stream was updated by), or have `datastreamer repair` keep the "
+        "entry as it is, old in part, maybe, and new in part",
     )
 
 

@@ -24,6 +24,7 @@ _RECORD = ("commit record", records.RECORD_OFFSET, 128)
 _SLOTS = [("synced header", offset, 96) for offset in records.SLOT_OFFSETS]
 _MARK = ("visible mark", records.MARK_OFFSET, 48)
 _WRITER = ("writer", records.WRITER_OFFSET, 64)
+_SOURCES = [("source", offset, records.SOURCE_SIZE) for offset in records.SOURCE_OFFSETS]
 
 
 class Front(NamedTuple):
@@ -95,7 +96,7 @@ def read_front(page: bytes) -> Front:
 
 def _broken_records(page: bytes, record: CommitRecord | None) -> list[tuple[str, int]]:
     found = []
-    for name, offset, size in (_RECORD, *_SLOTS, _MARK, _WRITER):
+    for name, offset, size in (_RECORD, *_SLOTS, _MARK, _WRITER, *_SOURCES):
         alone = bytearray(HEADER_PAGE_SIZE)
         alone[offset : offset + size] = page[offset : offset + size]
         if not any(alone):
@@ -106,6 +107,8 @@ def _broken_records(page: bytes, record: CommitRecord | None) -> list[tuple[str,
             whole = bool(records.get_synced(alone))
         elif name == "visible mark":
             whole = records.get_mark(alone) is not None
+        elif name == "source":
+            whole = None not in records.get_sources(alone)
         else:
             whole = records.get_writer(alone) is not None
         if not whole:

@@ -28,7 +28,8 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from datastreamer.errors import StreamFileError
+from datastreamer.errors import StreamFileError, UntrustedFile
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import Disk, Readable
 from datastreamer.storage.newfile import new_file
 
@@ -104,9 +105,9 @@ def place_of(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(os.fspath(path))
 
 
-def put(disk: Disk, path: str, undo: Undo) -> None:
-    """Write the journal of the stream file whose `place_of` is `path`; on disk, with its name,
-    on return.
+def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
+    """Write the journal of the stream file whose `place_of` is `path` and whose access is
+    `beside`; on disk, with its name, on return.
 
     Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
     else none is left where it raises, unless even that fails.
@@ -115,7 +116,7 @@ def put(disk: Disk, path: str, undo: Undo) -> None:
     if disk.exists(name):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     try:
-        with new_file(disk, name) as file:
+        with new_file(disk, name, beside) as file:
             file.write(undo.pack(), 0)
     except FileExistsError:
         raise
@@ -126,8 +127,10 @@ def put(disk: Disk, path: str, undo: Undo) -> None:
         raise
 
 
-def find(disk: Disk, path: str) -> Undo | None:
-    """The journal of the stream file whose `place_of` is `path`, if a whole one stands there."""
+def find(disk: Disk, path: str, beside: Access) -> Undo | None:
+    """The journal of the stream file whose `place_of` is `path` and whose access is `beside`, if a
+    whole one stands there. What is a link or belongs to a user who is not trusted is none: its
+    bytes would be written into the stream."""
     name = path + SUFFIX
     if not disk.exists(name):
         return None
@@ -138,20 +141,20 @@ def find(disk: Disk, path: str) -> Undo | None:
             name, f"a {kind} stands where the journal of an update belongs; move it elsewhere"
         )
     try:
-        file = disk.open(name, write=False)
-    except FileNotFoundError:
-        return None  # the update is over by now
+        file = disk.open(name, write=False, beside=beside)
+    except (FileNotFoundError, UntrustedFile):
+        return None  # the update is over by now, or this is somebody's who may not write here
     try:
         return Undo.unpack(file.read(file.size(), 0))
     finally:
         file.close()
 
 
-def remove(disk: Disk, path: str, undo: Undo) -> None:
+def remove(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
     """Take the journal `undo` away, durably; not one that the writer of another file, which is
     at this path by now, has put there."""
     with contextlib.suppress(StreamFileError):  # a folder or a pipe
-        if find(disk, path) == undo:
+        if find(disk, path, beside) == undo:
             disk.unlink(path + SUFFIX)
 
 

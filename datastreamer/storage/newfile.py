@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Final
 
+from datastreamer.errors import UntrustedFile
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import Disk, File
 
 NEW: Final = r"\.[0-9a-f]{8}\.new"
@@ -22,14 +24,15 @@ _LEFT_OVER = re.compile(NEW)
 
 
 @contextlib.contextmanager
-def new_file(disk: Disk, path: str) -> Iterator[File]:
+def new_file(disk: Disk, path: str, beside: Access | None = None) -> Iterator[File]:
     """A file to write, which is synced and has its name `path`, durably, when the block is left.
+    It has no more permissions than the stream that has the access `beside`.
 
     It never takes the place of anything. Raises `OSError`, `FileExistsError` where something
     stands at `path`; after that, or an exception of the block, no trace of the file is left
     (of one that could not be brought to disk under its name, the name may be).
     """
-    file, temporary = _created(disk, path)
+    file, temporary = _created(disk, path, beside)
     try:
         yield file
         file.sync()
@@ -45,10 +48,10 @@ def new_file(disk: Disk, path: str) -> Iterator[File]:
         file.close()
 
 
-def _created(disk: Disk, path: str) -> tuple[File, str]:
+def _created(disk: Disk, path: str, beside: Access | None) -> tuple[File, str]:
     while True:
         temporary = f"{path}.{secrets.token_hex(4)}.new"
-        file = disk.create(temporary)
+        file = disk.create(temporary, beside)
         try:
             locked = file.lock()
         except OSError:
@@ -59,18 +62,21 @@ def _created(disk: Disk, path: str) -> tuple[File, str]:
         file.close()
 
 
-def remove_left_overs(disk: Disk, path: str, ending: re.Pattern[str] = _LEFT_OVER) -> list[str]:
+def remove_left_overs(
+    disk: Disk, path: str, beside: Access, ending: re.Pattern[str] = _LEFT_OVER
+) -> list[str]:
     """Unlink what processes that were killed have left beside `path`; gives the names.
 
-    `ending` is how they go on behind `path`. What cannot be removed stays, as does what
-    somebody is writing.
+    `beside` is the access of the stream, `ending` is how the names go on behind `path`. What
+    cannot be removed stays, as does what somebody is writing, and what is a link or another
+    user's.
     """
     removed = []
     for name in disk.beside(path):
         if not ending.fullmatch(name, len(path)):
             continue
-        with contextlib.suppress(OSError):
-            file = disk.open(name, write=True)
+        with contextlib.suppress(OSError, UntrustedFile):
+            file = disk.open(name, write=True, beside=beside)
             try:
                 if file.lock():
                     disk.unlink(name)

@@ -12,7 +12,9 @@ offset    record                        written
 2048      writer, 64 bytes              when a writer opens
 2560      doubt, 128 bytes              while a failed sync is got over
 3072      changes, 408 bytes            before a truncation or update
-3840      upstream, 80 bytes            by a relay, after it has applied a change
+3584      source, 64 bytes              before a lease to publish is granted
+3712      upstream, 80 bytes            by a relay, after it has applied a change
+3840      source, the same again        after the first copy is on disk
 4032      claim, 48 bytes               when an operation begins to place its bytes
 ========  ============================  ==========================================
 
@@ -46,7 +48,8 @@ WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
 CHANGES_SIZE: Final = 512
-UPSTREAM_OFFSET: Final = 3840
+SOURCE_OFFSETS: Final = (3584, 3840)
+UPSTREAM_OFFSET: Final = 3712
 CLAIM_OFFSET: Final = 4032
 
 _VERSION: Final = 1
@@ -58,6 +61,7 @@ _CHANGES: Final = struct.Struct(">8sII384s")
 _CLAIM: Final = struct.Struct(">8sIIQQQ")
 _CHANGE: Final = struct.Struct(">QQQ")
 _UPSTREAM: Final = struct.Struct(">8sII16sQQQQq")
+_SOURCE: Final = struct.Struct(">8sII16sQ16s")
 _SUM: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">QQ")
 
@@ -99,6 +103,8 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
     SLOT_OFFSETS,
     (_SLOT_SEQUENCE, _SLOT_TOTALS, _SLOT.size),
 )
+
+SOURCE_SIZE: Final = _SOURCE.size + _SUM.size
 
 NO_ID: Final = bytes(16)
 
@@ -158,6 +164,13 @@ class Claim(NamedTuple):
     epoch: int
     length: int
     size: int
+
+
+class Source(NamedTuple):
+    """The last source that was granted a lease to publish. All zeros: there was none yet."""
+
+    epoch: int = 0
+    source_id: bytes = NO_ID
 
 
 class Change(NamedTuple):
@@ -396,6 +409,44 @@ def get_agreement(page: bytes | bytearray) -> Agreement | None:
     magic, version, _, *fields = _UPSTREAM.unpack_from(page, UPSTREAM_OFFSET)
     whole = _sum_fits(page, UPSTREAM_OFFSET, _UPSTREAM.size)
     return Agreement(*fields) if magic == b"DSupstrm" and version == _VERSION and whole else None
+
+
+def put_source(page: bytearray, copy: int, stream_id: bytes, source: Source) -> tuple[int, int]:
+    """Write one of the two copies of the source; returns the span of `page` that changed.
+
+    The second copy is written when the first is on disk, and a lease is granted when both are.
+    So if one copy is damaged, the other one is no older than any lease that was granted.
+    """
+    start = SOURCE_OFFSETS[copy]
+    end = start + _SOURCE.size
+    _SOURCE.pack_into(page, start, b"DSsource", _VERSION, 0, stream_id, *source)
+    _put_sum(page, start, end)
+    return start, end + _SUM.size
+
+
+def get_sources(page: bytes | bytearray) -> list[tuple[bytes, Source] | None]:
+    """Both copies, each with its stream id; None for a copy that is damaged. A copy of zeros
+    says that there was no source yet, and has the stream id of zeros."""
+    found: list[tuple[bytes, Source] | None] = []
+    for start in SOURCE_OFFSETS:
+        if not any(page[start : start + SOURCE_SIZE]):
+            found.append((NO_ID, Source()))
+            continue
+        magic, version, _, stream_id, *source = _SOURCE.unpack_from(page, start)
+        whole = magic == b"DSsource" and version == _VERSION
+        whole = whole and _sum_fits(page, start, _SOURCE.size)
+        found.append((stream_id, Source(*source)) if whole else None)
+    return found
+
+
+def get_source(page: bytes | bytearray, stream_id: bytes) -> Source | None:
+    """The last source of the stream; `Source()` if there was none yet. None if that cannot be
+    said: something is written there, and no copy is whole and of this stream."""
+    copies = get_sources(page)
+    if copies == [(NO_ID, Source())] * len(SOURCE_OFFSETS):
+        return Source()
+    written = [found[1] for found in copies if found is not None and found[0] == stream_id]
+    return max((source for source in written if source != Source()), default=None)
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:

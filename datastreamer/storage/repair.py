@@ -37,7 +37,7 @@ from datastreamer.storage.check import PathLike, Progress, examine
 from datastreamer.storage.disk import Disk, File, OsDisk, boot_id
 from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import NO_ID, CommitRecord, Head, SyncedHeader, Writer
+from datastreamer.storage.record import NO_ID, CommitRecord, Head, Source, SyncedHeader, Writer
 from datastreamer.storage.recovery import NO_HASH
 from datastreamer.storage.report import Examination, Report
 from datastreamer.storage.side import keep_beside, remove_begun
@@ -124,7 +124,7 @@ def repair(
     try:
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
-        remove_begun(disk, name)
+        remove_begun(disk, name, file)
         found = examine(file, name, progress)
         made = _plan(found, name)
         if made.healthy:
@@ -164,6 +164,9 @@ def _plan(found: Examination, path: str) -> Plan:
         stream_id = front.record.stream_id
     elif front.slots:
         stream_id = front.slots[0].stream_id
+    else:
+        written = [found for found in records.get_sources(found.page) if found is not None]
+        stream_id = max((named for named, _ in written), default=NO_ID)
     header, size, keep_from, keep_to = None, found.size, 0, 0
     if found.touch:
         if end is None or found.header is None or found.unread:
@@ -232,6 +235,11 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
         if made.size != found.size:
             yield f"bring the file's size from {found.size:,} to {made.size:,} bytes"
         yield "write the commit record, the synced headers and the mark anew"
+        if records.get_source(found.page, made.stream_id) is None:
+            yield (
+                "clear the record of the stream's source, whose epoch is lost: first end all "
+                "sources of the stream, then start one with an epoch that none had before"
+            )
     if made.reindex:
         yield "build the bookmark index again"
 
@@ -277,6 +285,11 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
         )
     records.put_mark(fresh, made.epoch, end)
     records.put_writer(fresh, Writer(os.getpid(), boot))
+    source = records.get_source(page, made.stream_id)
+    fresh[records.SOURCE_OFFSETS[0] :] = bytes(HEADER_PAGE_SIZE - records.SOURCE_OFFSETS[0])
+    if source is not None and source != Source():
+        for copy in range(len(records.SOURCE_OFFSETS)):
+            records.put_source(fresh, copy, made.stream_id, source)
     return fresh
 
 

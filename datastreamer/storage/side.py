@@ -21,7 +21,7 @@ def keep_beside(
     It is named `path.<time>.<suffix>`. Raises `OSError`; there is no such file then.
     """
     side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
-    with new_file(disk, side) as saved:
+    with new_file(disk, side, file.access()) as saved:
         saved.write(page, 0)
         offset, at = start, HEADER_PAGE_SIZE
         while offset < stop:
@@ -33,6 +33,7 @@ def keep_beside(
     return side
 
 
-def remove_begun(disk: Disk, path: str) -> None:
-    """Unlink the copies beside `path` that processes which were killed have begun."""
-    remove_left_overs(disk, path, _BEGUN)
+def remove_begun(disk: Disk, path: str, file: File) -> None:
+    """Unlink the copies beside the stream `file` at `path` that processes which were killed have
+    begun."""
+    remove_left_overs(disk, path, file.access(), _BEGUN)

@@ -20,7 +20,14 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from datastreamer.errors import DamagedEntry, FileExists, FileMissing, StreamFileError, WriteFailed
+from datastreamer.errors import (
+    DamagedEntry,
+    DamagedHeader,
+    FileExists,
+    FileMissing,
+    StreamFileError,
+    WriteFailed,
+)
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
@@ -28,7 +35,7 @@ from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.file import StreamFile, read_page
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.reader import doubt
-from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
+from datastreamer.storage.record import CommitRecord, Head, Source, SyncedHeader
 from datastreamer.storage.recovery import NO_HASH, changing
 
 _log = logging.getLogger(__name__)
@@ -139,14 +146,14 @@ def _snapshot(
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
-    for name in remove_left_overs(disk, target):
-        _log.info("%s: removed; a snapshot that was killed has left it", name)
     before = b""
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         with opened() as source:
             try:
+                for name in remove_left_overs(disk, target, source.file.access()):
+                    _log.info("%s: removed; a snapshot that was killed has left it", name)
                 # Of a writer in this process none is under way meanwhile.
                 with source.alone():
                     page = read_page(source.file)
@@ -184,7 +191,7 @@ def _publish(
     advance: Callable[[int, int], None],
 ) -> Snapshot:
     try:
-        with new_file(disk, target) as file:
+        with new_file(disk, target, source.file.access()) as file:
             return _copy(source, start, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None
@@ -215,7 +222,9 @@ def _copy(
         what = f"the stream does not end there with entry {head.entries - 1}: {why}"
         raise _WrongEndError(what, head.length)
     target.sync()
-    target.write(_header_page(header, source.stream_id, epoch), 0)
+    page = _header_page(header, source.stream_id, epoch)
+    _keep_source(page, source)
+    target.write(page, 0)
     return Snapshot(header, size, means)
 
 
@@ -229,6 +238,22 @@ def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
     records.put_synced(page, 0, SyncedHeader(0, stream_id, epoch, header))
     records.put_mark(page, epoch, head)
     return page
+
+
+def _keep_source(page: bytearray, source: StreamFile) -> None:
+    """The epoch below which no source publishes holds for the copy, too."""
+    try:
+        last = source.source()
+    except DamagedHeader:
+        # Not "none": the copy has the same damage.
+        there = read_page(source.file)
+        for start in records.SOURCE_OFFSETS:
+            part = slice(start, start + records.SOURCE_SIZE)
+            page[part] = there[part]
+        return
+    if last != Source():
+        for copy in range(len(records.SOURCE_OFFSETS)):
+            records.put_source(page, copy, source.stream_id, last)
 
 
 # The bytes.

@@ -38,7 +38,7 @@ from datastreamer.storage.file import StreamFile
 from datastreamer.storage.mounts import ensure_local
 from datastreamer.storage.operation import AtomicOp
 from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Agreement, Head
+from datastreamer.storage.record import Agreement, Head, Source
 from datastreamer.storage.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.writer import PendingCommit, StreamWriter
@@ -435,6 +435,17 @@ class DataStream(StreamView):
         if file.failed:
             self._mend()
         file.sync()
+
+    def keep_source(self, source: Source) -> None:
+        """Record the source that is about to be granted a lease; on disk on return.
+
+        Raises `StreamClosed`, `StreamReadOnly`, and `WriteFailed` if the disk refuses.
+        """
+        self._ensure_open()
+        file = self._writer()
+        if file.failed:
+            self._mend()
+        file.keep_source(source)
 
     def _settled(self) -> None:
         """More is on disk than before; with the writer's lock held, from any thread."""

@@ -30,12 +30,13 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk import Buffer
 from datastreamer.storage.file import StreamFile
 from datastreamer.storage.identity import LOOK_SECONDS
 from datastreamer.storage.reader import Reader, cut_back
-from datastreamer.storage.record import Change
+from datastreamer.storage.record import Change, Source
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
@@ -88,6 +89,13 @@ class StreamView:
         return self._file.epoch
 
     @property
+    def source(self) -> Source:
+        """The epoch and id of the last source that was granted a lease to publish; all zeros if
+        there was none yet. Raises `DamagedHeader` if the record of it is damaged."""
+        self._ensure_open()
+        return self._file.source()
+
+    @property
     def index_name(self) -> str:
         """The bookmark index's backend."""
         return self._index
@@ -112,6 +120,12 @@ class StreamView:
         """What was taken back or changed after `recorded_epoch` was `epoch`, in order; None where
         that is not known, and may be anything."""
         return self._file.recorded_changes(epoch)
+
+    @property
+    def access(self) -> Access:
+        """Which users may read and write the stream file."""
+        self._ensure_open()
+        return self._file.file.access()
 
     @property
     def writable(self) -> bool:

@@ -159,8 +159,8 @@ class StreamWriter(ChangeableFile):
                 raise FileReplaced(shown, f"{why}, before it was open; nothing was written")
             place = journal.place_of(path)
             for left in (shown, place + journal.SUFFIX):
-                remove_left_overs(disk, left)
-            remove_begun(disk, shown)
+                remove_left_overs(disk, left, file.access())
+            remove_begun(disk, shown, file)
             undone = undo_update(disk, file, place, shown)
             page = read_page(file)
             header = read_header(page, shown, stream_type)

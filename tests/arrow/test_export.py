@@ -33,6 +33,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import page_start
+from datastreamer.storage.access import Access
 from datastreamer.zkevm import encode
 from datastreamer.zkevm.events import L2Block
 from tests.arrow.conftest import Make
@@ -167,7 +168,7 @@ def test_row_groups_are_bounded(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_arrays(
         [pa.array([1]), pa.array([2]), pa.array([b"x" * 9_000_000])], schema=arrow.schema()
     )
-    writer = PartWriter(tmp_path, "entries", arrow.schema())
+    writer = PartWriter(tmp_path, "entries", arrow.schema(), Access.by_umask())
     for _ in range(9):
         writer.write(batch)
     from datastreamer.position import Position

@@ -152,3 +152,18 @@ def test_locked(invoke: Invoke, copy: Path) -> None:
     with DataStream.open(copy) as stream:
         assert Sequencer(stream).block == 40
         assert "locked by another writer" in invoke("demo", copy).failed()
+
+
+def test_a_link_in_the_place_of_the_index_is_not_written_through(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.write_text("somebody's")
+    folder = tmp_path / "demo.bin.index"
+    folder.mkdir()
+    (folder / "lock.mdb").symlink_to(target)
+    assert invoke("demo", tmp_path / "demo.bin", "--ops", "3").failed() == (
+        f"{folder}/lock.mdb: is a symbolic link, which is not followed here; the bookmark index is "
+        "not used: remove it; or open the stream with index='memory'"
+    )
+    assert target.read_text() == "somebody's"

@@ -15,9 +15,10 @@ from datastreamer.format import Header
 from datastreamer.net.embed import StreamServer
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import OsDisk, boot_id
 from datastreamer.storage.journal import Undo
-from datastreamer.storage.record import Writer
+from datastreamer.storage.record import Source, Writer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.conftest import Golden
@@ -139,11 +140,11 @@ def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
     header = copy.read_bytes()[16:54]
     with DataStream.open(copy, read_only=True) as stream:
         undo = Undo(stream.stream_id, stream.epoch, header, 4096, b"neither", b"of them")
-    journal.put(OsDisk(), str(copy), undo)
+    journal.put(OsDisk(), str(copy), undo, Access.private())
     assert "journal of an update stands" in rows(invoke, copy)["undo"]
     undo = undo._replace(old=bytes(600), new=b"\1" * 600, offset=1 << 20)
     Path(f"{copy}.undo").unlink()
-    journal.put(OsDisk(), str(copy), undo)
+    journal.put(OsDisk(), str(copy), undo, Access.private())
     _damage(copy, 1 << 20, bytes(512) + b"\1" * 88)
     assert "journal of an update stands" in rows(invoke, copy, code=1)["undo"]
     assert "a crash cut off the update of an entry" in invoke("info", copy).failed()
@@ -231,3 +232,15 @@ def test_facts_are_one_line(invoke: Invoke, made: Path) -> None:
     out = invoke("info", made, "--format", "jsonl").out
     assert out.count(b"\n") == 1
     assert json.loads(out)["total_entries"] == 200
+
+
+def test_the_last_source_of_a_stream(invoke: Invoke, copy: Path) -> None:
+    assert "source" not in rows(invoke, copy)
+    with DataStream.open(copy, index="memory") as stream:
+        stream.keep_source(Source(7, b"\xab" * 16))
+    assert rows(invoke, copy)["source"] == f"epoch 7, id {'ab' * 16}"
+    with copy.open("r+b") as file:
+        for at in records.SOURCE_OFFSETS:
+            file.seek(at)
+            file.write(b"x")
+    assert rows(invoke, copy)["source"] == "its record is damaged; `datastreamer repair` clears it"

@@ -26,6 +26,7 @@ QUICK = Backoff(0.01, 0.1)
 def token(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_text("a token\nanother\n")
+    path.chmod(0o600)
     return path
 
 
@@ -85,6 +86,7 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         assert typed.returncode == 1
         assert "those of another stream type: is it 2?" in typed.stderr
         (tmp_path / "wrong").write_text("wrong")
+        (tmp_path / "wrong").chmod(0o600)
         refused = append(tmp_path, [ONE, COMMIT], place, "--token-file", "wrong")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert re.fullmatch(r"error: .*Not allowed: .* \(error 16\)\n", refused.stderr)
@@ -157,6 +159,33 @@ def test_wrong_usage_of_append(tmp_path: Path, words: tuple[str, ...], says: str
     done = append(tmp_path, [], *words)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_tokens_that_others_can_read(tmp_path: Path, token: Path) -> None:
+    token.chmod(0o604)
+    says = r"error: .*token: holds a secret, and its mode 0604 .*--allow-readable-secrets.*\n"
+    words = ("--create", "--host", "127.0.0.1", "--port", 0, "--publish-token-file", token)
+    refused = append(tmp_path, [], "tcp://127.0.0.1:1", "--token-file", token)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert re.fullmatch(says, refused.stderr)
+    done = subprocess.run(
+        command("serve", "s.bin", *words),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(says, done.stderr)
+    allow = "--allow-readable-secrets"
+    with running("serve", "s.bin", *words, allow, cwd=tmp_path) as server:
+        place = f"tcp://127.0.0.1:{server.port()}"
+        assert not append(tmp_path, [ONE, COMMIT], place, "--token-file", token, allow).returncode
+        # It is an option of one call, and says nothing for another.
+        assert append(tmp_path, [ONE, COMMIT], place, "--token-file", token).returncode == 1
+    assert contents(tmp_path) == [(3, b"\1")]
 
 
 @pytest.mark.parametrize(

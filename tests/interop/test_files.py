@@ -10,6 +10,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
+from datastreamer.storage.record import Source
 from datastreamer.storage.repair import repair
 from tests.interop.peer import GoPeer, beside_reference
 from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
@@ -169,6 +170,23 @@ def test_takes_over_an_update_of_theirs(tmp_path: Path) -> None:
         server.update(1, 4, b"BBBB")
     with DataStream.open(path) as stream:
         assert [entry.data for entry in stream.entries()] == [b"aaaa", b"BBBB", b"cccc"]
+
+
+def test_theirs_keeps_the_source_of_a_stream(tmp_path: Path) -> None:
+    path, source = tmp_path / "fenced.bin", Source(7, b"s" * 16)
+    with DataStream.create(path) as stream:
+        with stream.atomic_op() as op:
+            op.add_entries(4, [b"aaaa", b"bbbb", b"cccc"])
+        stream.keep_source(source)
+    with GoPeer.serve(path) as server:
+        server.append(3, bookmarks=True)
+        server.update(1, 4, b"BBBB")
+        server.truncate(2)
+        server.append(3, bookmarks=True)
+    for mode in ({"read_only": True}, {}):
+        with DataStream.open(path, **mode) as stream:  # type: ignore[arg-type]
+            assert stream.total_entries > 2
+            assert stream.source == source
 
 
 def test_takes_over_from_a_killed_writer(tmp_path: Path) -> None:

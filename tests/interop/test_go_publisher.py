@@ -73,6 +73,7 @@ def publish(
 
 def test_it_publishes(program: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a token\n")
+    (tmp_path / "token").chmod(0o600)
     (tmp_path / "wrong").write_text("wrong\n")
     lines = [f"line {number}" for number in range(1000)]
     with running(*serve(), cwd=tmp_path) as server:
@@ -122,6 +123,7 @@ def test_it_publishes_once_over_lost_connections_and_a_killed_server(
     program: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("a token\n")
+    (tmp_path / "token").chmod(0o600)
     lines = [f"line {number}" for number in range(5000)]
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, running(*serve(), cwd=tmp_path) as server:

@@ -41,6 +41,7 @@ class Authority:
         cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
         made.private_key_pem.write_to_path(str(key))
+        key.chmod(0o600)
         return cert, key
 
     def context(self, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:

@@ -37,6 +37,7 @@ QUICK = Backoff(0.001, 0.01)
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_text(TOKEN)
+    path.chmod(0o600)
     return path
 
 

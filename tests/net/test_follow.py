@@ -20,6 +20,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.net import guard as guard_module
 from datastreamer.net import live as live_module
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import Buffer, OsDisk, OsFile
 from datastreamer.storage.record import get_record, put_record
 from datastreamer.storage.stream import DataStream
@@ -568,8 +569,8 @@ class HaltingFile(OsFile):
 
 
 class HaltingDisk(OsDisk):
-    def open(self, path: str, *, write: bool) -> OsFile:
-        plain = super().open(path, write=write)
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> OsFile:
+        plain = super().open(path, write=write, beside=beside)
         return HaltingFile(plain.fileno())
 
 

@@ -105,4 +105,5 @@ def test_a_publisher_says_nothing_in_place_of_its_parent(tmp_path: Path) -> None
     """Its operations, its lease and its connection stay the parent's."""
     token = tmp_path / "token"
     token.write_text("a token")
+    token.chmod(0o600)
     run(PUBLISHING, tmp_path / "stream.bin", token)

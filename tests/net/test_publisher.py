@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from datastreamer.errors import (
     OperationTooLarge,
     PublishInDoubt,
     SourceBusy,
+    WriteFailed,
 )
 from datastreamer.net.listen import open_listeners
 from datastreamer.net.publisher import Publisher, connect_publisher
@@ -32,7 +34,8 @@ from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.tls import ServerTLS
 from datastreamer.protocol.endurance import Backoff
-from datastreamer.storage.source import Source
+from datastreamer.storage.record import Source
+from datastreamer.storage.snapshot import snapshot
 from datastreamer.storage.stream import DataStream
 from tests.net.conftest import PATIENCE
 from tests.net.secure import Authority
@@ -47,6 +50,7 @@ QUICK = Backoff(0.001, 0.01)
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_bytes(TOKEN)
+    path.chmod(0o600)
     return path
 
 
@@ -329,11 +333,10 @@ async def test_a_lease_that_cannot_be_kept_on_disk(
     stream: DataStream, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Source) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise WriteFailed(stream.path, "No space left on device")
 
-    async with serving(stream, token_file) as (server, port):
-        assert server.desk is not None
-        monkeypatch.setattr(server.desk.file, "put", full)
+    async with serving(stream, token_file) as (_, port):
+        monkeypatch.setattr(stream, "keep_source", full)
         with pytest.raises(NotWritten, match="the lease cannot be kept on disk: No space left"):
             await put_one(port, b"x")
         monkeypatch.undo()
@@ -390,6 +393,26 @@ async def test_a_wrong_token_and_a_second_source(stream: DataStream, token_file:
         with pytest.raises(Fenced, match="epoch 2 is over"):
             await put_one(port, b"x", epoch=2)
     assert contents(stream) == [(3, b"of the second")]
+
+
+@pytest.mark.parametrize("restore", [snapshot, shutil.copyfile])
+async def test_a_source_that_was_fenced_stays_so_on_a_restored_copy(
+    stream: DataStream, token_file: Path, tmp_path: Path, restore: Callable[[Path, Path], object]
+) -> None:
+    async with serving(stream, token_file) as (_, port):
+        with contextlib.suppress(Fenced):  # leaving the block raises it, too
+            async with publisher_at(port) as fenced:
+                await put(fenced, b"x")
+                await put_one(port, b"y", take_over=True)
+                with pytest.raises(Fenced):
+                    await put(fenced, b"z")
+    copy = tmp_path / "restored.bin"
+    restore(Path(stream.path), copy)
+    with DataStream.open(copy, index="memory") as restored:
+        async with serving(restored, token_file) as (_, port):
+            with pytest.raises(Fenced, match="epoch 1 is over; the last source has 2"):
+                await put_one(port, b"z", epoch=1)
+        assert contents(restored) == [(3, b"x"), (3, b"y")]
 
 
 async def test_another_history(stream: DataStream, token_file: Path) -> None:

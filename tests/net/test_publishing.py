@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from datastreamer.errors import DamagedFile, LeaseHeld, UsageError
+from datastreamer.errors import DamagedHeader, LeaseHeld, UsageError
 from datastreamer.net.server import Server
 from datastreamer.net.terms import Publishing
 from datastreamer.net.transport import StreamTransport
@@ -24,9 +24,11 @@ from datastreamer.protocol.publishing import (
     encode_rollback,
     encode_where,
 )
+from datastreamer.storage.record import SOURCE_OFFSETS, Source, get_sources, put_source
 from datastreamer.storage.stream import DataStream
 from tests.net import model as wire
 from tests.net.conftest import PATIENCE, Peer, Rig, append
+from tests.storage.test_source import flip
 
 TOKEN = b"a token"
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -37,6 +39,7 @@ OK = wire.OK
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_bytes(b"another\n" + TOKEN + b"\n")
+    path.chmod(0o600)
     return path
 
 
@@ -151,7 +154,7 @@ async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path
                         assert trio.current_time() - began >= 0.5
                         await peer.ended()
         assert rig.server.desk is not None
-        assert rig.server.desk.file.last.epoch == 7
+        assert rig.server.desk.last.epoch == 7
         async with rig.client() as peer:
             await peer.send(publish(TWO, token=b"another"))
             await lease_of(peer)
@@ -191,9 +194,30 @@ async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
         follower = DataStream.open(path, follow=True, index="memory")
         with follower, pytest.raises(UsageError, match="open for writing"):
             Server(follower, publishing=Publishing(token_file=token_file))
-        Path(f"{path}.source").write_bytes(b"damaged")
-        with pytest.raises(DamagedFile, match=r"s.*\.source"):
+        flip(path, *SOURCE_OFFSETS)
+        with pytest.raises(DamagedHeader, match="record of the stream's source is damaged"):
             Server(stream, publishing=Publishing(token_file=token_file))
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
+    path: Path, token_file: Path, copy: int
+) -> None:
+    """The source asks again for the epoch that one copy has."""
+    with DataStream.create(path, index="memory") as stream:
+        stream.keep_source(Source(5, TWO))
+        stream_id = stream.stream_id
+    page = bytearray(path.read_bytes()[:4096])
+    start, end = put_source(page, copy, stream_id, Source(6, ONE))
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(page[start:end])
+    with DataStream.open(path, index="memory") as stream:
+        async with publishable(stream, token_file) as rig, rig.client() as peer:
+            await peer.send(publish(ONE, 6))
+            assert (await lease_of(peer))[0] == 6
+            kept = get_sources(path.read_bytes()[:4096])
+    assert kept == [(stream_id, Source(6, ONE))] * 2
 
 
 async def test_a_server_without_terms_does_not_know_the_command(stream: DataStream) -> None:

@@ -102,6 +102,9 @@ def test_reloading(authority: Authority, tmp_path: Path) -> None:
 def test_the_key_may_stand_in_the_certificates_file(authority: Authority) -> None:
     cert, key = authority.issue("server")
     cert.write_bytes(cert.read_bytes() + key.read_bytes())
+    with pytest.raises(BadCertificate, match=r"server\.pem: holds a secret, and its mode 0644"):
+        ServerTLS((cert, cert))
+    cert.chmod(0o600)
     server = ServerTLS((cert, cert), client_ca=authority.file)
     assert talk(server.context, client_tls(authority.file, cert), "127.0.0.1").version()
 
@@ -144,6 +147,7 @@ def test_files_with_something_else(authority: Authority, tmp_path: Path) -> None
     text.write_text(cert.read_text().replace("MII", "AAA"))
     refused(r"^\S+text: cannot be used: ", (cert, key), text)
     refused(r"text, \S+server\.key: certificate or key cannot be used: ", (text, key))
+    text.chmod(0o600)
     text.write_text(key.read_text().replace("MHc", "AAA"))
     refused(r"server\.pem, \S+text: certificate or key cannot be used: ", (cert, text))
 

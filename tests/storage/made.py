@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from datastreamer import DataStream
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
+from datastreamer.storage.access import Access, create_file, open_file
 from datastreamer.storage.disk import Buffer, File, OsDisk, OsFile
 from datastreamer.storage.journal import Undo
 from tests.storage.steps import SteppedCommit, Writes
@@ -157,9 +158,9 @@ def half_update(path: Path, offset: int, old: bytes, new: bytes) -> None:
     content = path.read_bytes()
     record = records.get_record(content[:FIRST])
     assert record is not None
-    journal.put(
-        OsDisk(), str(path), Undo(record.stream_id, record.epoch, content[16:54], offset, old, new)
-    )
+    undo = Undo(record.stream_id, record.epoch, content[16:54], offset, old, new)
+    with path.open("rb") as stream:
+        journal.put(OsDisk(), str(path), undo, Access.of(stream.fileno()))
     half = 512 - offset % 512
     assert 0 < half < len(new)
     path.write_bytes(content[:offset] + new[:half] + content[offset + half :])
@@ -234,12 +235,14 @@ class FaultyDisk(OsDisk):
         if number is not None:
             raise OSError(number, os.strerror(number))
 
-    def open(self, path: str, *, write: bool) -> FaultyFile:
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> FaultyFile:
+        if beside is not None:
+            return FaultyFile(open_file(path, beside, write=write), self)
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
         return FaultyFile(fd, self)
 
-    def create(self, path: str) -> FaultyFile:
-        return FaultyFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC), self)
+    def create(self, path: str, beside: Access | None = None) -> FaultyFile:
+        return FaultyFile(create_file(path, beside), self)
 
 
 def _is_file(file: FaultyFile) -> File:

@@ -45,10 +45,10 @@ def test_its_place_and_its_bytes() -> None:
     page = records.new_page(Header())
     before = bytes(page)
     assert records.get_agreement(page) is None
-    assert records.put_agreement(page, KNOWN) == (3840, 3840 + 80)
+    assert records.put_agreement(page, KNOWN) == (3712, 3712 + 80)
     fields = struct.pack(">8sII16sQQQQq", b"DSupstrm", 1, 0, *KNOWN)
-    assert page[3840:3912] == fields
-    assert page[3912:3920] == xxhash.xxh3_64_digest(fields)
+    assert page[3712:3784] == fields
+    assert page[3784:3792] == xxhash.xxh3_64_digest(fields)
     records.put_agreement(page, None)
     assert page == before
 
@@ -58,7 +58,7 @@ def test_damage_does_not_pass(agreement: Agreement, at: int, bits: int) -> None:
     page = records.new_page(Header())
     records.put_agreement(page, agreement)
     assert records.get_agreement(page) == agreement
-    page[3840 + at] ^= bits
+    page[3712 + at] ^= bits
     assert records.get_agreement(page) is None
 
 

@@ -17,6 +17,7 @@ from datastreamer import DataStream
 from datastreamer.errors import FileMissing, NotAStream
 from datastreamer.storage import journal
 from datastreamer.storage import report as report_module
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks import audit
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.check import examine, verify
@@ -347,7 +348,7 @@ def test_an_index_that_cannot_be_read(path: Path, damage: str) -> None:
 
 def test_an_update_under_way_is_mentioned(path: Path) -> None:
     undo = Undo(bytes(16), 0, bytes(38), 4096, b"old", b"new")
-    journal.put(OsDisk(), str(path), undo)
+    journal.put(OsDisk(), str(path), undo, Access.private())
     report = verify(path)
     assert report.ok
     assert has_note(report, "an update was under way")

@@ -283,7 +283,7 @@ def test_no_room_for_the_journal(path: Path) -> None:
         add(stream, [(1, OLD)])
         real = disk.create
 
-        def full(name: str) -> object:
+        def full(name: str, beside: object) -> object:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         disk.create = full  # type: ignore[method-assign, assignment]

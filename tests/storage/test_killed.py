@@ -18,6 +18,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamFileError
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.base import Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.check import verify
@@ -222,8 +223,8 @@ class Halting(OsFile):
         sys.stdin.readline()
 
 class HaltingDisk(OsDisk):
-    def open(self, path, *, write):
-        return Halting(super().open(path, write=write).fileno())
+    def open(self, path, *, write, beside=None):
+        return Halting(super().open(path, write=write, beside=beside).fileno())
 
 with DataStream.open(sys.argv[1], index="memory", disk=HaltingDisk()) as stream:
     print("open", flush=True)
@@ -304,7 +305,7 @@ def test_a_writer_killed_while_it_makes_the_index(tmp_path: Path) -> None:
 
 def test_an_index_on_a_full_file_system(small: Path) -> None:
     """LMDB itself speaks of an input/output error."""
-    index = LmdbIndex(str(small / "index"), write=True)
+    index = LmdbIndex(str(small / "index"), True, Access.private())
     try:
         first = 0
 

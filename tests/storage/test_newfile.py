@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import OsDisk, OsFile
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.snapshot import snapshot
@@ -73,11 +74,11 @@ class NoLocks(OsDisk):
         def unlock(self) -> None:
             self.lock()
 
-    def create(self, path: str) -> OsFile:
-        return self.File(OsDisk.create(self, path).fileno())
+    def create(self, path: str, beside: Access | None = None) -> OsFile:
+        return self.File(OsDisk.create(self, path, beside).fileno())
 
-    def open(self, path: str, *, write: bool) -> OsFile:
-        return self.File(OsDisk.open(self, path, write=write).fileno())
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> OsFile:
+        return self.File(OsDisk.open(self, path, write=write, beside=beside).fileno())
 
 
 def test_where_there_are_no_locks(path: Path) -> None:
@@ -85,7 +86,7 @@ def test_where_there_are_no_locks(path: Path) -> None:
     with new_file(disk, str(path)) as file:
         file.write(b"all of it", 0)
         # Nobody can tell whether it is being written.
-        assert remove_left_overs(disk, str(path)) == []
+        assert remove_left_overs(disk, str(path), Access.private()) == []
     assert names(path.parent) == ["new"]
 
 
@@ -106,7 +107,7 @@ def test_a_snapshot_that_was_killed(tmp_path: Path) -> None:
 
 def test_what_somebody_is_writing_stays(path: Path) -> None:
     with new_file(OsDisk(), str(path)) as file:
-        assert remove_left_overs(OsDisk(), str(path)) == []
+        assert remove_left_overs(OsDisk(), str(path), Access.private()) == []
         file.write(b"all of it", 0)
     assert path.read_bytes() == b"all of it"
 
@@ -116,15 +117,15 @@ def test_what_is_named_otherwise_stays(path: Path) -> None:
     others.append("new2.0123abcd.new")
     for name in [*others, "new.0123abcd.new"]:
         path.with_name(name).touch()
-    assert remove_left_overs(OsDisk(), str(path)) == [f"{path}.0123abcd.new"]
+    assert remove_left_overs(OsDisk(), str(path), Access.private()) == [f"{path}.0123abcd.new"]
     assert names(path.parent) == sorted(others)
 
 
 def test_a_name_without_a_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     Path("new.0123abcd.new").touch()
-    assert remove_left_overs(OsDisk(), "new") == ["new.0123abcd.new"]
-    assert remove_left_overs(OsDisk(), "no/new") == []
+    assert remove_left_overs(OsDisk(), "new", Access.private()) == ["new.0123abcd.new"]
+    assert remove_left_overs(OsDisk(), "no/new", Access.private()) == []
     assert names(path.parent) == []
 
 
@@ -136,8 +137,8 @@ class Cleaned(OsDisk):
         self.cleaner: OsFile | None = None
         self.created: list[str] = []
 
-    def create(self, path: str) -> OsFile:
-        file = super().create(path)
+    def create(self, path: str, beside: Access | None = None) -> OsFile:
+        file = super().create(path, beside)
         self.created.append(path)
         if len(self.created) == 1:
             if self.held:

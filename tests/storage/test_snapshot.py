@@ -24,6 +24,7 @@ from datastreamer.errors import (
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage import snapshot as module
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import OsDisk
 from datastreamer.storage.journal import Undo
 from datastreamer.storage.snapshot import snapshot
@@ -285,7 +286,7 @@ def test_a_change_that_a_crash_cut_off(path: Path, out: Path) -> None:
             bytes(200),
             b"2" * 200,
         )
-    journal.put(OsDisk(), str(path), undo)
+    journal.put(OsDisk(), str(path), undo, Access.private())
     with pytest.raises(StreamFileError, match="open it for writing once"):
         snapshot(path, out)
     DataStream.open(path).close()

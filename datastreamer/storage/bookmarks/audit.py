@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.storage.bookmarks.base import IndexUnmade, Watermark
+from datastreamer.storage.bookmarks.base import IndexUnmade, IndexUntrusted, Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk import File
@@ -48,10 +48,13 @@ class IndexAudit:
             self.notes.append(f"the bookmark index was not compared: {data} may not be read")
             return
         try:
-            self._index = LmdbIndex(self.folder, False, beside_writer=live)
+            self._index = LmdbIndex(self.folder, False, file.access(), beside_writer=live)
             mark = self._index.watermark()
         except IndexUnmade as error:
             self.notes.append(f"{error.what}; the next writer, or reindex, fills it")
+            return
+        except IndexUntrusted as error:
+            self.notes.append(f"the bookmark index was not compared: {error}")
             return
         except IndexFailed as error:
             self._failed(error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from datastreamer.errors import BadArgument, IndexFailed, StreamFileError
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks._pairs import Pairs
 
 Pace = Callable[[], object]
@@ -104,12 +105,17 @@ class IndexUnmade(IndexFailed):
     """Nothing was ever put into it: its maker was ended before."""
 
 
+class IndexUntrusted(IndexFailed):
+    """A link or another user's file is in its place, or others can change it: it is not opened."""
+
+
 class IndexReadOnly(StreamFileError):
     """An index opened for reading is not there, or cannot be used as it is."""
 
 
-Opener = Callable[[str, bool], BookmarkIndex]
-"""Opens the index of the stream file at a path; the flag tells whether it may write."""
+Opener = Callable[[str, bool, Access], BookmarkIndex]
+"""Opens the index of the stream file at a path; the flag says whether it may write. What it makes
+beside the file has at most the permissions that the stream file's `Access` allows."""
 
 LMDB_ANEW: Final = "lmdb-anew"
 """The backend "lmdb", for who builds the index again and does not look at the old one."""

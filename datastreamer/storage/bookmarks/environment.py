@@ -7,12 +7,13 @@ Knows nothing of bookmarks but the name of the database.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
+
+from datastreamer.storage.access import Access, Folder
 
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 INDEX_SUFFIX: Final = ".index"
@@ -36,8 +37,10 @@ _Key = tuple[str, tuple[int, int] | None]
 
 
 class Opened(NamedTuple):
-    """An environment with its database."""
+    """An environment with its database. Its folder is open as long as it is: its files are
+    changed there, whatever is at the folder's name by then."""
 
+    place: Folder
     env: lmdb.Environment
     blocks: Any
     # Which file it is; None where it was removed at once.
@@ -54,9 +57,10 @@ class SharedEnvironment:
     open_ones: ClassVar[dict[_Key, SharedEnvironment]] = {}
     guard = threading.Lock()
 
-    def __init__(self, key: _Key, write: bool, beside_writer: bool) -> None:
+    def __init__(self, key: _Key, write: bool, access: Access, beside_writer: bool) -> None:
         self.key = key
         self.folder = key[0]
+        self.access = access
         self.users = 0
         self.write = write
         # Taken by who reads or grows a map that is not the whole one: no transaction may be
@@ -70,16 +74,28 @@ class SharedEnvironment:
         # the index he need not, and leaves no trace. (Should a writer come all the same:
         # pages of a snapshot are used again two transactions later at the earliest, and
         # each question here is a transaction of its own.)
-        lock_file = os.path.join(self.folder, "lock.mdb")
-        lock = self.write or (beside_writer and os.access(lock_file, os.W_OK))
-        if self.write:
-            _reserve(lock_file, _LOCK_FILE_BYTES)
-        env = _environment(self.folder, self.write, lock)
+        place = self._folder()
         try:
-            self.ensure_whole(env, extend=False)
+            return self._open_in(place, beside_writer)
+        except BaseException:
+            place.close()
+            raise
+
+    def _folder(self) -> Folder:
+        write = self.write
+        return Folder(self.folder, self.access, INDEX_FILES, write=write, narrow=write)
+
+    def _open_in(self, place: Folder, beside_writer: bool) -> Opened:
+        lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
+        if self.write:
+            _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)
+        env = _environment(place, self.write, lock)
+        try:
+            self.ensure_whole(env, place, extend=False)
             self.small = env.info()["map_size"] < _WHOLE_MAP
             env.reader_check()
             return Opened(
+                place,
                 env,
                 env.open_db(b"blocks", create=self.write),
                 file_id(self.folder),
@@ -88,22 +104,21 @@ class SharedEnvironment:
             env.close()
             raise
 
-    def ensure_whole(self, env: lmdb.Environment, *, extend: bool) -> None:
+    def ensure_whole(self, env: lmdb.Environment, place: Folder, *, extend: bool) -> None:
         """See to it that no page is past the file's end: a look at it would end the process.
 
         LMDB leaves out free pages at the end now and then; the writer makes up for it after
         each transaction, so that a file that lacks some is taken for one that was cut short.
         """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        data = os.path.join(self.folder, "data.mdb")
         try:
-            size = os.path.getsize(data)
+            size = os.stat("data.mdb", dir_fd=place.fd, follow_symlinks=False).st_size
         except FileNotFoundError:
             return  # somebody removed it; ours lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if extend and size < needed + _SLACK_BYTES:
-            _reserve(data, needed + _SLACK_BYTES)
+            _reserve(place, "data.mdb", needed + _SLACK_BYTES)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
@@ -115,20 +130,27 @@ class SharedEnvironment:
         """Begin anew with empty files. Who asks the old one just now gets his answer: it is
         closed when nobody has a transaction any more."""
         with self.guard:
-            os.makedirs(self.folder, exist_ok=True)
-            remove_files(self.folder)
-            self.opened = self.open()
+            with self._folder() as place:
+                place.remove(INDEX_FILES)
+            before, self.opened = self.opened, self.open()
+            before.place.close()
 
     @classmethod
-    def get(cls, folder: str, write: bool, beside_writer: bool) -> SharedEnvironment:
+    def get(
+        cls, folder: str, write: bool, access: Access, beside_writer: bool
+    ) -> SharedEnvironment:
         """The environment, opened for writing if anybody here needs that."""
-        key = os.path.realpath(folder), _stream_file(folder)
+        # Of the folder itself a link is not followed.
+        parent, own = os.path.split(os.path.abspath(folder))
+        name = os.path.join(os.path.realpath(parent), own)
+        key = name, _stream_file(name)
         with cls.guard:
-            shared = cls.open_ones.get(key) or cls._of_another_file(key[0], write)
+            shared = cls.open_ones.get(key) or cls._of_another_file(name, write, access)
             if shared is None:
-                shared = cls.open_ones[key] = cls(key, write, beside_writer)
+                shared = cls.open_ones[key] = cls(key, write, access, beside_writer)
             elif write and not shared.write:
                 shared.opened.env.close()
+                shared.opened.place.close()
                 shared.write = True
                 try:
                     shared.opened = shared.open()
@@ -139,7 +161,7 @@ class SharedEnvironment:
             return shared
 
     @classmethod
-    def _of_another_file(cls, folder: str, write: bool) -> SharedEnvironment | None:
+    def _of_another_file(cls, folder: str, write: bool, access: Access) -> SharedEnvironment | None:
         """What a reader shares that a stream file has open which is not at the path any more:
         LMDB does not open an environment twice in a process. A writer begins with new files.
         """
@@ -148,7 +170,8 @@ class SharedEnvironment:
             if shared.folder == folder and found is not None and shared.opened.file_id == found:
                 if not write:
                     return shared
-                remove_files(folder)
+                with Folder(folder, access, INDEX_FILES, write=True) as place:
+                    place.remove(INDEX_FILES)
                 break
         return None
 
@@ -158,6 +181,7 @@ class SharedEnvironment:
             if self.users == 0:
                 self.open_ones.pop(self.key, None)
                 self.opened.env.close()
+                self.opened.place.close()
 
     @classmethod
     def forget_all(cls) -> None:
@@ -169,13 +193,14 @@ class SharedEnvironment:
 os.register_at_fork(after_in_child=SharedEnvironment.forget_all)
 
 
-def _reserve(path: str, size: int) -> None:
+def _reserve(place: Folder, name: str, size: int) -> None:
     """Have all of the file on disk, `size` bytes at least: where a mapped page has no place
     on a full disk, a look at it ends the process.
 
     Not for a lock file that is in use here: closing it gives up this process's locks on it.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, flags, place.file_mode, dir_fd=place.fd)
     try:
         now = os.fstat(file).st_size
         if hasattr(os, "posix_fallocate"):
@@ -186,14 +211,15 @@ def _reserve(path: str, size: int) -> None:
         os.close(file)
 
 
-def _environment(folder: str, write: bool, lock: bool) -> lmdb.Environment:
+def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
     """The environment, with as large a map as the process may have."""
     size = _MAP_SIZE
     while True:
         try:
             return lmdb.open(
-                os.fsencode(folder),
+                os.fsencode(place.path),
                 map_size=size,
+                mode=place.file_mode,
                 max_dbs=1,
                 max_readers=_MAX_READERS,
                 readonly=not write,
@@ -232,9 +258,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def remove_files(folder: str) -> None:
-    for name in INDEX_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, name))

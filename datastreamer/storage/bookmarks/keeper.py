@@ -19,7 +19,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.base import IndexWentBack, opener
+from datastreamer.storage.bookmarks.base import IndexWentBack
 from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.trust import MovedError
 from datastreamer.storage.disk import File
@@ -263,7 +263,7 @@ class BookmarkKeeper(IndexBuilder):
         """No index to read: keep one in memory from the second question on."""
         self._questions += 1
         if self._questions > 1 and self._known_from.number:
-            self._index, self._private = opener("memory")(self._path, True), True
+            self._index, self._private = self._opened("memory"), True
             self._start("private bookmarks of", self._work_once)
 
     def _rewind(self) -> None:

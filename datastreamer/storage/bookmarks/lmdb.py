@@ -21,7 +21,8 @@ from typing import IO, NamedTuple
 import lmdb
 from xxhash import xxh3_64_digest
 
-from datastreamer.errors import IndexFailed, StreamFileError
+from datastreamer.errors import IndexFailed, StreamFileError, UntrustedFile
+from datastreamer.storage.access import Access, Folder
 from datastreamer.storage.bookmarks._blocks import (
     FIRST,
     LAST,
@@ -44,6 +45,7 @@ from datastreamer.storage.bookmarks.base import (
     IndexDamaged,
     IndexReadOnly,
     IndexUnmade,
+    IndexUntrusted,
     IndexWentBack,
     Pace,
     Watermark,
@@ -56,7 +58,6 @@ from datastreamer.storage.bookmarks.environment import (
     SharedEnvironment,
     begin,
     file_id,
-    remove_files,
 )
 from datastreamer.storage.disk import Buffer, OsDisk
 from datastreamer.storage.mounts import ensure_local
@@ -100,9 +101,12 @@ class _Known(NamedTuple):
 
 
 class LmdbIndex(BookmarkIndex):
-    """The index in one folder. Raises `IndexFailed` with LMDB's own reason."""
+    """The index in one folder, of the stream file that has this `access`. Raises `IndexFailed`
+    with LMDB's own reason, `IndexUntrusted`."""
 
-    def __init__(self, folder: str, write: bool, *, beside_writer: bool = False) -> None:
+    def __init__(
+        self, folder: str, write: bool, access: Access, *, beside_writer: bool = False
+    ) -> None:
         self._folder = folder
         # What was read or written last, and what is under way.
         self._known = self._putting = _Known(None, 0, b"", 0)
@@ -114,11 +118,11 @@ class LmdbIndex(BookmarkIndex):
                     path, "is no file, and in the way of the bookmark index; move it elsewhere"
                 )
         try:
-            if write:
-                os.makedirs(folder, exist_ok=True)
             self._shared: SharedEnvironment | None = SharedEnvironment.get(
-                folder, write, beside_writer
+                folder, write, access, beside_writer
             )
+        except UntrustedFile as error:
+            raise _untrusted(error, write) from error
         except (lmdb.Error, OSError) as error:
             raise _cannot_open(folder, error, write) from error
 
@@ -229,7 +233,7 @@ class LmdbIndex(BookmarkIndex):
                 yield opened, transaction
             self._known = self._putting
             if opened.file_id == file_id(self._folder):
-                shared.ensure_whole(opened.env, extend=True)
+                shared.ensure_whole(opened.env, opened.place, extend=True)
         except _DAMAGE as error:
             raise IndexDamaged(self._folder, f"the bookmark index: {error}") from error
         except DamagedBlockError as error:
@@ -319,6 +323,8 @@ class LmdbIndex(BookmarkIndex):
         # it past the file's end, which ends the process.
         try:
             self._env().renew()
+        except UntrustedFile as error:
+            raise _untrusted(error, True) from error
         except (lmdb.Error, OSError) as error:
             raise _cannot_open(self._folder, error, True) from error
 
@@ -352,6 +358,11 @@ def _cannot_open(folder: str, error: Exception, write: bool) -> IndexFailed:
         return IndexUnmade(folder, "the bookmark index is empty: its making was cut off")
     why = _why(error, os.path.dirname(folder))
     return IndexFailed(folder, f"the bookmark index cannot be opened: {why}{_WAY_OUT * write}")
+
+
+def _untrusted(error: UntrustedFile, write: bool) -> IndexUntrusted:
+    why = f"{error.what}; the bookmark index is not used: remove it"
+    return IndexUntrusted(error.path, why + _WAY_OUT * write)
 
 
 def _why(error: Exception, folder: str) -> str:
@@ -415,26 +426,26 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     return runs
 
 
-def new_index(path: str, write: bool) -> LmdbIndex:
+def new_index(path: str, write: bool, access: Access) -> LmdbIndex:
     """An empty index for the stream file at `path`; one that stands there goes unopened, since
     writing into a damaged one may end the process."""
-    return _open_index(path, write, anew=write)
+    return _open_index(path, write, access, anew=write)
 
 
-def open_index(path: str, write: bool) -> LmdbIndex:
+def open_index(path: str, write: bool, access: Access) -> LmdbIndex:
     """The index of the stream file at `path`.
 
     A damaged one is thrown away and begun anew where `write` allows; raises
     `IndexReadOnly` where it does not, or where there is none to read.
     """
-    return _open_index(path, write, anew=False)
+    return _open_index(path, write, access, anew=False)
 
 
-def _open_index(path: str, write: bool, *, anew: bool) -> LmdbIndex:
+def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIndex:
     folder = index_folder(path)
-    if not write and not os.path.exists(os.path.join(folder, "data.mdb")):
+    if not write and not os.path.lexists(os.path.join(folder, "data.mdb")):
         raise IndexReadOnly(folder, "there is no bookmark index")
-    if os.path.exists(folder) and not os.path.isdir(folder):
+    if os.path.lexists(folder) and not (os.path.isdir(folder) or os.path.islink(folder)):
         raise IndexFailed(folder, "is in the way of the bookmark index; move it elsewhere")
     try:
         ensure_local(folder, "a bookmark index in LMDB")
@@ -443,10 +454,11 @@ def _open_index(path: str, write: bool, *, anew: bool) -> LmdbIndex:
             raise IndexFailed(folder, error.what + _WAY_OUT) from None
         raise IndexReadOnly(folder, error.what) from error
     if anew:
-        _remove(folder)
+        _remove(folder, access)
     was_there = file_id(folder) is not None
     try:
-        index = LmdbIndex(folder, write, beside_writer=not write and _is_written(path))
+        beside_writer = not write and _is_written(path)
+        index = LmdbIndex(folder, write, access, beside_writer=beside_writer)
         if write and was_there:
             index.clear_unfinished()
         return index
@@ -455,13 +467,16 @@ def _open_index(path: str, write: bool, *, anew: bool) -> LmdbIndex:
             raise IndexReadOnly(folder, error.what) from error
         if not isinstance(error.__cause__, _DAMAGE):
             raise  # no memory, no permission: it may be as good as ever
-    _remove(folder)
-    return LmdbIndex(folder, True)
+    _remove(folder, access)
+    return LmdbIndex(folder, True, access)
 
 
-def _remove(folder: str) -> None:
+def _remove(folder: str, access: Access) -> None:
     try:
-        remove_files(folder)
+        with Folder(folder, access, INDEX_FILES, write=True, narrow=True) as opened:
+            opened.remove(INDEX_FILES)
+    except UntrustedFile as error:
+        raise _untrusted(error, True) from error
     except OSError as error:
         raise IndexFailed(folder, f"the bookmark index cannot be removed: {error}") from error
 

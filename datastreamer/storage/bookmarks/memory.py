@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.base import BookmarkIndex, Pace, Watermark, at_once
 
 
@@ -49,6 +50,6 @@ class MemoryIndex(BookmarkIndex):
         """Nothing is held."""
 
 
-def open_index(path: str, write: bool) -> MemoryIndex:
+def open_index(path: str, write: bool, access: Access) -> MemoryIndex:
     """A new, empty index: nothing is kept beside the file."""
     return MemoryIndex()

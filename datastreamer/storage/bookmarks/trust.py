@@ -18,7 +18,13 @@ from xxhash import xxh3_128_digest
 from datastreamer.errors import IndexFailed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexReadOnly, Watermark, opener
+from datastreamer.storage.bookmarks.base import (
+    BookmarkIndex,
+    IndexReadOnly,
+    IndexUntrusted,
+    Watermark,
+    opener,
+)
 from datastreamer.storage.disk import File
 from datastreamer.storage.identity import OpenPath
 from datastreamer.storage.reader import Cursor, Reader
@@ -97,9 +103,11 @@ class TrustedIndex:
     def _open(self) -> None:
         self._alone = not (self._write or self._file.locked_elsewhere())
         try:
-            self._index = opener(self._backend)(self._path, self._write)
+            self._index = self._opened(self._backend, write=self._write)
         except IndexReadOnly as error:
-            _log.debug("%s; bookmarks are looked up in the stream itself", error)
+            foreign = isinstance(error.__cause__, IndexUntrusted)
+            level = logging.WARNING if foreign else logging.DEBUG
+            _log.log(level, "%s; bookmarks are looked up in the stream itself", error)
             return
         try:
             self._indexed = self._trusted(self._index)
@@ -113,6 +121,9 @@ class TrustedIndex:
             except IndexFailed:
                 self._drop_index()
                 raise
+
+    def _opened(self, backend: str, *, write: bool = True) -> BookmarkIndex:
+        return opener(backend)(self._path, write, self._file.access())
 
     # Whether the index belongs to the file.
 
@@ -250,7 +261,7 @@ class TrustedIndex:
             if self._index is not None:
                 return
             self._ensure_in_place()
-            index = opener(self._backend)(self._path, True)
+            index = self._opened(self._backend)
             try:
                 # What stands there may be what was given up.
                 index.clear()

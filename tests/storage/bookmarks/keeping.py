@@ -9,6 +9,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks import base
 from tests.storage.made import BOOKMARK, Item, bookmarks_of, scan_file
 
@@ -69,7 +70,7 @@ def check(stream: DataStream, known: dict[bytes, int]) -> None:
 
 def check_index(path: Path, known: dict[bytes, int]) -> None:
     """What is in the index itself, asked without the keeper."""
-    index = base.opener("lmdb")(str(path), False)
+    index = base.opener("lmdb")(str(path), False, Access.private())
     try:
         assert {key: index.newest(key) for key in known} == known
         assert len(index) == len(known)

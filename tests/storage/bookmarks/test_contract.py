@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, UnknownBookmark
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks import base
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
@@ -79,7 +80,7 @@ class ToyIndex(BookmarkIndex):
 
 @pytest.fixture(scope="module", autouse=True)
 def _toy() -> Iterator[None]:
-    base.register("toy", lambda path, write: ToyIndex(Path(path + ".toy"), write))
+    base.register("toy", lambda path, write, access: ToyIndex(Path(path + ".toy"), write))
     yield
     del base._openers["toy"]
 
@@ -94,7 +95,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def index(backend: str, tmp_path: Path) -> Iterator[BookmarkIndex]:
-    opened = base.opener(backend)(str(tmp_path / "s.bin"), True)
+    opened = base.opener(backend)(str(tmp_path / "s.bin"), True, Access.private())
     yield opened
     opened.close()
 
@@ -193,11 +194,11 @@ def test_asked_by_other_threads(index: BookmarkIndex) -> None:
 @pytest.mark.parametrize("kept", ["lmdb", "toy"])
 def test_kept_over_a_close(tmp_path: Path, kept: str) -> None:
     path = str(tmp_path / "s.bin")
-    written = base.opener(kept)(path, True)
+    written = base.opener(kept)(path, True, Access.private())
     written.add([(b"k", 5), (b"k", 6)], HERE)
     written.close()
     for write in (False, True):
-        again = base.opener(kept)(path, write)
+        again = base.opener(kept)(path, write, Access.private())
         assert (again.watermark(), again.newest(b"k"), len(again)) == (HERE, 6, 1)
         again.close()
 
@@ -205,7 +206,7 @@ def test_kept_over_a_close(tmp_path: Path, kept: str) -> None:
 @pytest.mark.parametrize("kept", ["lmdb", "toy"])
 def test_there_is_none_to_read(tmp_path: Path, kept: str) -> None:
     with pytest.raises(IndexReadOnly):
-        base.opener(kept)(str(tmp_path / "s.bin"), False)
+        base.opener(kept)(str(tmp_path / "s.bin"), False, Access.private())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,7 +220,9 @@ def test_as_a_model_has_it(
     tmp_path_factory: pytest.TempPathFactory, backend_name: str, data: st.DataObject
 ) -> None:
     """Appends of ascending numbers and cuts back: what a dict of lists says."""
-    index = base.opener(backend_name)(str(tmp_path_factory.mktemp("model") / "s.bin"), True)
+    index = base.opener(backend_name)(
+        str(tmp_path_factory.mktemp("model") / "s.bin"), True, Access.private()
+    )
     pairs: list[tuple[bytes, int]] = []
     number = 0
     for _ in range(data.draw(st.integers(1, 6), label="steps")):

@@ -16,6 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks import base, builder, trust
 from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
@@ -68,7 +69,7 @@ class Flaky(MemoryIndex):
 def flaky() -> Iterator[set[str]]:
     Flaky.failing = set()
 
-    def opened(path: str, write: bool) -> Flaky:
+    def opened(path: str, write: bool, access: Access) -> Flaky:
         index = Flaky()
         index._meet("open")
         return index
@@ -238,7 +239,7 @@ class Damaged(MemoryIndex):
 def test_damage_that_is_met_when_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(base._openers, "damaged", lambda path, write: Damaged())
+    monkeypatch.setitem(base._openers, "damaged", lambda path, write, access: Damaged())
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 0.01)
     path, again = make(tmp_path / "s.bin", *HISTORY), operation(b"twice", b"new")
     with DataStream.open(path, index="damaged") as stream:

@@ -22,6 +22,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks import base, builder, environment, lmdb
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from tests.interop.peer import GoPeer, go_missing
@@ -71,7 +72,7 @@ def judge(path: Path) -> None:
 
 
 def judge_index(path: Path, truth: dict[bytes, int]) -> None:
-    index = base.opener("lmdb")(str(path), False)
+    index = base.opener("lmdb")(str(path), False, Access.private())
     try:
         assert {key: index.newest(key) for key in truth} == truth
         assert len(index) == len(truth)

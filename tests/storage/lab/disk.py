@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from datastreamer.storage.access import Access
 from datastreamer.storage.disk import Buffer, Disk
 from tests.storage.lab.image import BLOCK, SECTOR, Image, Inode, Wrote
 from tests.storage.steps import COMMIT_ORDER, SteppedCommit, Writes
@@ -274,10 +275,10 @@ class Process(Disk):
 
     # The `Disk`.
 
-    def open(self, path: str, *, write: bool) -> SimFile:
+    def open(self, path: str, *, write: bool, beside: Access | None = None) -> SimFile:
         return self._opened(self.disk.find(path), write)
 
-    def create(self, path: str) -> SimFile:
+    def create(self, path: str, beside: Access | None = None) -> SimFile:
         self.step(f"create {path}")
         return self._opened(self.disk.link(path), True)
 
@@ -350,6 +351,9 @@ class SimFile(SteppedCommit):
 
     def size(self) -> int:
         return self._inode.seen.size
+
+    def access(self) -> Access:
+        return Access(0, 0, 0o644)
 
     def identity(self) -> tuple[int, int]:
         return self._inode.identity

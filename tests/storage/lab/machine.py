@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from datastreamer import DataStream
+from datastreamer.storage.record import Source
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
 from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, put
 from tests.storage.lab.recovering import (
@@ -312,6 +313,18 @@ class Laboratory(Recovering):
                 due = self.background.now + self.patience()
                 self.deadlines = [(end, due) for end, _ in self.deadlines]
 
+    # Leases.
+
+    @rule(trouble=troubles)
+    def grant(self, trouble: Trouble) -> None:
+        """The next epoch of a source elsewhere."""
+        stream = self.live
+        source = Source(max([self.source, *self.asked]).epoch + 1, self.data(16).ljust(16, b"."))
+        self.asked.append(source)
+        with self.under(trouble):
+            if self.attempt(lambda: stream.keep_source(source)):
+                self.source, self.asked = source, []
+
     # Ends.
 
     @rule(policy=policies, trouble=troubles, fault=st.one_of(st.none(), st.none(), faults))
@@ -373,6 +386,7 @@ class Laboratory(Recovering):
             assert items(stream) == visible
             return
         check_bookmarks(stream, visible)
+        self.check_source(stream)
         assert (stream.file_size - FIRST) % PAGE == 0
         assert stream.file_size > stream.header.total_length
 

@@ -29,6 +29,7 @@ from datastreamer.errors import (
     WriteFailed,
 )
 from datastreamer.storage import durable, room
+from datastreamer.storage.record import Source
 from datastreamer.storage.writer import PendingCommit
 from tests.storage.lab.background import Background, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
@@ -71,6 +72,8 @@ class Recovering(RuleBasedStateMachine):
         self.deadlines: list[tuple[int, float]] = []
         self.handles: list[tuple[PendingCommit, int]] = []
         self.op: list[Item] | None = None
+        # The source that was granted a lease last, and those after it whose grant did not return.
+        self.source, self.asked = Source(), list[Source]()
         # What else the stream may hold once it is opened again, because a call did not
         # return or failed in doubt.
         self.outcomes: list[list[Item]] = []
@@ -294,6 +297,9 @@ class Recovering(RuleBasedStateMachine):
         if self.coming is not None:
             self.crash()
 
+    def check_source(self, stream: DataStream) -> None:
+        assert stream.source in (self.source, *self.asked), "a source is fenced no longer"
+
     # Recovery.
 
     def states(self, crash: Crash | None) -> list[list[Item]]:
@@ -379,6 +385,7 @@ class Recovering(RuleBasedStateMachine):
         self.mark_lost = False
         found = items(self.stream)
         self.accept(found, allowed)
+        self.check_source(self.stream)
         self.ends = {end for end in self.ends if end < len(found)} | {len(found)}
         self.committed, self.outcomes, self.handles = found, [], []
         if self.evicted:
@@ -424,6 +431,7 @@ class Recovering(RuleBasedStateMachine):
                     return
                 found = items(stream)
                 check_bookmarks(stream, found)
+                self.check_source(stream)
             assert not reader.operations, "a reader changed something"
             # What a killed writer had not shown is shown when the next one has synced it.
             self.accept(found, allowed + self.parts(0 if self.mark_lost else self.seen))

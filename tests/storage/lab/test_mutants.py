@@ -82,6 +82,14 @@ def no_sync_in_a_change(change: Any) -> Any:
     return mutant
 
 
+def no_sync_of_a_source(keep: Any) -> Any:
+    def mutant(self: StreamWriter, source: Any) -> None:
+        with mock.patch.object(SimFile, "sync"):
+            keep(self, source)
+
+    return mutant
+
+
 def base_stays(write: Any) -> Any:
     def mutant(
         self: StreamWriter, packer: Any, hasher: Any = None, *, wait: bool = True, **rest: Any
@@ -283,6 +291,9 @@ MUTANTS: dict[str, Mutant] = {
         BookmarkKeeper, "truncation", index_keeps_what_was_cut
     ),
     "a new file's folder is not synced": replaced(SimDisk, "sync_folder", folder_is_not_synced),
+    "a lease before its epoch is on disk": replaced(
+        StreamWriter, "keep_source", no_sync_of_a_source
+    ),
     "what a recovery cuts off is not kept": replaced(StreamWriter, "_keep_cut_bytes", nothing_kept),
     "nothing is judged under the same boot": both(
         replaced(file_module, "judge", same_boot_is_not_judged),
@@ -325,7 +336,7 @@ class Huge(Laboratory):
 
     add = update = sync = look_around = evict = place = None  # type: ignore[assignment]
     sync_behind = sync_behind_commits = go_on = wait_for = None  # type: ignore[assignment]
-    pass_time = change_policy = None  # type: ignore[assignment]
+    pass_time = change_policy = grant = None  # type: ignore[assignment]
 
     @initialize(policy=st.sampled_from(["commit", "commit", "os"]), tear=st.integers(0, 1600))
     def create(self, policy: Any, tear: int) -> None:
@@ -351,6 +362,12 @@ class Narrow(Huge):
     huge = commit = roll_back = None  # type: ignore[assignment]
 
 
+class Leased(Narrow):
+    """The same with leases for sources elsewhere."""
+
+    grant = Laboratory.grant
+
+
 class Placed(Narrow):
     """The same with batches, which a thread writes."""
 
@@ -362,7 +379,7 @@ class Behind(Laboratory):
     """Commits, the syncs behind them and what changes when these come, with every trouble."""
 
     add = commit = roll_back = update = truncate = look_around = None  # type: ignore[assignment]
-    sync = huge = place = None  # type: ignore[assignment]
+    sync = huge = place = grant = None  # type: ignore[assignment]
 
     def begin(self) -> None:
         super().begin()
@@ -435,6 +452,7 @@ MACHINES: dict[str, type[Laboratory]] = {
         ("what is placed is not hashed", "a commit does not wait for a batch that is placed"),
         Placed,
     ),
+    "a lease before its epoch is on disk": Leased,
     **dict.fromkeys(MUTANTS_BEHIND, Behind),
     **dict.fromkeys(
         (
@@ -475,7 +493,9 @@ def run(machine: type[Laboratory], examples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("machine", [Huge, Narrow, Placed, Behind, Timed, Refused, Doubtful])
+@pytest.mark.parametrize(
+    "machine", [Huge, Narrow, Leased, Placed, Behind, Timed, Refused, Doubtful]
+)
 def test_the_laboratory_lets_the_core_pass(machine: type[Laboratory]) -> None:
     """Else finding the mutants with the same examples would mean nothing."""
     run(machine, 20)

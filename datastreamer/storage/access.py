@@ -1,0 +1,242 @@
+"""Who may use the files beside a stream: at most the users who may use the stream itself.
+
+The one place that decides the permissions of a new file or folder there, and whether one that
+exists is used: no symbolic link is followed, and the owner has to be this process's user, root,
+or the owner of the stream. Another user may be able to write in the folder. Knows nothing of what
+the files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from datastreamer.errors import UntrustedFile
+
+_LINUX = sys.platform.startswith("linux")
+_LINK = "is a symbolic link, which is not followed here"
+_ACL = "system.posix_acl_access"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Access(NamedTuple):
+    """The owner, the group and the permission bits of a stream file."""
+
+    uid: int
+    gid: int
+    mode: int
+
+    @classmethod
+    def of(cls, fd: int) -> Access:
+        """Those of an open file."""
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        if _LINUX:
+            with contextlib.suppress(OSError):
+                os.getxattr(fd, _ACL)
+                # With a list of users the group's bits are the most that anyone in it may do.
+                mode &= ~0o070 | (mode & 0o007) << 3
+        return cls(found.st_uid, found.st_gid, mode)
+
+    @classmethod
+    def private(cls, path: str | None = None) -> Access:
+        """For files that belong to no stream and are this process's user's alone.
+
+        With `path`, which names such a file, the owner of its folder is trusted as well: on
+        a file system that maps users (CIFS, NFS) that is whom our own file seems to belong to.
+        """
+        owner = os.geteuid()
+        if path is not None:
+            with contextlib.suppress(OSError):
+                owner = os.stat(os.path.dirname(path) or ".").st_uid
+        return cls(owner, os.getegid(), 0o600)
+
+    @classmethod
+    def by_umask(cls) -> Access:
+        """For files whose permissions the umask alone decides."""
+        return cls(os.geteuid(), os.getegid(), 0o666)
+
+    def file_mode(self, gid: int) -> int:
+        """The most that a file of group `gid` beside the stream may allow.
+
+        In another group than the stream's, nobody gets what either class of users lacks.
+        """
+        group, other = self.mode >> 3 & 6, self.mode & 6
+        if gid != self.gid:
+            group = other = group & other
+        return 0o600 | group << 3 | other
+
+    def folder_mode(self, gid: int) -> int:
+        """The same for a folder: the users who may read may also look files up."""
+        mode = self.file_mode(gid)
+        return mode | (mode & 0o444) >> 2
+
+    def distrusts(self, found: os.stat_result) -> str:
+        """Why a file beside the stream is not used; empty if it is."""
+        if stat.S_ISLNK(found.st_mode):
+            return _LINK
+        if found.st_uid not in (os.geteuid(), 0, self.uid):
+            return (
+                f"belongs to user {found.st_uid}, who is not the user of this process, root or the "
+                "owner of the stream or folder"
+            )
+        return ""
+
+
+def create_file(path: str, access: Access | None) -> int:
+    """Make a new, empty file and open it for writing; a descriptor. The umask applies.
+
+    Without `access` it belongs to no stream that exists. Raises `FileExistsError` also where a
+    symbolic link leads nowhere.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    if access is None:
+        return os.open(path, flags, 0o644)
+    fd = os.open(path, flags, access.file_mode(_group_in(os.stat(os.path.dirname(path) or "."))))
+    try:
+        found = os.fstat(fd)
+        _narrow(fd, found, access.file_mode(found.st_gid))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_file(path: str, access: Access, *, write: bool) -> int:
+    """Open an existing file beside a stream; a descriptor. Raises `UntrustedFile`."""
+    flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UntrustedFile(path, _LINK) from None
+        raise
+    try:
+        found = os.fstat(fd)
+        why = access.distrusts(found)
+        if not why and not stat.S_ISREG(found.st_mode):
+            why = "is not a regular file"
+        if why:
+            raise UntrustedFile(path, why)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_folder(path: str, access: Access) -> None:
+    """Make a folder beside a stream, if there is none. The umask applies."""
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.lexists(parent):
+        os.makedirs(parent, exist_ok=True)
+    try:
+        os.mkdir(path, access.folder_mode(_group_in(os.stat(parent))))
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+            os.chmod(path, found.st_mode & (access.folder_mode(found.st_gid) | 0o7000))
+
+
+class Folder:
+    """An open folder beside a stream in which no user that is not trusted can change a name.
+
+    `path` leads to the open folder, whatever becomes of its name, where the system has a way to
+    say so (Linux). `names` are the files that are used in it: those that exist are checked.
+    With `write` the folder is made if it is missing. With `narrow` it, and its files, lose the
+    permissions that go beyond the stream's. Raises `UntrustedFile` and `OSError`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        access: Access,
+        names: Iterable[str],
+        *,
+        write: bool,
+        narrow: bool = False,
+    ) -> None:
+        if write and not os.path.lexists(path):
+            make_folder(path, access)
+        try:
+            self.fd = os.open(path, _FOLDER)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                why = access.distrusts(os.lstat(path)) or "is not a folder"
+                raise UntrustedFile(path, why) from None
+            raise
+        try:
+            found = os.fstat(self.fd)
+            why = access.distrusts(found)
+            if why:
+                raise UntrustedFile(path, why)
+            most = access.folder_mode(found.st_gid)
+            if narrow:
+                found = _narrow(self.fd, found, most)
+            if found.st_mode & 0o022 & ~most:
+                mode = stat.S_IMODE(found.st_mode)
+                raise UntrustedFile(path, f"can be changed by other users (its mode is {mode:04o})")
+            group = _group_in(found)
+            self.file_mode = access.file_mode(group)
+            for name in names:
+                self._check(path, name, access, narrow=narrow)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        link = f"/proc/self/fd/{self.fd}"
+        self.path = link if _LINUX and os.path.isdir(link) else path
+
+    def _check(self, path: str, name: str, access: Access, *, narrow: bool) -> None:
+        try:
+            found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        why = access.distrusts(found)
+        if not why and stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            why = "has another name elsewhere (a hard link)"
+        if why:
+            raise UntrustedFile(os.path.join(path, name), why)
+        most = access.file_mode(found.st_gid)
+        if narrow and found.st_mode & 0o666 & ~most:
+            with contextlib.suppress(PermissionError):
+                os.chmod(name, found.st_mode & most, dir_fd=self.fd)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.fd)
+
+    def close(self) -> None:
+        """Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _group_in(folder: os.stat_result) -> int:
+    """The group that a new file in the folder gets."""
+    inherits = folder.st_mode & stat.S_ISGID or not _LINUX
+    return folder.st_gid if inherits else os.getegid()
+
+
+def _narrow(fd: int, found: os.stat_result, most: int) -> os.stat_result:
+    """Take away the permissions beyond `most`, where the system lets us."""
+    if found.st_mode & 0o777 & ~most:
+        with contextlib.suppress(OSError):  # the mount decides, perhaps
+            os.fchmod(fd, found.st_mode & (most | 0o7000))
+            return os.fstat(fd)
+    return found
