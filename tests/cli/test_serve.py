@@ -88,7 +88,7 @@ def test_an_address_that_is_none_of_ours(invoke: Invoke, copy: Path) -> None:
     [
         ("folder", "folder: is a folder, not a stream file"),
         ("text", "text: no stream file"),
-        ("cut", "cut: at byte 6000: the file's size is 6000 bytes"),
+        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
     ],
 )
 def test_nothing_to_serve(

@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("pipe", "pipe: is a device or a pipe"),
         ("text", "text: no stream file: it does not begin with polygonDATSTREAM"),
         ("short", "short: no stream file: the header page is cut"),
-        ("cut", "cut: at byte 6000: the file's size is 6000 bytes"),
+        ("cut", "cut: at byte 6000: the file ends there, its data only at byte"),
         ("torn", "torn: at byte 16: the header says that the stream ends with 1 entries"),
     ],
 )

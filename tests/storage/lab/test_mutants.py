@@ -7,6 +7,7 @@ where the simulated disk has them). The machine must fail with it within its exa
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -434,6 +435,20 @@ class Doubtful(Laboratory):
 
     def commit_one(self, operation: list[tuple[str, Any]], wait: bool) -> None:
         super().commit_one(operation, wait=True)
+
+    @precondition(lambda self: self.op is None and not self.failed)
+    @rule(operation=few, after=st.integers(1, 4), crash=crashes)
+    def crash_behind_a_rollback(self, operation: Operations, after: int, crash: Crash) -> None:
+        """Of a commit that failed in the middle, and whose header the disk did not take back."""
+        self.begin()
+        for what in operation[0][0]:
+            self.added(what)
+        with self.under(Fault(after, errno.EIO, lasting=True)):
+            self.committed_now(True)
+        if self.op is not None:
+            self.roll_back(None)
+        with self.under(crash):
+            """It ends behind it."""
 
 
 class Refused(Behind):
