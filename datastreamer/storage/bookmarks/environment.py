@@ -92,8 +92,11 @@ class SharedEnvironment:
             return  # somebody removed it; ours lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
+        if size < needed:
+            _reserve(data, needed)
         if extend and size < needed + _SLACK_BYTES:
-            _reserve(data, needed + _SLACK_BYTES)
+            with contextlib.suppress(OSError):  # a full disk
+                _reserve(data, needed + _SLACK_BYTES)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
