@@ -148,7 +148,6 @@ class AtomicOp(EntryPacker):
         included, and from which head."""
         file = self._stream._writer()
         if self._hasher is None:
-            file.return_claimed()
             hasher, since = file.hasher()
         else:
             hasher, since = self._hasher.copy(), self._hashed_from

@@ -236,6 +236,8 @@ class DataStream(StreamView):
         if file.failed:
             self._mend()
             file.ensure_writable()
+        # Of an operation before, where that was not possible then.
+        file.return_claimed()
         return file
 
     def _ensure_uninterrupted(self, file: StreamWriter) -> None:

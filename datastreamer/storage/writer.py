@@ -308,8 +308,8 @@ class StreamWriter(ChangeableFile):
         """The operation that was open is over without a commit: nothing of it is written any
         more, and the file has the size that it had before, when this returns.
 
-        A system that refuses to shrink the file is logged, and asked again after the next such
-        operation. Nothing is shrunk while it is not known what the header on disk says.
+        A system that refuses to shrink the file is logged, and asked again when the next operation
+        begins. Nothing is shrunk while it is not known what the header on disk says.
         """
         with self._lock:
             self._finish_placing(wanted=False)

@@ -125,6 +125,31 @@ def test_the_space_of_a_commit_that_the_disk_refused(path: Path) -> None:
         assert stream.total_entries == 2
 
 
+def test_space_that_could_not_be_returned_at_once(path: Path) -> None:
+    """The system refuses to shrink the file, or it is not known what the header on disk says."""
+    disk = FaultyDisk()
+    with DataStream.open(path, index="memory", disk=disk) as stream:
+        stream.start_atomic_op()
+        huge(stream)
+        disk.faults["resize"] = errno.EIO
+        stream.rollback_atomic_op()
+        assert size_of(path) > SMALL
+        disk.faults.clear()
+        stream.start_atomic_op()
+        assert size_of(path) == SMALL
+        huge(stream)
+        disk.faults.update({"commit sync": errno.EIO, "sync": errno.EIO})
+        with pytest.raises(WriteFailed):
+            stream.commit_atomic_op()
+        stream.rollback_atomic_op()
+        assert size_of(path) > SMALL
+        disk.faults.clear()
+        with stream.atomic_op() as op:
+            assert size_of(path) == SMALL
+            op.add_entry(1, b"third")
+        assert [data for _, data in items(stream)] == [b"first", b"second", b"third"]
+
+
 KILLED = """
 import os, sys
 from datastreamer import DataStream

@@ -7,6 +7,7 @@ Knows nothing of bookmarks but the name of the database.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any, ClassVar, Final, NamedTuple
@@ -117,8 +118,11 @@ class SharedEnvironment:
             return  # somebody removed it; ours lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
+        if size < needed:
+            _reserve(place, "data.mdb", needed)
         if extend and size < needed + _SLACK_BYTES:
-            _reserve(place, "data.mdb", needed + _SLACK_BYTES)
+            with contextlib.suppress(OSError):  # a full disk
+                _reserve(place, "data.mdb", needed + _SLACK_BYTES)
 
     def grow(self) -> None:
         """Make place for twice as much. Raises `lmdb.Error` where there is none."""
