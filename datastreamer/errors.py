@@ -29,6 +29,7 @@
     |   +-- NotAStream               no stream file at all
     |   +-- WrongStreamType          a stream of another type
     |   +-- StreamLocked             another process writes it; carries ``pid``
+    |   +-- StreamBusy               truncated or updated again and again while it was read
     |   +-- WriteFailed              the disk refused; the operation is not there
     |   |   +-- CommitInDoubt        it may or may not be on disk
     |   |       +-- EntriesLost      it is not, and others before it are not either
@@ -135,6 +136,7 @@ __all__ = [
     "ServerFailed",
     "ServerRefused",
     "SourceBusy",
+    "StreamBusy",
     "StreamClosed",
     "StreamFileError",
     "StreamLocked",
@@ -280,6 +282,11 @@ class StreamLocked(StreamFileError):
         who = f"process {pid}" if pid else "another process"
         super().__init__(path, f"locked by another writer, {who}; only one process may write")
         self.pid = pid
+
+
+class StreamBusy(StreamFileError):
+    """A writer truncates or updates the stream faster than it can be read. This says nothing
+    about damage: try again, or end the writer."""
 
 
 class WriteFailed(StreamFileError):

@@ -1,15 +1,18 @@
 """A consistent copy of a stream, whoever writes it meanwhile.
 
-Committed bytes change only under a new epoch, so a copy of all of them is whole if the
-epoch stands still from before it to after it; else it is begun again. The copy is the same
-stream at an earlier moment, closed in good order: same id, same epoch, records that leave
-nothing to be judged. It has no bookmark index; its first writer makes one.
+Committed bytes change only under a new epoch, and the header page names the changes of the last
+epochs. What was truncated or updated during the copy is copied again, until nothing changed
+meanwhile; where that does not end, the copy is cut back to the lowest truncation, after which the
+stream held exactly that. The copy is the same stream at an earlier moment, closed in good order:
+same id, same epoch, records that leave nothing to be judged. It has no bookmark index; its first
+writer makes one.
 
 Owns the copy until it has its name. Writes nothing to the stream and takes no lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -19,21 +22,35 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from datastreamer.errors import DamagedEntry, FileExists, FileMissing, StreamFileError, WriteFailed
+from datastreamer.errors import (
+    DamagedEntry,
+    FileExists,
+    FileMissing,
+    NotFound,
+    StreamBusy,
+    StreamFileError,
+    WriteFailed,
+)
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
-from datastreamer.storage.file import StreamFile, read_page
+from datastreamer.storage.file import StreamFile
 from datastreamer.storage.newfile import new_file, remove_left_overs
-from datastreamer.storage.reader import doubt
+from datastreamer.storage.reader import Reader, doubt, end_of
 from datastreamer.storage.record import CommitRecord, Head, SyncedHeader
-from datastreamer.storage.recovery import NO_HASH, changing
+from datastreamer.storage.recovery import NO_HASH, changing, visible
+from datastreamer.storage.watch import Changes, Watch, steady_page
 
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
+# How often what changed is copied again before the copy is cut back, or begun again.
+_ROUNDS = 20
 _PAUSE_SECONDS = 0.05
+# A change takes some syncs: how long the end of one is waited for, and between two looks.
+_PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.001
 _PART = 16 * PAGE_SIZE
 # ioctl of Linux: the other file's blocks become this one's too, until one of them is written.
 _FICLONE = 0x40049409
@@ -61,7 +78,11 @@ class Snapshot(NamedTuple):
 
 
 class _MovedError(Exception):
-    """Entries were taken back or changed while they were copied."""
+    """Entries were truncated or updated while they were copied, `changes` times."""
+
+    def __init__(self, what: str, changes: int = 0) -> None:
+        super().__init__(what)
+        self.changes = changes
 
 
 class _WrongEndError(_MovedError):
@@ -70,6 +91,13 @@ class _WrongEndError(_MovedError):
     def __init__(self, what: str, at: int) -> None:
         super().__init__(what)
         self.at = at
+
+
+class _State(NamedTuple):
+    """A moment of the stream: how far it goes, under which epoch."""
+
+    head: Head
+    epoch: int
 
 
 def snapshot(
@@ -87,8 +115,9 @@ def snapshot(
     a snapshot to `out` that was killed has left beside it (``OUT.<8 hex digits>.new``) goes.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
-    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, and
-    `StreamFileError` where it does not hold still.
+    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, `StreamBusy`
+    where it changes faster than it can be copied, and `StreamFileError` where a crash left an
+    update or truncation unfinished.
     """
     disk = disk or OsDisk()
     target = os.fspath(out)
@@ -96,45 +125,62 @@ def snapshot(
         raise FileExists(target, "exists already; a snapshot is never written over something")
     for name in remove_left_overs(disk, target):
         _log.info("%s: removed; a snapshot that was killed has left it", name)
-    before = b""
+    before, changes = b"", 0
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         source = StreamFile.open(path, disk=disk)
         try:
-            page = read_page(source.file)
-            _ensure_settled(source, journal.place_of(path), disk)
-            return _publish(source, target, disk, advance)
+            page = _settled_page(source, journal.place_of(path), disk)
+            return _publish(source, page, target, disk, advance)
         except _WrongEndError as error:
             if page == before:  # nothing moves
                 raise DamagedEntry(path, error.at, str(error)) from None
-            why = str(error)
             before = page
         except _MovedError as error:
-            why = str(error)
+            changes += error.changes
         finally:
             source.close()
-    raise StreamFileError(
-        path, f"no snapshot after {_TRIES} tries: {why}; try again when the stream holds still"
+    raise StreamBusy(
+        path,
+        f"busy: the stream was truncated or updated {f'{changes} times' if changes else 'again'} "
+        f"during {_TRIES} tries of a snapshot; try again, or end the writer",
     )
 
 
-def _ensure_settled(source: StreamFile, place: str, disk: Disk) -> None:
-    """No change is under way. One that begins later raises the epoch before it writes; the
-    undoing of one that a crash cut off would not, but its journal stands by then."""
-    if changing(read_page(source.file)) or disk.exists(place + journal.SUFFIX):
-        raise _MovedError(
-            "a truncation or update is under way, or a crash cut one off; if nobody writes the "
-            "stream, open it for writing once"
-        )
+def _settled_page(source: StreamFile, place: str, disk: Disk) -> bytes:
+    """The header page at a moment when no change is under way. One that begins later raises the
+    epoch before it writes; the undoing of one that a crash cut off would not, but its journal
+    is there by then."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        page = steady_page(source.file)
+        if not changing(page) and not disk.exists(place + journal.SUFFIX):
+            return page
+        if not source.file.locked_elsewhere() and steady_page(source.file) == page:
+            raise StreamFileError(
+                source.path,
+                "a crash cut off a truncation or update, and no snapshot is made of half of one; "
+                "open it for writing once",
+            )
+        if time.monotonic() >= until:
+            raise StreamBusy(
+                source.path,
+                f"busy: a truncation or update is under way for {_PATIENCE_SECONDS:g} s; try again",
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _publish(
-    source: StreamFile, target: str, disk: Disk, advance: Callable[[int, int], None]
+    source: StreamFile,
+    page: bytes,
+    target: str,
+    disk: Disk,
+    advance: Callable[[int, int], None],
 ) -> Snapshot:
     try:
         with new_file(disk, target) as file:
-            return _copy(source, file, advance)
+            return _copy(source, page, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None
     except FileNotFoundError as error:
@@ -147,23 +193,106 @@ def _publish(
         ) from error
 
 
-def _copy(source: StreamFile, target: File, advance: Callable[[int, int], None]) -> Snapshot:
-    header, head, epoch = source.header, source.head, source.epoch
+def _copy(
+    source: StreamFile, page: bytes, target: File, advance: Callable[[int, int], None]
+) -> Snapshot:
+    state = _State(source.head, source.epoch)
+    watch = Watch(source.file, page)
+    if watch.epoch not in (None, state.epoch):
+        raise _MovedError("entries were truncated or updated before they were copied", 1)
+
+    def copied(done: int, total: int) -> None:
+        watch.look()  # in time: the page names some changes only
+        advance(done, total)
+
+    means = _copy_data(source.file, target, state.head.length, copied)
+    (head, epoch), changed = _reconciled(source, target, state, watch)
     # As a writer leaves it: whole pages, and an unused byte behind the end.
     size = page_start(page_of(head.length) + 1)
-    means = _copy_data(source.file, target, head.length, advance)
+    target.resize(head.length)
     target.resize(size)
-    source.refresh()
-    if source.epoch != epoch:  # also where a program that keeps none went back
-        raise _MovedError("entries were taken back or changed while they were copied")
     why = doubt(target, head)
     if why:
-        # A program that keeps no epoch may have cut back and appended; or this is damage.
         what = f"the stream does not end there with entry {head.entries - 1}: {why}"
+        if watch.epoch is not None and not changed:
+            raise DamagedEntry(source.path, head.length, what)
+        # A program that keeps no epoch may have truncated and appended; or this is damage.
         raise _WrongEndError(what, head.length)
     target.sync()
+    version, system_id, stream_type, _, _ = source.header
+    header = Header(version, system_id, stream_type, *head)
     target.write(_header_page(header, source.stream_id, epoch), 0)
     return Snapshot(header, size, means)
+
+
+# What changed meanwhile.
+
+
+def _reconciled(
+    source: StreamFile, target: File, state: _State, watch: Watch
+) -> tuple[_State, bool]:
+    """Bring the copy of `state` to one moment of the stream, after the changes that `watch`
+    collects; gives that moment, and whether it is another one."""
+    everything, lacking = Changes(), Changes()
+    for attempt in range(_ROUNDS):
+        if attempt:
+            time.sleep(_LOOK_SECONDS)
+        found = watch.take()
+        everything.extend(found)
+        lacking.extend(found)
+        if lacking.unknown:
+            raise _MovedError("entries were truncated or updated, which ones is not known", 1)
+        if not lacking.touch(state.head.entries):
+            return state, attempt > 0
+        seen = None if changing(watch.page) else visible(watch.page)
+        if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
+            state, lacking = _State(*seen), Changes()
+    cut = _cut_back(source, everything, watch)
+    if cut is None:
+        what = "entries were truncated and updated while they were copied"
+        raise _MovedError(what, everything.count)
+    return cut, True
+
+
+def _copy_on(
+    source: StreamFile, target: File, copied: Head, head: Head, changes: Changes, watch: Watch
+) -> bool:
+    """Bring a copy that goes up to `copied` and lacks `changes` to `head`; False where entries
+    were changed meanwhile."""
+    reader = Reader(source.file, source.path, head)
+    good = copied.entries if changes.lowest is None else changes.lowest.start
+    try:
+        for number in changes.updated_below(copied.entries):
+            target.write(reader.packed(number), reader.cursor(number).offset)
+        offset = end_of(reader, min(good, copied.entries))
+        while offset < head.length:
+            part = source.file.read(min(_PART, head.length - offset), offset)
+            if not part:
+                return False
+            target.write(part, offset)
+            offset += len(part)
+            watch.look()
+    except (DamagedEntry, NotFound):
+        return False
+    return True
+
+
+def _cut_back(source: StreamFile, changes: Changes, watch: Watch) -> _State | None:
+    """The moment after the lowest truncation: what the stream held then the copy begins with,
+    and so does the stream ever since. None where an update changed that."""
+    for _ in range(_ROUNDS):
+        seen, lowest = visible(watch.page), changes.lowest
+        length = None
+        if seen is not None and lowest is not None:
+            with contextlib.suppress(DamagedEntry, NotFound):
+                length = end_of(Reader(source.file, source.path, seen[0]), lowest.start)
+        changes.extend(watch.take())
+        now = changes.lowest
+        if changes.unknown or now is None or changes.updated_below(now.start):
+            return None
+        if length is not None and lowest is not None and now.start == lowest.start:
+            return _State(Head(length, now.start), now.epoch)
+    return None
 
 
 def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
