@@ -172,7 +172,7 @@ def relay(
             grace=grace,
         ),
         sync=sync.value,
-        index=index.value,
+        index=index.backend,
         stream_type=stream_type,
         on_rewrite=on_rewrite.value,
         metrics_port=metrics_port,
