@@ -13,7 +13,7 @@ from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import File
 from datastreamer.storage.front import read_front
-from datastreamer.storage.record import Change
+from datastreamer.storage.record import Change, CommitRecord
 
 # A header page that stays damaged for so many reads, a millisecond apart, is damaged.
 _READS = 50
@@ -85,7 +85,7 @@ class Watch:
     def __init__(self, file: File, page: bytes) -> None:
         self._file = file
         self._found = Changes()
-        record = records.get_record(page)
+        record = _record(page)
         self.page = page
         self.epoch = None if record is None else record.epoch
         self._stream_id = None if record is None else record.stream_id
@@ -101,7 +101,7 @@ class Watch:
         before, self.page = self.page, steady_page(self._file)
         if self.page == before:
             return
-        record = records.get_record(self.page)
+        record = _record(self.page)
         if record is None or self.epoch is None or record.stream_id != self._stream_id:
             # Of a program that keeps no records only a header that goes back shows a truncation.
             was, now = _totals(before), _totals(self.page)
@@ -115,6 +115,11 @@ class Watch:
             self._found.unknown |= changes is None
             for change in changes or ():
                 self._found.add(change)
+
+
+def _record(page: bytes) -> CommitRecord | None:
+    """The commit record in a page that may be cut."""
+    return records.get_record(page) if len(page) == HEADER_PAGE_SIZE else None
 
 
 def _totals(page: bytes) -> tuple[int, int]:
