@@ -30,6 +30,7 @@
     |   +-- WrongStreamType          a stream of another type
     |   +-- StreamLocked             another process writes it; carries ``pid``
     |   +-- FileReplaced             its path no longer leads to the open file
+    |   +-- StreamBusy               truncated or updated again and again while it was read
     |   +-- WriteFailed              the disk refused; the operation is not there
     |   |   +-- CommitInDoubt        it may or may not be on disk
     |   |       +-- EntriesLost      it is not, and others before it are not either
@@ -138,6 +139,7 @@ __all__ = [
     "ServerFailed",
     "ServerRefused",
     "SourceBusy",
+    "StreamBusy",
     "StreamClosed",
     "StreamFileError",
     "StreamLocked",
@@ -292,6 +294,11 @@ class FileReplaced(StreamFileError):
     Nothing of the refused operation is visible; it is still open: commit again once the path
     leads to the file again, or roll back.
     """
+
+
+class StreamBusy(StreamFileError):
+    """A writer truncates or updates the stream faster than it can be read. This says nothing
+    about damage: try again, or end the writer."""
 
 
 class WriteFailed(StreamFileError):

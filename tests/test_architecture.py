@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "datastreamer"
 
 LAYERS = [
-    {"errors", "format", "metrics"},
+    {"errors", "format", "metrics", "printable"},
     {"position"},
     # What the compiled modules share: inlined, never imported at run time.
     {"_entry"},
@@ -57,7 +57,7 @@ ONLY_FOR = {
 }
 # Bytes in, events out: these parts do no input or output, see no clock and keep no log.
 SANS_IO = {
-    *("errors", "format", "position", "_entry", "_run", "_codec"),
+    *("errors", "format", "position", "printable", "_entry", "_run", "_codec"),
     *("_chosen", "_lines", "_packer", "_pages"),
     "protocol",
     "reassembly",

@@ -6,8 +6,6 @@ promised is measured by the project's benchmarks, beside rivals and limits.
 
 from __future__ import annotations
 
-import io
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from datastreamer.cli.console import rendered
 from datastreamer.cli.options import (
     Format,
     JsonOption,
@@ -158,7 +157,6 @@ def _scattered(total: int) -> Iterator[int]:
 
 
 def _table(figures: list[_Figure]) -> bytes:
-    from rich.console import Console
     from rich.table import Table
 
     made = Table("work")
@@ -166,6 +164,4 @@ def _table(figures: list[_Figure]) -> bytes:
     made.add_column("unit")
     for work, figure, unit in figures:
         made.add_row(work, f"{figure:,.0f}", unit)
-    text = io.StringIO()
-    Console(file=text, width=None if sys.stdout.isatty() else 120).print(made)
-    return text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace")
+    return rendered(made, width=120, styled=False)

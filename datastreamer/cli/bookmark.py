@@ -8,6 +8,7 @@ import typer
 
 from datastreamer.cli.options import (
     NO_TLS,
+    Format,
     FormatOption,
     JsonOption,
     Key,
@@ -17,7 +18,7 @@ from datastreamer.cli.options import (
     TLSOptions,
     chosen_format,
 )
-from datastreamer.cli.outcome import write_out
+from datastreamer.cli.outcome import write_out, write_raw
 from datastreamer.cli.output import one_entry
 from datastreamer.cli.source import asked_for, open_source
 
@@ -45,4 +46,5 @@ def bookmark(
             shown = b"%d\n" % stream.bookmark(wanted.of(version))
         else:
             shown = one_entry(stream.first_event(wanted.of(version)), shape, version)
-    write_out(shown)
+    write = write_raw if shape is Format.raw else write_out
+    write(shown)

@@ -26,7 +26,13 @@ from datastreamer.cli.options import (
     read_type,
     seconds_parser,
 )
-from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
+from datastreamer.cli.outcome import (
+    Failure,
+    end_well_on_signal,
+    end_with_reader,
+    write_out,
+    write_raw,
+)
 from datastreamer.cli.output import form_of
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import asked_for, check_start, open_source
@@ -156,7 +162,9 @@ def cat(
         form = form_of(shape, header)
         if decode is not None:
             form = decoded_form_of(shape, header._replace(version=version))
-        write_out(form.begin())
+        # Bytes, or all hex: JSON of data comes at the speed of the disk.
+        write = write_raw if decode is None and shape is not Format.table else write_out
+        write(form.begin())
         if count == 0:
             return
         if follow:
@@ -171,7 +179,7 @@ def cat(
             for batch in batches:
                 chosen = batch if count is None else batch[:count]
                 if chosen:
-                    write_out(form.render(chosen))
+                    write(form.render(chosen))
                     if count is not None:
                         count -= len(chosen)
                         if not count:

@@ -10,7 +10,7 @@ from datastreamer.cli.options import (
 )
 from datastreamer.cli.outcome import write_out
 from datastreamer.cli.output import json_line
-from datastreamer.cli.watching import LimitOption, MetricsAddressArgument, ask, rendered
+from datastreamer.cli.watching import LimitOption, MetricsAddressArgument, ask, drawn
 
 
 def clients(
@@ -27,6 +27,6 @@ def clients(
     shape = chosen_format(format, json)
     told = ask(server, limit)
     if shape is Format.table:
-        write_out(rendered(told))
+        write_out(drawn(told))
     else:
         write_out(b"".join([json_line(client) for client in told["clients"]]))

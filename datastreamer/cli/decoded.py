@@ -6,7 +6,6 @@ place of its fields, and told of at the end.
 
 from __future__ import annotations
 
-import json
 import shutil
 from enum import Enum
 from typing import Any
@@ -17,6 +16,7 @@ from datastreamer.cli.outcome import Failure
 from datastreamer.cli.output import Entries
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
+from datastreamer.printable import json_text
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
 
 
@@ -66,7 +66,7 @@ class DecodedLines(Decoded):
     """A JSON object a line."""
 
     def _line(self, entry: Entry) -> str:
-        return json.dumps(described(entry) | self._meaning(entry)) + "\n"
+        return json_text(described(entry) | self._meaning(entry)) + "\n"
 
 
 class DecodedTable(Decoded):

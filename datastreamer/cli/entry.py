@@ -8,6 +8,7 @@ import typer
 
 from datastreamer.cli.options import (
     NO_TLS,
+    Format,
     FormatOption,
     JsonOption,
     SourceArgument,
@@ -16,7 +17,7 @@ from datastreamer.cli.options import (
     chosen_format,
     number_parser,
 )
-from datastreamer.cli.outcome import write_out
+from datastreamer.cli.outcome import write_out, write_raw
 from datastreamer.cli.output import one_entry
 from datastreamer.cli.source import asked_for, open_source
 from datastreamer.format import U64_MAX
@@ -39,4 +40,5 @@ def entry(
     with open_source(source, stream_type, tls=tls) as stream, asked_for(source):
         found = stream.entry(number)
         version = stream.header().version
-    write_out(one_entry(found, shape, version))
+    write = write_raw if shape is Format.raw else write_out
+    write(one_entry(found, shape, version))

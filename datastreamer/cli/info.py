@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datastreamer._codec import EntryBatch
+from datastreamer.cli.console import rendered, text
 from datastreamer.cli.options import (
     NO_TLS,
     Format,
@@ -21,7 +20,7 @@ from datastreamer.cli.options import (
     TLSOptions,
     chosen_format,
 )
-from datastreamer.cli.outcome import write_out
+from datastreamer.cli.outcome import write_out, write_raw
 from datastreamer.cli.output import json_line, type_name
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import FileSource, open_source
@@ -31,6 +30,9 @@ from datastreamer.storage.bookmarks.base import IndexReadOnly, opener
 from datastreamer.storage.condition import Condition, examine, readable
 from datastreamer.storage.record import Head
 from datastreamer.storage.stream import DataStream
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def info(
@@ -76,7 +78,7 @@ def _show(
 ) -> None:
     packed = header.pack()
     if shape is Format.raw:
-        write_out(packed)
+        write_raw(packed)
     elif shape is Format.hex:
         write_out(f"{packed.hex()}\n".encode())
     else:
@@ -189,21 +191,14 @@ def _index_state(stream: DataStream) -> str:
 
 def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> bytes:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    text = io.StringIO()
-    on_terminal = sys.stdout.isatty()
-    console = Console(
-        file=text, force_terminal=on_terminal, no_color=not on_terminal, highlight=False
-    )
     shown = Table.grid(padding=(0, 3))
     shown.add_column()
     shown.add_column()
     for title, value in (*_described(facts), *rows):
-        shown.add_row(title, _printable(value))
-    console.print(f"[bold]{_printable(name)}[/bold]")
-    console.print(shown)
+        shown.add_row(title, text(value))
+    parts: list[RenderableType] = [text(name, "bold"), shown]
     if facts.get("entries_by_type"):
         everything = sum(facts["bytes_by_type"].values())
         kinds = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -215,9 +210,8 @@ def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> byt
             kinds.add_row(
                 type_name(int(kind)), f"{count:,}", f"{size:,}", f"{size / everything:.1%}"
             )
-        console.print()
-        console.print(kinds)
-    return text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace")
+        parts += ["", kinds]
+    return rendered(*parts)
 
 
 def _described(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -232,9 +226,3 @@ def _described(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "file size", f"{facts['file_size']:,} bytes"
     if "bookmarks" in facts:
         yield "bookmarks", f"{facts['bookmarks']:,} different keys"
-
-
-def _printable(name: str) -> str:
-    from rich.markup import escape
-
-    return escape(name.encode("utf-8", "replace").decode())

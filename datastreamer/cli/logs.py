@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 from collections.abc import Iterator
 
 from datastreamer.errors import DamagedFile
 from datastreamer.net.log import StderrLog, Style
+from datastreamer.printable import cut, json_text, one_line
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -80,7 +80,7 @@ def say(text: str) -> None:
 def say_as_it_is(text: str) -> None:
     """A line for programs, the same in every log."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(one_line(text, None) + "\n")
         sys.stderr.flush()
 
 
@@ -91,5 +91,6 @@ def say_error(text: str) -> None:
 
 def _write(text: str, level: str) -> None:
     if _handler.style == "json":
-        text = json.dumps({"level": level, "message": text})
-    say_as_it_is(text)
+        say_as_it_is(json_text({"level": level, "message": cut(text)}))
+    else:
+        say_as_it_is(one_line(text))

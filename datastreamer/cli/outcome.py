@@ -21,7 +21,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli import early, logs
+from datastreamer.cli.console import Rendered
 from datastreamer.errors import CommitInDoubt, DamagedFile, DatastreamerError
+from datastreamer.printable import PrintableStream, printable_bytes
 
 if TYPE_CHECKING:
     import typer
@@ -54,12 +56,12 @@ def guard(work: Callable[[], int]) -> int:
         try:
             try:
                 code = work()
-                write_out(b"")
+                write_raw(b"")
                 return code
             except BaseException:
                 # Told is what went wrong first.
                 try:
-                    write_out(b"")
+                    write_raw(b"")
                 except OSError:
                     _discard_stdout()
                 raise
@@ -142,8 +144,16 @@ def _one_line(text: str) -> str:
 STDOUT = "standard output"
 
 
-def write_out(data: bytes) -> None:
-    """Write all of it to standard output, at once. A failure names it.
+def write_out(text: bytes) -> None:
+    """Write encoded text to standard output, at once, with everything escaped that is not
+    printable; what rich drew as it is. A failure names it."""
+    if not isinstance(text, Rendered):
+        text = printable_bytes(text, sys.stdout.encoding or "utf-8")
+    write_raw(text)
+
+
+def write_raw(data: bytes) -> None:
+    """Write bytes to standard output as they are: for formats that are of bytes, or all hex.
 
     Also where that is unbuffered, as PYTHONUNBUFFERED makes it, and takes a part at a time; and
     where it is a pipe that does not block, of whoever started us: it is waited for.
@@ -198,11 +208,18 @@ def _discard_stdout() -> None:
 
 @contextlib.contextmanager
 def _standard_streams() -> Iterator[None]:
-    """A stream that was closed before we began takes what is written and drops it."""
+    """Text is written printable; a stream that was closed before we began takes what is
+    written and drops it."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    yield
+    before = sys.stdout, sys.stderr
+    # Whatever writes there: help, warnings, a traceback of a thread.
+    sys.stdout, sys.stderr = map(PrintableStream, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 # Signals.

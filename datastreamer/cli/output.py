@@ -6,7 +6,6 @@ piece of bytes, and that is one write.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,6 +14,7 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer._lines import json_lines
 from datastreamer.cli.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
+from datastreamer.printable import json_text
 from datastreamer.zkevm.keys import mark_of
 
 Entries = EntryBatch | Sequence[Entry]
@@ -144,4 +144,4 @@ def one_entry(entry: Entry, format: Format, version: int) -> bytes:
 
 def json_line(what: object) -> bytes:
     """An object as a line."""
-    return (json.dumps(what) + "\n").encode("ascii")
+    return f"{json_text(what)}\n".encode("ascii")

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from datastreamer.printable import one_line
+
 if TYPE_CHECKING:
     import rich.progress
 
@@ -47,16 +49,19 @@ class Progress:
         self.advance(done - self._done)
 
     def _show(self) -> None:
-        import rich.console
         import rich.progress
 
+        from datastreamer.cli.console import new_console
+
         self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
-            console=rich.console.Console(stderr=True),
+            console=new_console(sys.stderr),
             transient=True,
         )
-        self._task = self._bar.add_task(self._doing, total=self._total, completed=self._done)
+        self._task = self._bar.add_task(
+            one_line(self._doing), total=self._total, completed=self._done
+        )
         self._bar.start()

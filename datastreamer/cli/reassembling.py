@@ -5,10 +5,12 @@ Owns their forms. Knows no sources.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from datastreamer.cli import logs
+from datastreamer.cli.console import new_console, text
 from datastreamer.cli.output import json_line
 from datastreamer.cli.watching import size
 from datastreamer.net.reassembling import (
@@ -113,7 +115,8 @@ class Board:
         if self.live:
             from rich.live import Live
 
-            self._live = Live(auto_refresh=False, vertical_overflow="crop")
+            console = new_console(sys.stdout)
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
         return self
 
@@ -157,7 +160,6 @@ def table(
     from rich import box
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     first = (
         f"{stats.completed:,} complete   {stats.in_flight:,} in flight "
@@ -171,5 +173,5 @@ def table(
         made.add_column(title, justify="right", no_wrap=True)
     for name, state in states.items():
         counts = _counts(stats, name).values()
-        made.add_row(Text(name), state.value, *(f"{count:,}" for count in counts))
-    return Group(Text(first), Text(oldest), made)
+        made.add_row(text(name), state.value, *(f"{count:,}" for count in counts))
+    return Group(text(first), text(oldest), made)

@@ -194,7 +194,7 @@ def relay(
         tls=tls,
         limits=limits,
         sync=sync.value,
-        index=index.value,
+        index=index.backend,
         stream_type=stream_type,
         on_rewrite=on_rewrite.value,
         metrics_port=metrics_port,

@@ -25,6 +25,7 @@ from datastreamer.net.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIEN
 from datastreamer.net.listen import address_of
 from datastreamer.net.run import serve_until_signal
 from datastreamer.net.terms import Publishing, check_client_tokens
+from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
 from datastreamer.storage.stream import DataStream
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Index(str, Enum):
 
     lmdb = "lmdb"
     memory = "memory"
+
+    @property
+    def backend(self) -> str:
+        """The index of a server, which starts without room for one on disk."""
+        return LMDB_OR_MEMORY if self is Index.lmdb else self.value
 
 
 HostOption = Annotated[
@@ -224,7 +230,12 @@ SyncOption = Annotated[
     ),
 ]
 IndexOption = Annotated[
-    Index, typer.Option("--index", help="Bookmarks are indexed beside the file, or in memory.")
+    Index,
+    typer.Option(
+        "--index",
+        help="Keep the bookmark index beside the file, or in memory. lmdb: in memory while no file "
+        "can be made there.",
+    ),
 ]
 
 
@@ -300,8 +311,8 @@ def serve(
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
-            return DataStream.open(file, follow=True, index=index.value)
-        return creation.open(file, sync=sync.value, index=index.value)
+            return DataStream.open(file, follow=True, index=index.backend)
+        return creation.open(file, sync=sync.value, index=index.backend)
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(

@@ -18,7 +18,14 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.options import NO_TLS, TLSOptions
 from datastreamer.cli.outcome import Failure
-from datastreamer.errors import BadFromBookmark, FileMissing, UnknownBookmark, UnknownEntry
+from datastreamer.errors import (
+    BadFromBookmark,
+    DamagedFile,
+    FileMissing,
+    StreamBusy,
+    UnknownBookmark,
+    UnknownEntry,
+)
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.listen import address_of
@@ -160,6 +167,7 @@ class FileSource:
         except FileMissing:
             hint = "" if "/" in path else ", and no HOST:PORT either"
             raise Failure(f"{path}: no such file{hint}") from None
+        self._epoch = self._stream.epoch
 
     @property
     def stream(self) -> DataStream:
@@ -168,8 +176,19 @@ class FileSource:
     def __enter__(self) -> FileSource:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+    def __exit__(self, *raised: object) -> None:
+        stream = self._stream
+        # What does not fit together may be of two histories.
+        busy = isinstance(raised[1], DamagedFile) and (
+            stream.epoch != self._epoch or stream.outdated
+        )
+        stream.close()
+        if busy:
+            raise StreamBusy(
+                self.name,
+                "busy: it was truncated or updated while it was read; nothing is known to be "
+                "damaged: try again, or read a snapshot",
+            ) from None
 
     def header(self) -> Header:
         self._stream.refresh()

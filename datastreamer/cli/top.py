@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.console import new_console, text
 from datastreamer.cli.ending import Ending, asked_to_end
 from datastreamer.cli.options import (
     Format,
@@ -25,7 +26,7 @@ from datastreamer.cli.watching import (
     MetricsAddressArgument,
     Overview,
     ask,
-    rendered,
+    drawn,
     table,
     with_rates,
 )
@@ -67,7 +68,7 @@ def top(
             _log.warning("lost %s, trying again: %s", server, why)
 
         for told in _looks(server, interval, count, limit, ending, lost):
-            write_out(rendered(told) if shape is Format.table else json_line(told))
+            write_out(drawn(told) if shape is Format.table else json_line(told))
 
 
 def _looks(
@@ -105,12 +106,12 @@ def _looks(
 def _live(looks: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
     from rich.console import Group
     from rich.live import Live
-    from rich.text import Text
 
-    with Live(auto_refresh=False, vertical_overflow="crop") as live:
+    console = new_console(sys.stdout)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
 
         def lost(why: str) -> None:
-            live.update(Group(Text(f"lost, trying again: {why}"), live.renderable), refresh=True)
+            live.update(Group(text(f"lost, trying again: {why}"), live.renderable), refresh=True)
 
         for told in looks(lost):
             live.update(table(told), refresh=True)

@@ -23,6 +23,7 @@ from datastreamer.cli.outcome import Failure, write_out
 from datastreamer.cli.output import json_line
 from datastreamer.cli.progress import Progress
 from datastreamer.cli.source import ServerSource, is_server, open_source
+from datastreamer.printable import one_line
 from datastreamer.storage.check import verify as check
 from datastreamer.storage.report import NO_REPAIR, Report
 
@@ -96,7 +97,7 @@ def wrapped(text: str) -> list[str]:
 
 def printable(lines: list[str]) -> bytes:
     """Lines for standard output, whatever names they hold."""
-    text = "".join(f"{line}\n" for line in lines)
+    text = "".join([f"{one_line(line, None)}\n" for line in lines])
     return text.encode(sys.stdout.encoding or "utf-8", "replace")
 
 

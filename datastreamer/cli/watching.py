@@ -6,14 +6,13 @@ Owns the question, and what is shown of the answer. Knows no streams.
 from __future__ import annotations
 
 import http.client
-import io
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
+from datastreamer.cli.console import rendered, text
 from datastreamer.cli.options import number_option
 from datastreamer.cli.outcome import Failure
 from datastreamer.cli.source import read_address
@@ -172,7 +171,6 @@ def with_rates(now: Overview, before: Overview | None) -> Overview:
 def table(told: Overview) -> rich.console.RenderableType:
     """The head, and a row for each client; rates where they are known."""
     from rich.console import Group
-    from rich.text import Text
 
     rated = told.get("entries_per_second") is not None
     first = "nothing is served yet"
@@ -184,7 +182,7 @@ def table(told: Overview) -> rich.console.RenderableType:
             f"   sent {size(told['sent_bytes_per_second'])}/s"
         )
     upstreams = [
-        Text(
+        text(
             f"upstream {each['upstream']}: {each['state']}"
             + ("" if each["lag_entries"] is None else f", {each['lag_entries']:,} entries to come")
         )
@@ -195,8 +193,8 @@ def table(told: Overview) -> rich.console.RenderableType:
     titles = [*_COLUMNS, *(_RATES * rated)]
     clients = _Fitting(titles, [_cells(client, rated) for client in told["clients"]])
     shown, all_of_them = len(told["clients"]), sum(connected.values())
-    rest = [Text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
-    return Group(Text(first), *upstreams, Text(f"clients: {counts}"), clients, *rest)
+    rest = [text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
+    return Group(text(first), *upstreams, text(f"clients: {counts}"), clients, *rest)
 
 
 class _Fitting:
@@ -223,7 +221,6 @@ class _Fitting:
     def _with(self, titles: list[str]) -> rich.table.Table:
         from rich import box
         from rich.table import Table
-        from rich.text import Text
 
         made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for title in titles:
@@ -231,7 +228,7 @@ class _Fitting:
             made.add_column(title, justify=justify, no_wrap=True)
         places = [self._titles.index(title) for title in titles]
         for row in self._rows:
-            made.add_row(*(Text(row[place]) for place in places))
+            made.add_row(*(text(row[place]) for place in places))
         return made
 
 
@@ -249,14 +246,9 @@ def _cells(client: Mapping[str, Any], rated: bool) -> list[str]:
     return cells
 
 
-def rendered(told: Overview) -> bytes:
+def drawn(told: Overview) -> bytes:
     """The same as text, as wide as it wants where nobody's terminal is in the way."""
-    from rich.console import Console
-
-    text = io.StringIO()
-    width = None if sys.stdout.isatty() else 200
-    Console(file=text, width=width).print(table(told))
-    return text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace")
+    return rendered(table(told), width=200, styled=False)
 
 
 def _number(value: float | None) -> str:

@@ -58,6 +58,12 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_index_lag_entries": Metric(
         "gauge", "Entries between the index and the head.", (), "max"
     ),
+    "datastreamer_index_on_disk": Metric(
+        "gauge",
+        "1: the bookmark index is on disk; 0: it is in memory, or look-ups read the stream.",
+        (),
+        "min",
+    ),
     # The writer; all who serve its file read the same numbers.
     "datastreamer_committed_operations_total": Metric(
         "counter", "Atomic operations committed since the writer opened the stream.", (), "max"

@@ -150,6 +150,7 @@ def _index(server: Server) -> Samples:
         return {
             "datastreamer_index_lag_entries": [([], entries)],
             "datastreamer_index_lag_bytes": [([], size)],
+            "datastreamer_index_on_disk": [([], int(server.stream.bookmarks.on_disk))],
         }
     return {}
 

@@ -7,11 +7,12 @@ what happened in the message, and the same in fields (``extra``), named as docs/
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
+
+from datastreamer.printable import PrintableStream, cut, json_text, one_line, printable
 
 Style = Literal["text", "json"]
 
@@ -35,9 +36,9 @@ class StderrLog(logging.Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         level = _NAMES.get(record.levelname.lower(), record.levelname.lower())
-        message = record.getMessage()
+        message, trace = record.getMessage(), ""
         if record.exc_info:
-            message += "\n" + logging.Formatter().formatException(record.exc_info)
+            trace = logging.Formatter().formatException(record.exc_info)
         moment = time.localtime(record.created)
         milliseconds = int(record.created * 1000) % 1000
         if self.style == "json":
@@ -46,13 +47,28 @@ class StderrLog(logging.Handler):
                 "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{milliseconds:03}{zone}",
                 "level": level,
                 "logger": record.name,
-                "message": message,
+                "message": cut(message) + f"\n{trace}" * bool(trace),
             }
             told = vars(record).items()
             line.update((key, value) for key, value in told if key not in _RECORD)
-            return json.dumps(line, default=str)
+            return json_text(line)
         shown = time.strftime("%Y-%m-%d %H:%M:%S", moment)
-        return f"{shown}.{milliseconds:03} {level:5} {message}"
+        return f"{shown}.{milliseconds:03} {level:5} {one_line(message)}{_indented(trace)}"
+
+
+class _Plain(logging.Formatter):
+    """For a log in the application's form."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _indented(super().formatException(ei)).removeprefix("\n")
+
+
+def _indented(trace: str) -> str:
+    """A traceback, no line of which can be taken for one of the log."""
+    return "".join([f"\n    {line}" for line in printable(trace).splitlines()])
 
 
 def style_of_log() -> Style | None:
@@ -65,10 +81,12 @@ def style_of_log() -> Style | None:
 
 def log_to_stderr(style: Style | None, level: int) -> None:
     """Set up a process that was started to serve another, which logs in this style."""
+    sys.stderr = PrintableStream(sys.stderr)
+    handler: logging.Handler
     if style is None:
-        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-        logging.basicConfig(level=level, format=form)
-        return
-    handler = StderrLog()
-    handler.style = style
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    else:
+        handler = StderrLog()
+        handler.style = style
     logging.basicConfig(level=level, handlers=[handler])

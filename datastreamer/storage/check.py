@@ -14,17 +14,19 @@ whole entry.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
 from datastreamer._codec import EntryBatch
-from datastreamer.errors import DamagedEntry, UnknownEntry
+from datastreamer.errors import DamagedEntry, NotFound, StreamBusy, UnknownEntry
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
     PAGE_SIZE,
     TYPE_BOOKMARK,
+    U64_MAX,
     page_of,
     page_start,
 )
@@ -35,17 +37,17 @@ from datastreamer.storage.chain import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.disk import File, OsDisk, boot_id
 from datastreamer.storage.file import open_file, os_error
 from datastreamer.storage.front import read_front
-from datastreamer.storage.reader import Reader, doubt
+from datastreamer.storage.reader import Reader, doubt, end_of
 from datastreamer.storage.record import NO_ID, CommitRecord, Head
 from datastreamer.storage.recovery import longest_whole, undone_by, updating, visible
 from datastreamer.storage.report import Examination, Help, Report
+from datastreamer.storage.watch import Watch, steady_page
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are done."""
 
-_TRIES = 5
-_TORN_READS = 20
+_TRIES = 10
 _TOTAL_LENGTH_OFFSET = 38
 _TOTAL_ENTRIES_OFFSET = 46
 
@@ -54,7 +56,8 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
     """Check a stream file. Damage is reported, never raised.
 
     Beside a writer it checks what is visible. Raises `FileMissing`, `NotAStream` (a folder or
-    device) and `StreamFileError` where the file cannot be read at all.
+    device), `StreamFileError` where the file cannot be read at all, and `StreamBusy` where it is
+    truncated faster than it can be checked.
     """
     name = os.fspath(path)
     file = open_file(OsDisk(), name, name, write=False)
@@ -67,53 +70,65 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
 
 
 def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
-    """The same for an open file, and more. Whoever holds the writer's lock with `file` may."""
+    """The same for an open file, and more. Whoever holds the writer's lock with `file` may.
+
+    A pass over entries that are truncated meanwhile proves nothing, so it is repeated, up to
+    where the stream was truncated to. A problem beside a writer is one that two passes find.
+    """
+    most: int | None = None
+    suspected: set[tuple[str, object]] = set()
+    changed = 0
     for _ in range(_TRIES):
-        examiner = _Examiner(file, path, progress)
+        page = steady_page(file)
+        watch = Watch(file, page)
+
+        def told(done: int, size: int, watch: Watch = watch) -> None:
+            watch.look()  # in time: the page names some changes only
+            if progress is not None:
+                progress(done, size)
+
+        examiner = _Examiner(file, path, page, told, most)
+        examination, damaged = None, None
         try:
             examination = examiner.run()
-        except DamagedEntry:
+        except DamagedEntry as error:
             # It was there a moment ago.
-            if _read_steadily(file) == examiner.page:
-                raise
+            damaged = error
+        changes = watch.take()
+        changed += changes.count
+        claimed = None if examination is None else examination.claimed
+        looked_at = U64_MAX if claimed is None else claimed.entries
+        if changes.unknown or (changes.lowest is not None and changes.lowest.start < looked_at):
+            if changes.lowest is not None:
+                most = min(changes.lowest.start, U64_MAX if most is None else most)
             continue
-        now = _read_steadily(file)
-        if not _has_moved(examination, now):
+        if damaged is not None:
+            if watch.page == page:
+                raise damaged
+            continue
+        assert examination is not None
+        found = examination.suspects
+        if found <= suspected or (not examination.live and watch.page == page):
             return examination
-    return examiner.give_up()
-
-
-def _has_moved(examination: Examination, now: bytes) -> bool:
-    """Whether entries may have been taken back or changed under the check."""
-    if now == examination.page or len(now) < HEADER_PAGE_SIZE:
-        return False
-    if examination.report.problems:
-        return True
-    before, after = examination.front, read_front(now)
-    if before.record is not None and after.record is not None:
-        return before.record.epoch != after.record.epoch
-    return after.raw.total_entries < before.raw.total_entries
-
-
-def _read_steadily(file: File) -> bytes:
-    """The header page; read in the middle of a write it would be half of each."""
-    page = file.read(HEADER_PAGE_SIZE, 0)
-    for _ in range(_TORN_READS):
-        again = file.read(HEADER_PAGE_SIZE, 0)
-        if again == page or (len(page) == HEADER_PAGE_SIZE and not read_front(page).broken):
-            break
-        page = again
-    return page
+        suspected = found
+    raise StreamBusy(
+        path,
+        f"busy: the stream was truncated or updated {changed} times during {_TRIES} passes over "
+        "it; nothing is known to be damaged: try again, or verify a snapshot",
+    )
 
 
 class _Examiner:
     """One pass over a file."""
 
-    def __init__(self, file: File, path: str, progress: Progress | None) -> None:
+    def __init__(
+        self, file: File, path: str, page: bytes, progress: Progress, most: int | None
+    ) -> None:
         self._file = file
         self._path = path
         self._progress = progress
-        self.page = _read_steadily(file)
+        self._most = most
+        self.page = page
         self._size = file.size()
         self._report = Report()
         self._odd_bookmarks = 0
@@ -154,14 +169,6 @@ class _Examiner:
                 self._audit.close()
         self._check_update()
         self._look_around()
-        return self._finished()
-
-    def give_up(self) -> Examination:
-        """Nothing can be said: the file does not hold still."""
-        front = read_front(self.page)
-        self._done = Examination(Report(), self.page, self._size, front, True)
-        what = "taken back or changed again and again while they were checked"
-        self._done.problem("the entries", what, Help.SNAPSHOT)
         return self._finished()
 
     def _finished(self) -> Examination:
@@ -221,7 +228,7 @@ class _Examiner:
         if self._done.live:
             seen, record = visible(self.page), self._done.front.record
             if seen is not None and record is not None:
-                return self._shown_by_writer(seen[0], record)
+                return self._held_still(self._shown_by_writer(seen[0], record))
         _, _, _, length, entries = self._done.front.raw
         if not HEADER_PAGE_SIZE <= length < 1 << 63:
             what = f"the header's total length {length} is not possible"
@@ -248,6 +255,25 @@ class _Examiner:
             )
         return min(seen, reached)
 
+    def _held_still(self, head: Head) -> Head:
+        """So much of the stream as was not truncated while earlier passes looked at it."""
+        if self._most is None or head.entries <= self._most:
+            return head
+        reader = Reader(self._file, self._path, head)
+        length = 0
+        # Damage may be in the way of the one and not of the other.
+        with contextlib.suppress(DamagedEntry, NotFound):
+            length = reader.cursor(self._most).offset
+        with contextlib.suppress(DamagedEntry, NotFound):
+            length = end_of(reader, self._most)
+        if not length:
+            return head
+        self._report.notes.append(
+            f"entries from {self._most} on were truncated while they were checked; the "
+            f"{self._most} before them were checked"
+        )
+        return Head(length, self._most)
+
     def _limit(self) -> int:
         """Up to where to look for entries."""
         done = self._done
@@ -260,8 +286,7 @@ class _Examiner:
         total = limit - HEADER_PAGE_SIZE
 
         def told(offset: int) -> None:
-            if self._progress is not None:
-                self._progress(offset - HEADER_PAGE_SIZE, total)
+            self._progress(offset - HEADER_PAGE_SIZE, total)
 
         walk = walk_file(self._file, limit, visit=self._visit, progress=told)
         self._report.pages = walk.pages

@@ -525,3 +525,10 @@ def doubt(file: Readable, head: Head) -> str:
             return ""
         return f"entry {batch.next_number - 1} is the last before there"
     return f"at byte {end}: {'an entry is cut off' if batch.more else 'there is padding'}"
+
+
+def end_of(reader: Reader, entries: int) -> int:
+    """The file offset after the last of the first so many entries."""
+    if not entries:
+        return HEADER_PAGE_SIZE
+    return reader.cursor(entries - 1).offset + len(reader.packed(entries - 1))

@@ -32,7 +32,6 @@ class Help(Enum):
     UNPROVEN = auto()
     JOURNAL = auto()
     REINDEX = auto()
-    SNAPSHOT = auto()
     NOTHING = auto()
 
 
@@ -106,8 +105,15 @@ class Examination:
         self.report.ok = False
         if helps == Help.REINDEX:
             self.reindex = True
-        elif helps not in (Help.UNDO, Help.JOURNAL, Help.SNAPSHOT):
+        elif helps not in (Help.UNDO, Help.JOURNAL):
             self.touch = True
+
+    @property
+    def suspects(self) -> set[tuple[str, object]]:
+        """The problems, as another pass over the same file finds them again."""
+        return {
+            (where, what if helps == Help.REINDEX else helps) for where, what, helps in self._found
+        }
 
     def finish(self) -> None:
         """All is known: have the report tell the problems and what helps."""
@@ -123,8 +129,6 @@ class Examination:
             return "reindex"
         if helps == Help.JOURNAL:
             return "repair, or the next open for writing, keeps the journal under another name"
-        if helps == Help.SNAPSHOT:
-            return "none: make a snapshot, and verify that"
         if helps == Help.NOTHING or self.unread or end is None or self.header is None:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:

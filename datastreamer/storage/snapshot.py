@@ -1,9 +1,11 @@
 """A consistent copy of a stream, whoever writes it meanwhile.
 
-Committed bytes change only under a new epoch, so a copy of all of them is whole if the
-epoch stands still from before it to after it; else it is begun again. The copy is the same
-stream at an earlier moment, closed in good order: same id, same epoch, records that leave
-nothing to be judged. It has no bookmark index; its first writer makes one.
+Committed bytes change only under a new epoch, and the header page names the changes of the last
+epochs. What was truncated or updated during the copy is copied again, until nothing changed
+meanwhile; where that does not end, the copy is cut back to the lowest truncation, after which the
+stream held exactly that. The copy is the same stream at an earlier moment, closed in good order:
+same id, same epoch, records that leave nothing to be judged. It has no bookmark index; its first
+writer makes one.
 
 Owns the copy until it has its name. Writes nothing to the stream and takes no lock.
 """
@@ -25,6 +27,8 @@ from datastreamer.errors import (
     DamagedHeader,
     FileExists,
     FileMissing,
+    NotFound,
+    StreamBusy,
     StreamFileError,
     WriteFailed,
 )
@@ -32,16 +36,22 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, pa
 from datastreamer.storage import journal
 from datastreamer.storage import record as records
 from datastreamer.storage.disk import Disk, File, OsDisk, OsFile, boot_id
-from datastreamer.storage.file import StreamFile, read_page
+from datastreamer.storage.file import StreamFile
 from datastreamer.storage.newfile import new_file, remove_left_overs
-from datastreamer.storage.reader import doubt
+from datastreamer.storage.reader import Reader, doubt, end_of
 from datastreamer.storage.record import CommitRecord, Head, Source, SyncedHeader
-from datastreamer.storage.recovery import NO_HASH, changing
+from datastreamer.storage.recovery import NO_HASH, changing, visible
+from datastreamer.storage.watch import Changes, Watch, steady_page
 
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
+# How often what changed is copied again before the copy is cut back, or begun again.
+_ROUNDS = 20
 _PAUSE_SECONDS = 0.05
+# A change takes some syncs: how long the end of one is waited for, and between two looks.
+_PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.001
 _PART = 16 * PAGE_SIZE
 # ioctl of Linux: the other file's blocks become this one's too, until one of them is written.
 _FICLONE = 0x40049409
@@ -68,16 +78,12 @@ class Snapshot(NamedTuple):
     means: Means
 
 
-class _Start(NamedTuple):
-    """What is copied."""
-
-    header: Header
-    head: Head
-    epoch: int
-
-
 class _MovedError(Exception):
-    """Entries were taken back or changed while they were copied."""
+    """Entries were truncated or updated while they were copied, `changes` times."""
+
+    def __init__(self, what: str, changes: int = 0) -> None:
+        super().__init__(what)
+        self.changes = changes
 
 
 class _WrongEndError(_MovedError):
@@ -86,6 +92,13 @@ class _WrongEndError(_MovedError):
     def __init__(self, what: str, at: int) -> None:
         super().__init__(what)
         self.at = at
+
+
+class _State(NamedTuple):
+    """A moment of the stream: how far it goes, under which epoch."""
+
+    head: Head
+    epoch: int
 
 
 def snapshot(
@@ -103,8 +116,9 @@ def snapshot(
     a snapshot to `out` that was killed has left beside it (``OUT.<8 hex digits>.new``) goes.
 
     Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
-    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, and
-    `StreamFileError` where it does not hold still.
+    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, `StreamBusy`
+    where it changes faster than it can be copied, and `StreamFileError` where a crash left an
+    update or truncation unfinished.
     """
     disk = disk or OsDisk()
 
@@ -146,7 +160,7 @@ def _snapshot(
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
-    before = b""
+    before, changes = b"", 0
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
@@ -154,45 +168,59 @@ def _snapshot(
             try:
                 for name in remove_left_overs(disk, target, source.file.access()):
                     _log.info("%s: removed; a snapshot that was killed has left it", name)
-                # Of a writer in this process none is under way meanwhile.
+                # Of a writer in this process no change is under way meanwhile.
                 with source.alone():
-                    page = read_page(source.file)
-                    _ensure_settled(source, place, disk)
-                    start = _Start(source.header, source.head, source.epoch)
-                return _publish(source, start, target, disk, advance)
+                    page = _settled_page(source, place, disk)
+                    start = _State(source.head, source.epoch)
+                return _publish(source, page, start, target, disk, advance)
             except _WrongEndError as error:
                 if page == before:  # nothing moves
                     raise DamagedEntry(path, error.at, str(error)) from None
-                why = str(error)
                 before = page
             except _MovedError as error:
-                why = str(error)
-    raise StreamFileError(
-        path, f"no snapshot after {_TRIES} tries: {why}; try again when the stream holds still"
+                changes += error.changes
+    raise StreamBusy(
+        path,
+        f"busy: the stream was truncated or updated {f'{changes} times' if changes else 'again'} "
+        f"during {_TRIES} tries of a snapshot; try again, or end the writer",
     )
 
 
-def _ensure_settled(source: StreamFile, place: str | None, disk: Disk) -> None:
-    """No change is under way. One that begins later raises the epoch before it writes; the
-    undoing of one that a crash cut off would not, but its journal stands by then."""
-    journals = place is not None and disk.exists(place + journal.SUFFIX)
-    if changing(read_page(source.file)) or journals:
-        raise _MovedError(
-            "a truncation or update is under way, or a crash cut one off; if nobody writes the "
-            "stream, open it for writing once"
-        )
+def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> bytes:
+    """The header page at a moment when no change is under way. One that begins later raises the
+    epoch before it writes; the undoing of one that a crash cut off would not, but its journal
+    is there by then."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        page = steady_page(source.file)
+        journals = place is not None and disk.exists(place + journal.SUFFIX)
+        if not changing(page) and not journals:
+            return page
+        if not source.file.locked_elsewhere() and steady_page(source.file) == page:
+            raise StreamFileError(
+                source.path,
+                "a crash cut off a truncation or update, and no snapshot is made of half of one; "
+                "open it for writing once",
+            )
+        if time.monotonic() >= until:
+            raise StreamBusy(
+                source.path,
+                f"busy: a truncation or update is under way for {_PATIENCE_SECONDS:g} s; try again",
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _publish(
     source: StreamFile,
-    start: _Start,
+    page: bytes,
+    start: _State,
     target: str,
     disk: Disk,
     advance: Callable[[int, int], None],
 ) -> Snapshot:
     try:
         with new_file(disk, target, source.file.access()) as file:
-            return _copy(source, start, file, advance)
+            return _copy(source, page, start, file, advance)
     except FileExistsError:
         raise FileExists(target, "exists already; a snapshot is never written over it") from None
     except FileNotFoundError as error:
@@ -206,26 +234,110 @@ def _publish(
 
 
 def _copy(
-    source: StreamFile, start: _Start, target: File, advance: Callable[[int, int], None]
+    source: StreamFile,
+    page: bytes,
+    state: _State,
+    target: File,
+    advance: Callable[[int, int], None],
 ) -> Snapshot:
-    header, head, epoch = start
+    watch = Watch(source.file, page)
+    if watch.epoch not in (None, state.epoch):
+        raise _MovedError("entries were truncated or updated before they were copied", 1)
+
+    def copied(done: int, total: int) -> None:
+        watch.look()  # in time: the page names some changes only
+        advance(done, total)
+
+    means = _copy_data(source.file, target, state.head.length, copied)
+    (head, epoch), changed = _reconciled(source, target, state, watch)
     # As a writer leaves it: whole pages, and an unused byte behind the end.
     size = page_start(page_of(head.length) + 1)
-    means = _copy_data(source.file, target, head.length, advance)
+    target.resize(head.length)
     target.resize(size)
-    source.refresh()
-    if source.epoch != epoch:  # also where a program that keeps none went back
-        raise _MovedError("entries were taken back or changed while they were copied")
     why = doubt(target, head)
     if why:
-        # A program that keeps no epoch may have cut back and appended; or this is damage.
         what = f"the stream does not end there with entry {head.entries - 1}: {why}"
+        if watch.epoch is not None and not changed:
+            raise DamagedEntry(source.path, head.length, what)
+        # A program that keeps no epoch may have truncated and appended; or this is damage.
         raise _WrongEndError(what, head.length)
     target.sync()
-    page = _header_page(header, source.stream_id, epoch)
-    _keep_source(page, source)
-    target.write(page, 0)
+    version, system_id, stream_type, _, _ = source.header
+    header = Header(version, system_id, stream_type, *head)
+    copy = _header_page(header, source.stream_id, epoch)
+    _keep_source(copy, source)
+    target.write(copy, 0)
     return Snapshot(header, size, means)
+
+
+# What changed meanwhile.
+
+
+def _reconciled(
+    source: StreamFile, target: File, state: _State, watch: Watch
+) -> tuple[_State, bool]:
+    """Bring the copy of `state` to one moment of the stream, after the changes that `watch`
+    collects; gives that moment, and whether it is another one."""
+    everything, lacking = Changes(), Changes()
+    for attempt in range(_ROUNDS):
+        if attempt:
+            time.sleep(_LOOK_SECONDS)
+        found = watch.take()
+        everything.extend(found)
+        lacking.extend(found)
+        if lacking.unknown:
+            raise _MovedError("entries were truncated or updated, which ones is not known", 1)
+        if not lacking.touch(state.head.entries):
+            return state, attempt > 0
+        seen = None if changing(watch.page) else visible(watch.page)
+        if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
+            state, lacking = _State(*seen), Changes()
+    cut = _cut_back(source, everything, watch)
+    if cut is None:
+        what = "entries were truncated and updated while they were copied"
+        raise _MovedError(what, everything.count)
+    return cut, True
+
+
+def _copy_on(
+    source: StreamFile, target: File, copied: Head, head: Head, changes: Changes, watch: Watch
+) -> bool:
+    """Bring a copy that goes up to `copied` and lacks `changes` to `head`; False where entries
+    were changed meanwhile."""
+    reader = Reader(source.file, source.path, head)
+    good = copied.entries if changes.lowest is None else changes.lowest.start
+    try:
+        for number in changes.updated_below(copied.entries):
+            target.write(reader.packed(number), reader.cursor(number).offset)
+        offset = end_of(reader, min(good, copied.entries))
+        while offset < head.length:
+            part = source.file.read(min(_PART, head.length - offset), offset)
+            if not part:
+                return False
+            target.write(part, offset)
+            offset += len(part)
+            watch.look()
+    except (DamagedEntry, NotFound):
+        return False
+    return True
+
+
+def _cut_back(source: StreamFile, changes: Changes, watch: Watch) -> _State | None:
+    """The moment after the lowest truncation: what the stream held then the copy begins with,
+    and so does the stream ever since. None where an update changed that."""
+    for _ in range(_ROUNDS):
+        seen, lowest = visible(watch.page), changes.lowest
+        length = None
+        if seen is not None and lowest is not None:
+            with contextlib.suppress(DamagedEntry, NotFound):
+                length = end_of(Reader(source.file, source.path, seen[0]), lowest.start)
+        changes.extend(watch.take())
+        now = changes.lowest
+        if changes.unknown or now is None or changes.updated_below(now.start):
+            return None
+        if length is not None and lowest is not None and now.start == lowest.start:
+            return _State(Head(length, now.start), now.epoch)
+    return None
 
 
 def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
@@ -246,7 +358,7 @@ def _keep_source(page: bytearray, source: StreamFile) -> None:
         last = source.source()
     except DamagedHeader:
         # Not "none": the copy has the same damage.
-        there = read_page(source.file)
+        there = steady_page(source.file)
         for start in records.SOURCE_OFFSETS:
             part = slice(start, start + records.SOURCE_SIZE)
             page[part] = there[part]

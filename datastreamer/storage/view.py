@@ -128,6 +128,11 @@ class StreamView:
         return self._file.file.access()
 
     @property
+    def outdated(self) -> bool:
+        """Whether a writer elsewhere truncated or updated entries that this stream still counts."""
+        return not self._file.writable and self._file.outdated()
+
+    @property
     def writable(self) -> bool:
         return self._file.writable
 
@@ -211,7 +216,7 @@ class StreamView:
             try:
                 found = read()
             except (DamagedEntry, NotFound):
-                if not self._was_changed(changes):
+                if not self._is_another_history(changes):
                     raise
                 continue
             if not self._was_changed(changes):
@@ -297,7 +302,7 @@ class StreamView:
                 if self.carries(number, key):
                     return number
             except DamagedEntry:
-                if not self._was_changed(changes):
+                if not self._is_another_history(changes):
                     raise
                 continue
             # The stream was cut back meanwhile, or the index is wrong.

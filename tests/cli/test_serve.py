@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from datastreamer.net.blocking import BlockingClient
 from datastreamer.net.limits import Limits
 from datastreamer.net.run import serve_until_signal
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.keys import Mark, key_of
 from tests.cli.conftest import Invoke
 from tests.cli.process import done, running
 
@@ -54,6 +56,35 @@ def test_creates_a_stream(tmp_path: Path) -> None:
             assert client.header()[:3] == (3, 7, 2)
         serving.signal(signal.SIGINT)
         assert serving.wait() == 0
+
+
+def test_on_a_full_disk(copy: Path, tmp_path: Path) -> None:
+    """Without room for a bookmark index it serves with one in memory, and says so in a line."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs more rights than there are here")
+    try:
+        path = Path(shutil.copyfile(copy, folder / "stream.bin"))
+        file = os.open(folder / "ballast", os.O_CREAT | os.O_WRONLY)
+        with suppress(OSError):
+            while os.write(file, bytes(4096)):
+                pass
+        os.close(file)
+        words = ("serve", path, "--host", "127.0.0.1", "--port", "0")
+        with running(*words, cwd=tmp_path) as serving:
+            port = serving.port()
+            (warning,) = [line for line in serving.err.seen if " warn " in line]
+            assert "stream.bin: the bookmark index is kept in memory until there is" in warning
+            assert "No space left on device" in warning
+            with BlockingClient("127.0.0.1", port) as client:
+                key = key_of(client.header().version, Mark("block", 7))
+                assert client.bookmark(key).number > 0
+            serving.signal(signal.SIGINT)
+            assert serving.wait() == 0
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_an_existing_file_brings_its_own(copy: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.watching import rendered, size, with_rates
+from datastreamer.cli.watching import drawn, size, with_rates
 from datastreamer.net.embed import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
@@ -113,7 +113,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_halves(
     }
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "stdout", Terminal())
-    lines = rendered(told).decode().splitlines()
+    lines = drawn(told).decode().splitlines()
     assert max(map(len, lines)) <= columns
     head = next(line for line in lines if line.split()[:1] == ["client"])
     row = next(line for line in lines if "127.0.0.1:54321" in line)

@@ -15,9 +15,11 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import (
+    DamagedEntry,
     FileExists,
     FileMissing,
     NotAStream,
+    StreamBusy,
     StreamFileError,
     WriteFailed,
 )
@@ -35,6 +37,7 @@ from tests.storage.made import (
     LARGEST,
     PAGE,
     FaultyDisk,
+    add,
     bookmarks_of,
     header_of,
     make,
@@ -209,22 +212,106 @@ def before_it_ends(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]
     return tries
 
 
-def test_it_begins_again(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changed_is_copied_again(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with DataStream.open(path) as stream:
 
-        def truncate() -> None:
-            stream.truncate(1)
-            with stream.atomic_op() as op:
-                op.add_entries(7, [b"new"] * 9)
+        def change() -> None:
+            stream.update_entry(1, 1, b"two")
+            stream.truncate(2)
+            add(stream, [(7, b"new")] * 9, [(7, bytes(LARGEST - 17))] * 3)
+            stream.update_entry(3, 7, b"old")
 
-        tries = before_it_ends(
-            monkeypatch, truncate, lambda: stream.update_entry(3, 7, b"old"), lambda: None
-        )
+        tries = before_it_ends(monkeypatch, change)
         snapshot(path, out)
-        assert tries == [3]
+        assert tries == [1]
     check(out)
     assert scan_file(out) == scan_file(path)
-    assert scan_file(out)[3].data == b"old"
+    assert [entry.data for entry in scan_file(out)][1:4] == [b"two", b"new", b"old"]
+
+
+def test_after_an_update_the_copy_goes_as_far_as_the_stream(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no moment with the new bytes and without the entries appended before them."""
+    with DataStream.open(path) as stream:
+
+        def change() -> None:
+            add(stream, [(7, b"appended")])
+            stream.update_entry(1, 1, b"two")
+
+        before_it_ends(monkeypatch, change)
+        assert snapshot(path, out).header.total_entries == 4
+    check(out)
+    assert scan_file(out) == scan_file(path)
+
+
+def test_more_changes_than_the_header_page_names(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DataStream.open(path) as stream:
+
+        def change() -> None:
+            for number in range(20):
+                stream.update_entry(1, 1, b"%03d" % number)
+
+        tries = before_it_ends(monkeypatch, change)
+        snapshot(path, out)
+        assert tries == [2]
+    assert scan_file(out) == scan_file(path)
+
+
+class Restless:
+    """Changes the stream at every look of a snapshot at its changes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], looks: float = 1e9
+    ) -> None:
+        self.looks = 0
+        real = module.Watch.look
+
+        def look(watch: module.Watch) -> None:
+            self.looks += 1
+            if self.looks <= looks:
+                change()
+            real(watch)
+
+        monkeypatch.setattr(module.Watch, "look", look)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_stream_that_is_truncated_all_the_time(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """The copy is cut back to the lowest truncation; the stream held just that after it."""
+    with DataStream.open(path) as stream:
+        add(stream, *[[(7, b"%d" % number)] * 3 for number in range(20)])
+        before = scan_file(path)
+
+        def change() -> None:
+            stream.truncate(stream.total_entries - depth)
+            add(stream, [(8, b"another")] * depth)
+
+        restless = Restless(monkeypatch, change)
+        count = snapshot(path, out).header.total_entries
+        assert restless.looks >= module._ROUNDS
+    check(out)
+    assert count == len(before) - depth
+    assert scan_file(out) == before[:count]
+
+
+def test_a_stream_that_is_truncated_ever_lower(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DataStream.open(path) as stream:
+        add(stream, [(7, bytes(number)) for number in range(100)])
+        before = scan_file(path)
+        Restless(monkeypatch, lambda: stream.truncate(stream.total_entries - 1), looks=60)
+        count = snapshot(path, out).header.total_entries
+        assert stream.total_entries == len(before) - 60
+    check(out)
+    assert scan_file(out) == before[:count]
 
 
 def test_appending_is_no_reason_to_begin_again(
@@ -243,14 +330,15 @@ def test_appending_is_no_reason_to_begin_again(
 
 def test_it_gives_up(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DataStream.open(path) as stream:
-        step = [lambda: stream.update_entry(1, 1, b"two")] * module._TRIES
-        before_it_ends(monkeypatch, *step)
-        with pytest.raises(StreamFileError, match="after 10 tries: entries were taken back or"):
+        restless = Restless(monkeypatch, lambda: stream.update_entry(1, 1, b"two"))
+        with pytest.raises(StreamBusy, match="busy: the stream was truncated or updated") as caught:
             snapshot(path, out)
+        assert f"updated {restless.looks} times during 10 tries" in str(caught.value)
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_change_under_way(path: Path, out: Path) -> None:
+def test_a_change_under_way(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0)
     disk, outcomes = FaultyDisk(), []
     before = scan_file(path)
 
@@ -269,7 +357,7 @@ def test_a_change_under_way(path: Path, out: Path) -> None:
         stream.update_entry(1, 1, b"two")
         disk.before.clear()
         # The last sync is that of the new bytes.
-        assert "a truncation or update is under way" in outcomes[-1]
+        assert "busy: a truncation or update is under way" in outcomes[-1]
         snapshot(path, out)
     assert scan_file(out)[1].data == b"two"
 
@@ -332,6 +420,21 @@ def test_a_foreign_writer_goes_back_and_on(
     assert tries == [2]
     assert header_of(out) == header_of(path)
     assert scan_file(out) == scan_file(path)
+
+
+def test_damage_beside_a_writer_that_goes_on(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody truncated or updated: what does not fit is damaged, however the header moves."""
+    with DataStream.open(path) as stream:
+        content = bytearray(path.read_bytes())
+        with path.open("r+b") as file:
+            file.seek(FIRST)
+            file.write(b"\x07")
+        assert content[FIRST] != 7
+        before_it_ends(monkeypatch, *[lambda: add(stream, [(7, b"new")])] * 20)
+        with pytest.raises(DamagedEntry):
+            snapshot(path, out)
 
 
 # How the bytes come there.

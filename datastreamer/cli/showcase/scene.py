@@ -11,12 +11,13 @@ import time
 from typing import Protocol
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from datastreamer.cli.console import new_console
 from datastreamer.cli.sequencer import Sequencer
 from datastreamer.cli.showcase.audience import Commit, Watcher
 from datastreamer.storage.stream import DataStream
@@ -110,7 +111,7 @@ class _Picture:
     def __init__(self, state: _State) -> None:
         self._state = state
         self._due = 0.0
-        self._live = Live(self._draw(), auto_refresh=False, console=Console())
+        self._live = Live(self._draw(), auto_refresh=False, console=new_console(sys.stdout))
 
     def __enter__(self) -> _Picture:
         self._live.start()
@@ -152,7 +153,8 @@ class _Picture:
 
 def print_result(entries: int, digest: str, clients: list[Watcher], commits: list[Commit]) -> None:
     """The table at the end, and what to try next."""
-    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    width = None if sys.stdout.isatty() else 100
+    console = new_console(sys.stdout, width=width, markup=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for title in ("entries", "sha256", "catch-up", "p50", "p99"):

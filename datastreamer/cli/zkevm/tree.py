@@ -5,15 +5,15 @@ Owns what is shown of them and in which words; made from what `show` writes for 
 
 from __future__ import annotations
 
-import io
 import shutil
-import sys
 from datetime import datetime, timezone
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
+
+from datastreamer.cli.console import rendered
+from datastreamer.cli.console import text as printable_text
 
 _INPUT_SHOWN = 2 + 2 * 16
 
@@ -103,15 +103,12 @@ def _transaction(transaction: dict[str, Any]) -> Tree:
 
 def printed(tree: Tree) -> bytes:
     """The tree for standard output, in colour where that is a terminal."""
-    out = io.StringIO()
-    width = max(40, shutil.get_terminal_size((100, 25)).columns)
-    Console(file=out, force_terminal=sys.stdout.isatty(), width=width).print(tree)
-    return out.getvalue().encode(sys.stdout.encoding or "utf-8", "replace")
+    return rendered(tree, width=max(40, shutil.get_terminal_size((100, 25)).columns))
 
 
 def _line(text: str, event: dict[str, Any] | None = None, style: str = "") -> Text:
     # Text, and no markup: what stands in a stream is not to be interpreted.
-    line = Text(text, style)
+    line = printable_text(text, style)
     if event is not None:
         line.append(f"  entry {event['entry']}", "dim")
     return line

@@ -37,6 +37,7 @@ class IndexAudit:
         self.more = 0
         self.folder = index_folder(os.path.abspath(path))
         self._file, self._path, self._head = file, path, head
+        self._live = live
         self._found = 0
         self._until = 0
         self._index: LmdbIndex | None = None
@@ -83,7 +84,10 @@ class IndexAudit:
             self._file, stream_id, epoch, mark.length
         ):
             self.notes.append(
-                "the bookmark index is not this file's, or of before a change by another "
+                "the bookmark index was not compared: its writer has yet to bring it up to a "
+                "truncation or update, or it is another file's, which the writer makes again"
+                if live
+                else "the bookmark index is not this file's, or of before a change by another "
                 "program; the next writer, or reindex, makes it again"
             )
             return False
@@ -126,12 +130,12 @@ class IndexAudit:
     def _strangers(self, index: LmdbIndex) -> Iterator[str]:
         reader = Reader(self._file, self._path, self._head)
         mark = index.watermark()
-        # A writer beside us may have moved on.
         end = self._until if mark is None else mark.entries
         for key, number in index.everything():
-            if self._until <= number < end:
+            # A writer beside us moves on, at any moment.
+            if self._until <= number and (self._live or number < end):
                 continue
-            if number >= end or not _stands_at(reader, key, number):
+            if number >= self._until or not _stands_at(reader, key, number):
                 yield f"the index names entry {number} for the bookmark 0x{key.hex()}, wrongly"
 
     def close(self) -> None:

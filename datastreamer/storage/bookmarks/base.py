@@ -44,6 +44,11 @@ class BookmarkIndex(ABC):
     full or not at all.
     """
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether it outlives the process."""
+        return True
+
     @abstractmethod
     def watermark(self) -> Watermark | None:
         """How far the index goes; None where it is new."""
@@ -79,6 +84,9 @@ class BookmarkIndex(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Forget everything, the watermark too."""
+
+    def upkeep(self, pace: Pace = at_once) -> None:  # noqa: B027
+        """Called every few seconds by the thread that writes the index, between two writes."""
 
     def in_place(self) -> bool:
         """Whether who opens the index now gets this one: nobody has taken it away."""
@@ -131,11 +139,12 @@ def register(name: str, opener: Opener) -> None:
 def opener(name: str) -> Opener:
     """The backend called `name`; `BadArgument` lists the known ones."""
     if name not in _openers:
-        from datastreamer.storage.bookmarks import lmdb, memory
+        from datastreamer.storage.bookmarks import fallback, lmdb, memory
 
         _openers.setdefault("lmdb", lmdb.open_index)
         _openers.setdefault(LMDB_ANEW, lmdb.new_index)
         _openers.setdefault("memory", memory.open_index)
+        _openers.setdefault(fallback.LMDB_OR_MEMORY, fallback.open_index)
     try:
         return _openers[name]
     except KeyError:

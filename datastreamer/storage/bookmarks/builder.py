@@ -64,6 +64,13 @@ class IndexBuilder(TrustedIndex):
         self._catch_up()
         if self._write:
             self._flush()
+            self._keep_up()
+
+    def _keep_up(self) -> None:
+        with contextlib.suppress(_InterruptedError), self._writing:
+            self._settle()
+            if self._index is not None:
+                self._index.upkeep(self._pause_or_end)
 
     def rebuild(self) -> None:
         """Forget the index and build it again from the file."""

@@ -157,6 +157,12 @@ class BookmarkKeeper(IndexBuilder):
         )
         return max(0, head.entries - entries), max(0, head.length - length)
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether look-ups are answered by an index that outlives the process."""
+        index = self._index
+        return index is not None and index.on_disk
+
     def distrust(self, key: bytes, number: int) -> bool:
         """Entry `number` is no bookmark `key`, as `newest` said: if it still says so, the
         index is wrong, and is built again in the background (a reader does without)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from datastreamer.storage.access import Access
+from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import BookmarkIndex, Pace, Watermark, at_once
 
 
@@ -14,6 +16,10 @@ class MemoryIndex(BookmarkIndex):
     def __init__(self) -> None:
         self._numbers: dict[bytes, list[int]] = {}
         self._watermark: Watermark | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        return False
 
     def watermark(self) -> Watermark | None:
         return self._watermark
@@ -45,6 +51,16 @@ class MemoryIndex(BookmarkIndex):
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def pairs(self) -> int:
+        """How many bookmarks it holds; a key that occurs twice counts twice."""
+        return sum(map(len, self._numbers.values()))
+
+    def parts(self, size: int) -> Iterator[Pairs]:
+        """All bookmarks, some `size` at a time, in no order."""
+        found = ((key, number) for key, numbers in self._numbers.items() for number in numbers)
+        while part := list(islice(found, size)):
+            yield Pairs(part)
 
     def close(self) -> None:
         """Nothing is held."""

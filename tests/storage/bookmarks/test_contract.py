@@ -85,7 +85,7 @@ def _toy() -> Iterator[None]:
     del base._openers["toy"]
 
 
-BACKENDS = ["lmdb", "memory", "toy"]
+BACKENDS = ["lmdb", "memory", "lmdb-or-memory", "toy"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,0 +1,70 @@
+"""What rich draws: tables, trees, progress bars and live pictures, on a terminal or not.
+
+Every console of the command line is made here. Text in what it draws is shown printable, so that
+the only escape sequences are rich's own; markup in a text is text.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from typing import TYPE_CHECKING, Any
+
+from datastreamer.printable import below, one_line, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
+
+
+class Rendered(bytes):
+    """What rich drew, for `outcome.write_out`: its escape sequences are our own."""
+
+
+@functools.cache
+def _kind() -> type[Console]:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text), segment.style)
+
+    return PrintableConsole
+
+
+def new_console(file: Any, *, markup: bool = False, **options: Any) -> Console:
+    """A console that writes to `file`. `markup` is for texts that are all our own."""
+    return _kind()(file=below(file), markup=markup, emoji=False, highlight=False, **options)
+
+
+def rendered(*what: RenderableType, width: int | None = None, styled: bool = True) -> Rendered:
+    """What a console on standard output draws; `width` where that is no terminal. Only on a
+    terminal it is `styled`."""
+    on_terminal = sys.stdout.isatty()
+    text = io.StringIO()
+    console = new_console(
+        text,
+        force_terminal=on_terminal and styled,
+        width=None if on_terminal else width,
+    )
+    for each in what:
+        console.print(each)
+    return Rendered(text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace"))
+
+
+def text(value: str, style: str = "") -> Text:
+    """A text from outside, as one line."""
+    from rich.text import Text
+
+    return Text(one_line(value), style)

@@ -1,0 +1,215 @@
+"""A server's index: on disk, in memory while there is no room, and on disk again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastreamer import DataStream
+from datastreamer.errors import IndexFailed
+from datastreamer.storage.bookmarks import builder, environment, fallback
+from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY, FallbackIndex
+from tests.storage.bookmarks.keeping import (
+    HISTORY,
+    check,
+    check_index,
+    index_of,
+    known_of,
+    operation,
+)
+from tests.storage.made import add, make
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make(tmp_path / "s.bin", *HISTORY, index="memory")
+
+
+class Disk:
+    """Says for which reason no file gets its place; none: it does."""
+
+    full: int | None = None
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk, real = Disk(), environment._reserve
+
+    def reserve(path: str, size: int) -> None:
+        if disk.full is not None:
+            raise OSError(disk.full, os.strerror(disk.full))
+        real(path, size)
+
+    monkeypatch.setattr(environment, "_reserve", reserve)
+    monkeypatch.setattr(fallback, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 1000)  # the tests say when
+    return disk
+
+
+REASONS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG]
+
+
+@pytest.mark.parametrize("reason", REASONS, ids=lambda number: errno.errorcode[number])
+def test_it_starts_in_memory_and_comes_back(
+    path: Path, disk: Disk, reason: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    disk.full = reason
+    with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+        (warning,) = [it.message for it in caplog.records if it.levelno == logging.WARNING]
+        assert "the bookmark index is kept in memory until there is room" in warning
+        assert os.strerror(reason) in warning
+        bookmarks = stream.bookmarks
+        for number in range(2):
+            bookmarks.wait()
+            assert not bookmarks.on_disk
+            assert bookmarks.lag() == 0
+            check(stream, known_of(path))
+            add(stream, operation(b"more%d" % number))
+        stream.truncate(stream.total_entries - 2)
+        check(stream, known_of(path))
+        disk.full = None
+        bookmarks.wait()
+        assert bookmarks.on_disk
+        assert "on disk now" in caplog.records[-1].message
+        check(stream, known_of(path))
+        add(stream, operation(b"later"))
+        check(stream, known_of(path))
+        assert len([it for it in caplog.records if it.levelno == logging.WARNING]) == 1
+    check_index(path, known_of(path))
+
+
+def test_it_leaves_the_room_that_is_left_to_the_stream(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.full = errno.ENOSPC
+    with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+        disk.full = None
+        monkeypatch.setattr(fallback, "_free", lambda path: fallback._LEAST_FREE)
+        stream.bookmarks.wait()
+        assert not stream.bookmarks.on_disk
+        monkeypatch.setattr(fallback, "_free", lambda path: 2 * fallback._LEAST_FREE)
+        stream.bookmarks.wait()
+        assert stream.bookmarks.on_disk
+
+
+def test_a_way_back_that_fails_leaves_nothing(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.full = errno.ENOSPC
+    with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+        disk.full = None
+
+        def fill(*_: object) -> None:
+            raise IndexFailed("index", os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fallback.lmdb.LmdbIndex, "fill", fill)
+            stream.bookmarks.wait()
+            assert not stream.bookmarks.on_disk
+            assert not index_of(path).exists()
+            check(stream, known_of(path))
+        stream.bookmarks.wait()
+        assert stream.bookmarks.on_disk
+
+
+@pytest.mark.parametrize("step", ["add", "fill"])
+def test_room_that_ends_while_it_is_begun(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexFailed("index", os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fallback, "_RETRY_SECONDS", 1000)
+    monkeypatch.setattr(builder, "_FILL_BYTES", 0 if step == "fill" else 1 << 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(fallback.lmdb.LmdbIndex, step, fail)
+        with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+            stream.bookmarks._work_once()
+            stream.bookmarks._work_once()
+            assert not stream.bookmarks.on_disk
+            assert stream.bookmarks.lag() == 0
+            check(stream, known_of(path))
+
+
+def test_an_index_that_has_entries_stays_on_disk(
+    path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds need not come into memory for the sake of some more."""
+
+    def fail(*_: object) -> None:
+        raise IndexFailed("index", os.strerror(errno.ENOSPC))
+
+    with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+        stream.bookmarks.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(fallback.lmdb.LmdbIndex, "add", fail)
+            add(stream, operation(b"more"))
+            stream.bookmarks._work_once()
+            assert stream.bookmarks.on_disk
+            check(stream, known_of(path))
+
+
+def test_what_is_in_the_way_is_still_refused(path: Path) -> None:
+    index_of(path).write_text("somebody's file")
+    with pytest.raises(IndexFailed, match="is in the way of the bookmark index"):
+        DataStream.open(path, index=LMDB_OR_MEMORY)
+
+
+def test_a_reader_makes_none(path: Path) -> None:
+    with DataStream.open(path, read_only=True, index=LMDB_OR_MEMORY) as stream:
+        check(stream, known_of(path))
+    assert not index_of(path).exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 8 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs more rights than there are here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("left", [0, 1 << 16, 1 << 18])
+def test_a_real_full_disk(small_disk: Path, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_RETRY_SECONDS", 0)
+    path = make(small_disk / "s.bin", operation(*(b"%d" % n for n in range(5))), index="memory")
+    ballast = small_disk / "ballast"
+    file = os.open(ballast, os.O_CREAT | os.O_WRONLY)
+    with contextlib.suppress(OSError):
+        while os.write(file, bytes(4096)):
+            pass
+    os.close(file)
+    os.truncate(ballast, ballast.stat().st_size - left)
+    with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
+        stream.bookmarks._work_once()
+        stream.bookmarks._work_once()
+        check(stream, known_of(path))
+        if not left:
+            assert not stream.bookmarks.on_disk
+        ballast.unlink()
+        stream.bookmarks.wait()
+        stream.bookmarks.wait()
+        assert stream.bookmarks.on_disk
+        check(stream, known_of(path))
+    check_index(path, known_of(path))
+
+
+def test_in_its_own_words(tmp_path: Path, disk: Disk) -> None:
+    disk.full = errno.ENOSPC
+    index = FallbackIndex(str(tmp_path / "s.bin"))
+    assert (index.watermark(), len(index), index.on_disk, bool(index)) == (None, 0, False, False)
+    index.close()
