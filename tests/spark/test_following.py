@@ -14,6 +14,7 @@ from datastreamer import DataStream, StreamServer
 from datastreamer.errors import (
     BadPosition,
     ConnectFailed,
+    FileReplaced,
     HistoryChanged,
     StreamFileError,
     UnknownBookmark,
@@ -260,6 +261,8 @@ def test_another_stream_under_the_name_is_an_error(growing: DataStream, tmp_path
     shutil.move(tmp_path / "other.bin", growing.path)
     with pytest.raises(StreamFileError, match="the stream was exchanged: this is version 2, sys"):
         driver.batch()
+    with pytest.raises(FileReplaced):
+        growing.close()
 
 
 def test_a_file_that_went_is_an_error(growing: DataStream) -> None:
@@ -268,6 +271,8 @@ def test_a_file_that_went_is_an_error(growing: DataStream) -> None:
     Path(growing.path).unlink()
     with pytest.raises(StreamFileError, match=r"growing\.bin: no such file"):
         driver.batch()
+    with pytest.raises(FileReplaced):
+        growing.close()
 
 
 def test_a_loss_that_is_allowed_goes_on_with_what_there_is(growing: DataStream) -> None:
