@@ -167,18 +167,18 @@ class LmdbIndex(BookmarkIndex):
             with begin(opened.env, opened.blocks) as transaction:
                 if opened is known.opened and transaction.id() < known.transaction:
                     raise DamagedBlockError("an older state is in the place of the newest")
-                with transaction.cursor() as cursor:
-                    while cursor.set_range(place):
-                        found = look_up(cursor.value(), place)
-                        if isinstance(found, int):
-                            if found >= 0:
-                                return found
-                            break
-                        place = found
-                    else:
-                        if opened is not known.opened:
-                            return None  # nothing was ever put into it
-                        raise DamagedBlockError("a block is missing")
+                cursor = transaction.cursor()  # which ends with its transaction
+                while cursor.set_range(place):
+                    found = look_up(cursor.value(), place)
+                    if isinstance(found, int):
+                        if found >= 0:
+                            return found
+                        break
+                    place = found
+                else:
+                    if opened is not known.opened:
+                        return None  # nothing was ever put into it
+                    raise DamagedBlockError("a block is missing")
                 # Of a miss that much more is sure: the block is of the newest state.
                 packed = transaction.get(_WATERMARK_KEY, b"")
                 if packed == known.packed or opened is not known.opened:
