@@ -327,7 +327,7 @@ Pairs = list[tuple[bytes, int]]
 
 
 def change_index(path: Path, *, add: Pairs, remove: Pairs) -> None:
-    index = LmdbIndex(str(index_of(path)), True)
+    index = LmdbIndex(str(index_of(path)), True, Access.private())
     mark = index.watermark()
     assert mark is not None
     index.remove(remove, mark)

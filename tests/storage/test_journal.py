@@ -11,6 +11,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, DamagedEntry, StreamFileError, WriteFailed
 from datastreamer.storage import journal
+from datastreamer.storage.access import Access
 from datastreamer.storage.changes import undo_update
 from datastreamer.storage.check import verify
 from datastreamer.storage.disk import Disk, OsDisk
@@ -250,9 +251,9 @@ def test_the_mark_is_on_disk_before_the_journal_goes(
         add(stream, [(1, OLD)])
         remove = journal.remove
 
-        def removed(disk: Disk, place: str, undo: Undo) -> None:
+        def removed(disk: Disk, place: str, undo: Undo, beside: Access) -> None:
             steps.append("removed")
-            remove(disk, place, undo)
+            remove(disk, place, undo, beside)
 
         monkeypatch.setattr(journal, "remove", removed)
         disk.before["write"] = lambda: steps.append("write")

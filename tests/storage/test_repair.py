@@ -13,6 +13,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedFile, StreamLocked, WriteFailed
+from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex
 from datastreamer.storage.check import verify
 from datastreamer.storage.repair import plan, repair
@@ -150,7 +151,7 @@ def test_a_last_operation_with_a_wrong_hash(tmp_path: Path, same_boot: bool) -> 
 
 
 def test_an_index_that_lies(whole: Path) -> None:
-    index = LmdbIndex(f"{whole}.index", True)
+    index = LmdbIndex(f"{whole}.index", True, Access.private())
     mark = index.watermark()
     assert mark is not None
     index.add([(b"one", 1)], mark)

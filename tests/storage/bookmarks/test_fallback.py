@@ -14,6 +14,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
+from datastreamer.storage.access import Access, Folder
 from datastreamer.storage.bookmarks import builder, environment, fallback
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY, FallbackIndex
 from tests.storage.bookmarks.keeping import (
@@ -42,10 +43,10 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk, real = Disk(), environment._reserve
 
-    def reserve(path: str, size: int) -> None:
+    def reserve(place: Folder, name: str, size: int) -> None:
         if disk.full is not None:
             raise OSError(disk.full, os.strerror(disk.full))
-        real(path, size)
+        real(place, name, size)
 
     monkeypatch.setattr(environment, "_reserve", reserve)
     monkeypatch.setattr(fallback, "_RETRY_SECONDS", 0)
@@ -210,6 +211,6 @@ def test_a_real_full_disk(small_disk: Path, left: int, monkeypatch: pytest.Monke
 
 def test_in_its_own_words(tmp_path: Path, disk: Disk) -> None:
     disk.full = errno.ENOSPC
-    index = FallbackIndex(str(tmp_path / "s.bin"))
+    index = FallbackIndex(str(tmp_path / "s.bin"), Access.private())
     assert (index.watermark(), len(index), index.on_disk, bool(index)) == (None, 0, False, False)
     index.close()
