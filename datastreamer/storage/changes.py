@@ -57,6 +57,7 @@ class ChangeableFile(DurableFile):
                 self._fail(error)
                 raise WriteFailed(self.path, refused(error)) from error
             undo = Undo(self.stream_id, self.epoch, self.header.pack(), offset, old, new)
+            self._clear_journal()
             self.end.unfinished = True
             try:
                 journal.put(self._disk, self._place, undo, self.file.access())
@@ -89,6 +90,17 @@ class ChangeableFile(DurableFile):
                 lambda: self._end_update(undo),
             )
 
+    def _clear_journal(self) -> None:
+        """Whatever is in the place of the journal is not about this stream: no update is under
+        way. Raises `WriteFailed` where it cannot be set aside."""
+        self.ensure_in_place(always=True)
+        try:
+            if self._disk.exists(self._place + journal.SUFFIX):
+                keep_journal(self._disk, self._place, self.path)
+        except OSError as error:
+            why = f"{self._place}{journal.SUFFIX} is in the way of the journal of an update"
+            raise WriteFailed(self.path, f"{why}: {refused(error)}; move it elsewhere") from error
+
     def _end_update(self, undo: Undo) -> None:
         # Who finds no journal has to find the mark, after a power cut too.
         self.file.sync()
@@ -108,11 +120,14 @@ class ChangeableFile(DurableFile):
         leaves has changes applied again. Raises `WriteFailed`."""
         with self.alone():
             self.ensure_writable()
-            start, end = records.put_agreement(self._page, agreement)
+            page = bytearray(self._page)
+            start, end = records.put_agreement(page, agreement)
             try:
-                self.file.write(memoryview(self._page)[start:end], start)
+                self.file.write(memoryview(page)[start:end], start)
             except OSError as error:
+                self.end.refused()
                 raise WriteFailed(self.path, refused(error)) from error
+            self._page[start:end] = page[start:end]
 
     def give_up(self, head: Head) -> EntriesLost:
         """Go back to `head`, behind which the entries could not be brought to disk."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import CommitInDoubt, WriteFailed
+from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.storage.doubt import raised_after
 from datastreamer.storage.record import Head
 from datastreamer.storage.writer import PendingCommit
@@ -71,6 +71,11 @@ class AtomicOp(EntryPacker):
             return
         try:
             self._stream.commit_atomic_op()
+        except EntriesLost:
+            # Others than this operation's are gone, and that is what the caller has to hear.
+            if self.is_open:
+                self._stream.rollback_atomic_op()
+            raise
         except CommitInDoubt as doubt:
             if not self.is_open:
                 raise
@@ -80,9 +85,10 @@ class AtomicOp(EntryPacker):
                 self._stream.path,
                 f"{why}; the operation was rolled back, and nothing of it is there",
             ) from doubt
-        except Exception:
-            self.close()
-            self._stream._writer().return_claimed()
+        except Exception as error:
+            if self.is_open:
+                with raised_after(error):
+                    self._stream.rollback_atomic_op()
             raise
         except BaseException:
             self.close()

@@ -287,6 +287,10 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     records.put_writer(fresh, Writer(os.getpid(), boot))
     source = records.get_source(page, made.stream_id)
     fresh[records.SOURCE_OFFSETS[0] :] = bytes(HEADER_PAGE_SIZE - records.SOURCE_OFFSETS[0])
+    claim = records.get_claim(page)
+    if claim is not None:
+        # The next open for writing returns the space of an operation that was cut off.
+        records.put_claim(fresh, claim._replace(epoch=made.epoch))
     if source is not None and source != Source():
         for copy in range(len(records.SOURCE_OFFSETS)):
             records.put_source(fresh, copy, made.stream_id, source)

@@ -40,7 +40,7 @@ from datastreamer.storage.file import StreamFile
 from datastreamer.storage.newfile import new_file, remove_left_overs
 from datastreamer.storage.reader import Reader, doubt, end_of
 from datastreamer.storage.record import CommitRecord, Head, Source, SyncedHeader
-from datastreamer.storage.recovery import NO_HASH, changing, visible
+from datastreamer.storage.recovery import NO_HASH, changing, undone_by, visible
 from datastreamer.storage.watch import Changes, Watch, steady_page
 
 _log = logging.getLogger(__name__)
@@ -193,8 +193,7 @@ def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> bytes:
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         page = steady_page(source.file)
-        journals = place is not None and disk.exists(place + journal.SUFFIX)
-        if not changing(page) and not journals:
+        if not changing(page) and not _has_journal(source, place, disk, page):
             return page
         if not source.file.locked_elsewhere() and steady_page(source.file) == page:
             raise StreamFileError(
@@ -208,6 +207,15 @@ def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> bytes:
                 f"busy: a truncation or update is under way for {_PATIENCE_SECONDS:g} s; try again",
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: bytes) -> bool:
+    """Whether the journal of an update is there that is about the file as it is. One that is not
+    means nothing: the next writer sets it aside."""
+    if place is None:
+        return False
+    undo = journal.find(disk, place, source.file.access())
+    return undo is not None and undone_by(undo, source.file, page) is not None
 
 
 def _publish(

@@ -425,7 +425,10 @@ class DataStream(StreamView):
     def sync_policy(self, sync: SyncPolicy) -> None:
         _check_policy(sync)
         self._ensure_open()
-        self._writer().policy = sync
+        file = self._writer()
+        if file.failed:
+            self._mend()
+        file.policy = sync
 
     def sync(self) -> None:
         """Return when all that is committed is on disk, whatever the policy.
@@ -534,7 +537,10 @@ class DataStream(StreamView):
     def note_agreement(self, agreement: Agreement | None) -> None:
         """Keep in the file with which state of an upstream it agrees."""
         self._ensure_open()
-        self._writer().note_agreement(agreement)
+        file = self._writer()
+        if file.failed:
+            self._mend()
+        file.note_agreement(agreement)
 
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()

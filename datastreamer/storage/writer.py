@@ -7,7 +7,6 @@ or of operations' state; `stream.py` does.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -296,13 +295,9 @@ class StreamWriter(ChangeableFile):
             self.file.write(memoryview(self._page)[slice(*span)], span[0])
         except OSError as error:
             raise self._write_failed(error) from error
-        self._note_claimed()
-
-    def _note_claimed(self) -> None:
-        if self._claimed is None:
-            self._claimed = self._room.size
-            # `commit` has to look.
-            self.end.limit = -1
+        self._claimed = self._room.size
+        # `commit` has to look.
+        self.end.limit = -1
 
     def return_claimed(self) -> None:
         """The operation that was open is over without a commit: nothing of it is written any
@@ -389,7 +384,7 @@ class StreamWriter(ChangeableFile):
                 raise EntriesLost(self.path, end.written.entries, begins.entries)
             self._abandon_taken_back()
             if packer.total_length >= self._room.size:
-                self._note_claimed()
+                self._claim()
                 self._make_room(packer.total_length)
             placed = None if hasher is None else hasher()
             visible = sync or policy != "commit"
@@ -502,8 +497,18 @@ class StreamWriter(ChangeableFile):
                 try:
                     self._finish_placing(wanted=False)
                     self._settle_all()
+                    self.return_claimed()
                     self._leave_clean()
-                    self._ensure_in_place_at_close()
+                except CommitInDoubt as doubt:
+                    elsewhere = self._elsewhere_at_close()
+                    if elsewhere is None:
+                        raise
+                    what = f"{doubt.what}; besides, {elsewhere.what}"
+                    raise CommitInDoubt(self.path, what) from doubt
+                else:
+                    elsewhere = self._elsewhere_at_close()
+                    if elsewhere is not None:
+                        raise elsewhere
                 finally:
                     self._closed = True
                     self.end.limit = -1
@@ -519,8 +524,14 @@ class StreamWriter(ChangeableFile):
         except CommitInDoubt as doubt:
             if not self._mendable:
                 # Cut off by a signal, as a rule. What was acknowledged before is not at fault.
-                with contextlib.suppress(OSError):
+                try:
                     self.file.sync()
+                except OSError as error:
+                    base, written = self.end.base.entries, self.written.entries
+                    if written > base:
+                        what = f"entries {base} to {written - 1} may not be on disk"
+                        why = f"{doubt.what}; {what}: {refused(error)}"
+                        raise CommitInDoubt(self.path, why) from doubt
                 raise
             if self._header_ahead or self.end.base != self.written:
                 raise self.in_doubt(_CLOSED) from doubt
@@ -540,7 +551,8 @@ class StreamWriter(ChangeableFile):
                 refused(error),
             )
 
-    def _ensure_in_place_at_close(self) -> None:
+    def _elsewhere_at_close(self) -> FileReplaced | None:
+        """The error where the path does not lead to the file that is about to be closed."""
         why = self.opened_by.difference()
         if why:
             entries = self.written.entries
@@ -549,11 +561,22 @@ class StreamWriter(ChangeableFile):
                 f"{why}; the stream is closed, and its {entries} entries are not at this path as "
                 "far as that can be looked up",
             )
-            raise self._closed_elsewhere
+        return self._closed_elsewhere
 
 
 def locked_by(page: bytes, path: str) -> StreamLocked:
-    """The error for a lock that somebody else holds; the header page says who."""
+    """The error for a lock that another process holds. The header page names the process that
+    opened the stream last: while another one is about to, or repairs it, that one has ended."""
     writer = records.get_writer(page)
-    known = writer is not None and writer.boot_id == boot_id()
+    known = writer is not None and writer.boot_id == boot_id() and _is_alive(writer.pid)
     return StreamLocked(path, writer.pid if writer and known else 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True

@@ -327,3 +327,16 @@ def test_half_an_update_behind_which_another_program_wrote(path: Path) -> None:
     with pytest.raises(DamagedEntry, match="a crash cut off the update of an entry"):
         DataStream.open(kept, read_only=True)
     assert "half of an update" in verify(kept).problems[-1].what
+
+
+def test_a_journal_that_means_nothing_is_in_nobody_s_way(path: Path) -> None:
+    """Neither in that of a snapshot beside the writer, nor of the writer's own update."""
+    with DataStream.create(path, index="memory") as stream:
+        add(stream, [(1, OLD)])
+        Path(f"{path}{SUFFIX}").write_bytes(b"nothing")
+        assert snapshot(path, path.with_name("copy.bin")).header.total_entries == 1
+        stream.update_entry(0, 1, NEW)
+        add(stream, [(1, OLD)])
+        assert items(stream) == [(1, NEW), (1, OLD)]
+    assert not Path(f"{path}{SUFFIX}").exists()
+    assert [it.read_bytes() for it in path.parent.glob("*.unused")] == [b"nothing"]

@@ -17,6 +17,7 @@ from datastreamer.errors import (
     StreamLocked,
 )
 from datastreamer.storage import record as records
+from datastreamer.storage.disk import OsDisk
 from tests.storage.made import (
     FIRST,
     ONE,
@@ -253,3 +254,18 @@ def test_a_forked_child_has_nothing_of_the_stream(tmp_path: Path) -> None:
         assert stream.bookmark(b"k") == 5
         with pytest.raises(StreamLocked):
             DataStream.open(path)
+
+
+def test_a_writer_that_has_ended_is_not_named(tmp_path: Path) -> None:
+    """The lock's holder writes its process id late in its open, and `repair` at its end."""
+    path = make(tmp_path / "s.bin", ONE)
+    with Other(path) as other:
+        ended = other.pid
+    holder = OsDisk().open(str(path), write=True)
+    try:
+        assert holder.lock()
+        with pytest.raises(StreamLocked, match="another process") as caught:
+            DataStream.open(path)
+        assert caught.value.pid != ended
+    finally:
+        holder.close()

@@ -18,6 +18,7 @@ from datastreamer.errors import WriteFailed
 from datastreamer.format import Header
 from datastreamer.storage import record as records
 from datastreamer.storage.bookmarks import trust
+from datastreamer.storage.repair import repair
 from tests.storage.made import FIRST, PAGE, FaultyDisk, items, size_of
 
 SMALL = FIRST + PAGE
@@ -325,3 +326,34 @@ def test_memory_of_a_million_bookmarks(tmp_path: Path) -> None:
         [sys.executable, "-c", code, tmp_path / "s.bin"], check=True, capture_output=True, text=True
     )
     assert int(done.stdout) < 40_000  # kB; 150,000 with an object for each
+
+
+GROWING = """
+import os, sys
+from datastreamer import DataStream
+from datastreamer.storage.disk import OsFile
+stream = DataStream.open(sys.argv[1], index="memory")
+stream.start_atomic_op()
+for number in range(3):
+    stream.add_entry(1, bytes([number + 1]) * 1_000_000)
+OsFile.commit = OsFile.sync = lambda *words: os._exit(0)  # the file has grown by then
+stream.commit_atomic_op()
+"""
+
+
+def test_the_space_of_a_commit_that_was_killed(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", GROWING, path], check=True)
+    assert size_of(path) > SMALL
+    with DataStream.open(path, index="memory") as stream:
+        assert stream.total_entries == 2
+    assert size_of(path) == SMALL
+
+
+def test_a_repair_leaves_the_space_to_the_next_writer(path: Path) -> None:
+    kill_a_writer(path)
+    with path.open("r+b") as file:
+        file.seek(records.MARK_OFFSET + 20)
+        file.write(b"\xff")
+    repair(path)
+    DataStream.open(path, index="memory").close()
+    assert size_of(path) == SMALL

@@ -109,6 +109,10 @@ class IndexWentBack(IndexFailed):
     """It covers less of the file than it did, and does not hold what it was asked for."""
 
 
+class IndexElsewhere(IndexFailed):
+    """The stream's path leads to another file by now, and the index there is that file's."""
+
+
 class IndexUnmade(IndexFailed):
     """Nothing was ever put into it: its maker was ended before."""
 

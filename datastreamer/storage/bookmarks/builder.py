@@ -18,7 +18,12 @@ from itertools import islice
 from datastreamer.errors import IndexFailed, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import BookmarkIndex, IndexDamaged, Watermark
+from datastreamer.storage.bookmarks.base import (
+    BookmarkIndex,
+    IndexDamaged,
+    IndexElsewhere,
+    Watermark,
+)
 from datastreamer.storage.bookmarks.trust import MovedError, TrustedIndex
 from datastreamer.storage.reader import Cursor
 from datastreamer.storage.record import Head
@@ -67,10 +72,16 @@ class IndexBuilder(TrustedIndex):
             self._keep_up()
 
     def _keep_up(self) -> None:
-        with contextlib.suppress(_InterruptedError), self._writing:
+        def pace() -> None:
+            self._ensure_in_place()
+            self._pause_or_end()
+
+        # An index that is not this stream's stays as it is.
+        with contextlib.suppress(_InterruptedError, IndexElsewhere), self._writing:
             self._settle()
             if self._index is not None:
-                self._index.upkeep(self._pause_or_end)
+                self._ensure_in_place()
+                self._index.upkeep(pace)
 
     def rebuild(self) -> None:
         """Forget the index and build it again from the file."""

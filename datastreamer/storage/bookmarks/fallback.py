@@ -22,6 +22,7 @@ from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
     IndexDamaged,
+    IndexElsewhere,
     IndexUntrusted,
     Pace,
     Watermark,
@@ -143,7 +144,8 @@ class FallbackIndex(BookmarkIndex):
         except BaseException as error:
             if made is not None:
                 made.close()
-                _remove(self._path, self._access)
+                if not isinstance(error, IndexElsewhere):
+                    _remove(self._path, self._access)
             if not (isinstance(error, IndexFailed) and _has_no_place(error)):
                 raise
             return

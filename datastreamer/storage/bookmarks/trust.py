@@ -20,6 +20,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
 from datastreamer.storage.bookmarks.base import (
     BookmarkIndex,
+    IndexElsewhere,
     IndexReadOnly,
     IndexUntrusted,
     Watermark,
@@ -136,10 +137,11 @@ class TrustedIndex:
         index.clear()
 
     def _ensure_in_place(self) -> None:
-        """Raises `IndexFailed` where the index at the stream's path is another file's by now."""
+        """Raises `IndexElsewhere` where the index at the stream's path is another file's by now."""
         why = "" if self._opened_by is None else self._opened_by.difference()
         if why:
-            raise IndexFailed(self._path, f"{why}; the bookmark index there is not this stream's")
+            what = f"{why}; the bookmark index there is not this stream's"
+            raise IndexElsewhere(self._path, what)
 
     def _mark(self, upto: Head) -> Watermark:
         return Watermark(upto.length, upto.entries, self._identity(upto.length))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.errors import IndexFailed
+from datastreamer.errors import FileReplaced, IndexFailed
 from datastreamer.storage.access import Access, Folder
 from datastreamer.storage.bookmarks import builder, environment, fallback
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY, FallbackIndex
@@ -214,3 +214,22 @@ def test_in_its_own_words(tmp_path: Path, disk: Disk) -> None:
     index = FallbackIndex(str(tmp_path / "s.bin"), Access.private())
     assert (index.watermark(), len(index), index.on_disk, bool(index)) == (None, 0, False, False)
     index.close()
+
+
+def test_another_stream_s_index_is_left_alone(path: Path, disk: Disk) -> None:
+    """The file is replaced while its writer keeps the index in memory: the index that the new
+    file's writer makes is not overwritten when there is room."""
+    disk.full = errno.ENOSPC
+    first = DataStream.open(path, index=LMDB_OR_MEMORY)
+    disk.full = None
+    path.rename(path.with_name("moved.bin"))
+    make(path, *HISTORY[:1], index="memory")
+    with DataStream.open(path) as second:
+        second.bookmarks.wait()
+        first.bookmarks.wait()
+        assert not first.bookmarks.on_disk
+        check(second, known_of(path))
+    check_index(path, known_of(path))
+    with pytest.raises(FileReplaced):
+        first.close()
+    check_index(path, known_of(path))
