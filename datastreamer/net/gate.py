@@ -100,6 +100,8 @@ class Gate:
         self._by_address: Counter[str] = Counter()
         self._turns = turns
         self._of_publishers = min(_PUBLISHERS, reserved) if publishing else 0
+        # Publishers that have a place.
+        self._publishers = 0
         self._provisional: FairSlots[Place] | None = (
             FairSlots(PROVISIONAL_CLIENTS) if reserved else None
         )
@@ -166,6 +168,7 @@ class Gate:
     def _seat(self, place: Place) -> None:
         place.held, place.short_of = True, ""
         self.clients += 1
+        self._publishers += place.standing is Standing.PUBLISHER
         self._counts.accepted += 1
         self._note(place.host, +1)
         self.note_room()
@@ -174,12 +177,15 @@ class Gate:
 
     def prove(self, place: Place, standing: Standing, now: float) -> bool:
         """The client has proven who it is: whether it has a place now."""
-        place.standing = max(place.standing, standing)
+        before, place.standing = place.standing, max(place.standing, standing)
+        if place.held:
+            publishes = place.standing is Standing.PUBLISHER
+            self._publishers += publishes and before is not Standing.PUBLISHER
         if place.held or place.over:
             return place.held
         most = self._limits.max_clients + self.reserved
         if standing is not Standing.PUBLISHER:
-            most -= self._of_publishers
+            most -= max(0, self._of_publishers - self._publishers)
         if self.clients >= most and not self._evict(standing, now):
             self._dismiss(place, now)
             return False
@@ -212,6 +218,7 @@ class Gate:
         if place.held:
             place.held = False
             self.clients -= 1
+            self._publishers -= place.standing is Standing.PUBLISHER
             self._note(place.host, -1)
             self.note_room()
         else:

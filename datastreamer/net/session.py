@@ -303,6 +303,8 @@ class Session:
                 continue
             if self._proof.undecided and not self._proof.allows(event):
                 self.reason = self.reason or REFUSED
+                if answers:
+                    await answers.send()
                 return
             # The most frequent question has the shortest way.
             if type(event) is EntryQuery and self._pace is None and not live.changing:

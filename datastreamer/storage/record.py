@@ -10,11 +10,11 @@ offset    record                        written
 1024      synced header, slot 1
 1536      visible mark, 48 bytes        last of all: how far readers may go
 2048      writer, 64 bytes              when a writer opens
+2304      source, the second copy       after the first one is on disk
 2560      doubt, 128 bytes              while a failed sync is got over
 3072      changes, 408 bytes            before a truncation or update
 3584      source, 64 bytes              before a lease to publish is granted
 3712      upstream, 80 bytes            by a relay, after it has applied a change
-3840      source, the same again        after the first copy is on disk
 4032      claim, 48 bytes               when an operation begins to place its bytes
 ========  ============================  ==========================================
 
@@ -48,7 +48,7 @@ WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
 CHANGES_SIZE: Final = 512
-SOURCE_OFFSETS: Final = (3584, 3840)
+SOURCE_OFFSETS: Final = (3584, 2304)  # in two sectors: one that is lost takes one copy
 UPSTREAM_OFFSET: Final = 3712
 CLAIM_OFFSET: Final = 4032
 

@@ -287,6 +287,8 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     records.put_writer(fresh, Writer(os.getpid(), boot))
     source = records.get_source(page, made.stream_id)
     fresh[records.SOURCE_OFFSETS[0] :] = bytes(HEADER_PAGE_SIZE - records.SOURCE_OFFSETS[0])
+    second = records.SOURCE_OFFSETS[1]
+    fresh[second : second + records.SOURCE_SIZE] = bytes(records.SOURCE_SIZE)
     claim = records.get_claim(page)
     if claim is not None:
         # The next open for writing returns the space of an operation that was cut off.

@@ -137,6 +137,22 @@ def test_two_of_the_reserved_places_are_for_publishers() -> None:
     assert not door.prove(door.come(), Standing.PUBLISHER)
 
 
+def test_places_of_publishers_that_they_have_are_not_kept_free_once_more() -> None:
+    door = Door(reserved=4, publishing=True, max_clients=1)
+    reader = door.come()
+    assert door.prove(door.come(), Standing.PUBLISHER)
+    for _ in range(2):
+        assert door.prove(door.come())
+    assert not door.prove(door.come())
+    door.leave(reader)
+    publisher = door.come()
+    assert door.prove(publisher, Standing.PUBLISHER)  # in an ordinary place
+    assert door.prove(door.come())
+    door.leave(publisher)
+    assert not door.prove(door.come())
+    assert door.prove(door.come(), Standing.PUBLISHER)
+
+
 def test_the_limit_of_an_address_is_not_that_of_who_proves_it() -> None:
     door = Door(reserved=1, max_clients=10, max_clients_per_address=1)
     assert door.placed()

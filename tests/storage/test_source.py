@@ -166,6 +166,14 @@ def test_damage_to_both_copies_is_never_no_epoch(granted: Path) -> None:
         source_of(granted)
 
 
+@pytest.mark.parametrize("sector", [2048, 3584])
+def test_a_sector_that_reads_as_zeros_is_not_no_epoch(granted: Path, sector: int) -> None:
+    before = source_of(granted)
+    assert before.epoch
+    overwrite(granted, sector, bytes(512))
+    assert source_of(granted) == before
+
+
 def test_a_whole_record_of_another_stream_is_not_taken_for_none(
     granted: Path, tmp_path: Path
 ) -> None:
