@@ -326,7 +326,7 @@ class DataStream(StreamView):
         pending = None
         if wait:
             bookmarks, keeper = op.bookmarks, self._keeper
-            if bookmarks != [] or keeper is None:
+            if bookmarks or bookmarks is None or keeper is None:
                 self._tell(bookmarks, start, head, file.end.base)
             else:
                 keeper.passed(start, head, file.end.base)
