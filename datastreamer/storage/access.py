@@ -140,10 +140,12 @@ def make_folder(path: str, access: Access) -> None:
         if not os.path.isdir(path):
             raise
         return
-    with contextlib.suppress(OSError):
-        found = os.lstat(path)
-        if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
-            os.chmod(path, found.st_mode & (access.folder_mode(found.st_gid) | 0o7000))
+    # Another user may have put something else in its place by now.
+    fd, found = _open_folder(path, access)
+    try:
+        _narrow(fd, found, access.folder_mode(found.st_gid))
+    finally:
+        os.close(fd)
 
 
 class Folder:
@@ -166,18 +168,8 @@ class Folder:
     ) -> None:
         if write and not os.path.lexists(path):
             make_folder(path, access)
+        self.fd, found = _open_folder(path, access)
         try:
-            self.fd = os.open(path, _FOLDER)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                why = access.distrusts(os.lstat(path)) or "is not a folder"
-                raise UntrustedFile(path, why) from None
-            raise
-        try:
-            found = os.fstat(self.fd)
-            why = access.distrusts(found)
-            if why:
-                raise UntrustedFile(path, why)
             most = access.folder_mode(found.st_gid)
             if narrow:
                 found = _narrow(self.fd, found, most)
@@ -225,6 +217,26 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _open_folder(path: str, access: Access) -> tuple[int, os.stat_result]:
+    """A descriptor of a folder beside a stream, and whose it is. Raises `UntrustedFile`."""
+    try:
+        fd = os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            why = access.distrusts(os.lstat(path)) or "is not a folder"
+            raise UntrustedFile(path, why) from None
+        raise
+    try:
+        found = os.fstat(fd)
+        why = access.distrusts(found)
+        if why:
+            raise UntrustedFile(path, why)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found
 
 
 def _group_in(folder: os.stat_result) -> int:

@@ -29,7 +29,7 @@ from datastreamer.errors import (
     UntrustedFile,
 )
 from datastreamer.storage import journal
-from datastreamer.storage.access import Access
+from datastreamer.storage.access import Access, make_folder
 from datastreamer.storage.bookmarks import environment
 from datastreamer.storage.bookmarks.base import LMDB_ANEW
 from datastreamer.storage.check import verify
@@ -602,6 +602,34 @@ def test_the_folder_is_changed_between_the_check_and_lmdb(
         assert writer.bookmark(KEY) == 4
     assert items_in(tmp_path) == before
     assert folder.is_symlink()
+
+
+def test_a_new_folder_is_changed_before_its_permissions_are_set(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour who may rename puts a link in its place; what it leads to keeps its mode."""
+    target, folder, mkdir = tmp_path / "target", shared / "folder", os.mkdir
+    target.mkdir()
+    target.chmod(0o777)
+
+    def swapped(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        os.rename(path, path + ".elsewhere")
+        os.symlink(target, path)
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    lstat = os.lstat
+
+    def looked_at_before(path: str) -> os.stat_result:
+        return lstat(path + ".elsewhere" if path == str(folder) else path)
+
+    for look in (lstat, looked_at_before):
+        monkeypatch.setattr(os, "lstat", look)
+        shutil.rmtree(str(folder) + ".elsewhere", ignore_errors=True)
+        folder.unlink(missing_ok=True)
+        with pytest.raises(UntrustedFile):
+            make_folder(str(folder), Access.private())
+        assert stat.S_IMODE(target.stat().st_mode) == 0o777
 
 
 def test_a_stream_may_be_opened_by_a_symbolic_link(stream: Path, tmp_path: Path) -> None:
