@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -242,6 +243,70 @@ def test_the_stream_s_group_reads_in_a_folder_that_hands_it_on(stream: Path) -> 
         "s.bin.index/lock.mdb": 0o640,
         "out.bin": 0o640,
     }
+
+
+def access_list(path: Path, kind: str, user: int, group: int, other: int) -> None:
+    """A list that gives the neighbour `user`, by the system's bytes."""
+    nobody = 0xFFFFFFFF
+    mask = 7 if kind == "default" else user | group
+    entries = [(1, 7, nobody), (2, user, NEIGHBOUR), (4, group, nobody)]
+    entries += [(0x10, mask, nobody), (0x20, other, nobody)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, f"system.posix_acl_{kind}", packed)
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"this file system has no access control lists: {error}")
+
+
+def lists(folder: Path) -> dict[str, list[str]]:
+    """The access control lists of all that is there but the stream."""
+    found = {
+        str(path.relative_to(folder)): [name for name in os.listxattr(path) if "acl" in name]
+        for path in folder.rglob("*")
+        if path.name != "s.bin"
+    }
+    return {name: lists for name, lists in found.items() if lists}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o660, 0o644])
+@pytest.mark.parametrize("kind", MADE)
+def test_the_folder_s_default_list_lets_nobody_in(stream: Path, kind: str, mode: int) -> None:
+    stream.chmod(mode)
+    access_list(stream.parent, "default", 7, 5, 0)
+    MADE[kind](stream)
+    assert permissions(stream.parent)
+    if kind not in PRIVATE:
+        assert lists(stream.parent) == {}
+    # With a list these are the most that it allows.
+    most = 0o700 if kind in PRIVATE else mode | (mode & 0o444) >> 2
+    assert [oct(got) for got in permissions(stream.parent).values() if got & 0o077 & ~most] == []
+
+
+def test_a_writer_removes_the_lists_of_an_index(stream: Path) -> None:
+    stream.chmod(0o660)
+    index(stream)
+    folder = stream.with_name("s.bin.index")
+    for path in (folder, folder / "data.mdb", folder / "lock.mdb"):
+        access_list(path, "access", 7, 7, 0)
+    access_list(folder, "default", 7, 7, 0)
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is None
+    index(stream)
+    assert lists(stream.parent) == {}
+
+
+@pytest.mark.parametrize(
+    ("user", "other", "allowed"), [(6, 0, 0o600), (0, 4, 0o600), (4, 4, 0o644), (6, 6, 0o644)]
+)
+def test_a_stream_that_has_a_list(stream: Path, user: int, other: int, allowed: int) -> None:
+    """Its files allow what each of those on the list may do."""
+    access_list(stream, "access", user, 4, other)
+    with umask(0):
+        index(stream)
+        snapshot_file(stream)
+    assert {got & 0o666 for got in permissions(stream.parent).values()} == {allowed}
+    assert lists(stream.parent) == {}
 
 
 def test_an_index_follows_a_stream_whose_permissions_are_taken_away(stream: Path) -> None:
