@@ -168,7 +168,8 @@ class Folder:
     `path` leads to the open folder, whatever becomes of its name, where the system has a way to
     say so (Linux). `names` are the files that are used in it: those that exist are checked.
     With `write` the folder is made if it is missing. With `narrow` it, and its files, lose the
-    permissions that go beyond the stream's. Raises `UntrustedFile` and `OSError`.
+    permissions that go beyond the stream's. `irregular` are those of the names that are no regular
+    files: to open a named pipe would wait for its other end. Raises `UntrustedFile` and `OSError`.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class Folder:
         try:
             most = access.folder_mode(found.st_gid)
             self.file_mode = access.file_mode(_group_in(found))
+            self.irregular: list[str] = []
             if narrow:
                 found = _narrow(self.fd, found, most)
                 try:
@@ -193,8 +195,7 @@ class Folder:
                 except OSError:  # the folder is another trusted user's; new files inherit the list
                     self.file_mode = 0o600
             if _writable_beyond(self.fd, found, most):
-                mode = stat.S_IMODE(found.st_mode)
-                raise UntrustedFile(path, f"can be changed by other users (its mode is {mode:04o})")
+                raise _changeable(path, found)
             link = f"/proc/self/fd/{self.fd}"
             self.path = link if _LINUX and os.path.isdir(link) else path
             for name in names:
@@ -214,13 +215,18 @@ class Folder:
         if why:
             raise UntrustedFile(os.path.join(path, name), why)
         most = access.file_mode(found.st_gid)
-        if not narrow:
-            return
         # By its name: to open a lock file and close it would give up this process's locks on it.
-        with contextlib.suppress(PermissionError):
-            if found.st_mode & 0o666 & ~most:
-                os.chmod(name, found.st_mode & most, dir_fd=self.fd)
-            _drop_acl(os.path.join(self.path, name), most)
+        file = os.path.join(self.path, name)
+        if narrow:
+            with contextlib.suppress(PermissionError):
+                if found.st_mode & 0o666 & ~most:
+                    os.chmod(name, found.st_mode & most, dir_fd=self.fd)
+                    found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                _drop_acl(file, most)
+        if not stat.S_ISREG(found.st_mode):
+            self.irregular.append(name)
+        elif _writable_beyond(file, found, most):
+            raise _changeable(os.path.join(path, name), found)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -282,6 +288,11 @@ def _least_listed(file: int | str) -> int | None:
         if tag != _ACL_OWNER:
             least &= allowed
     return least
+
+
+def _changeable(path: str, found: os.stat_result) -> UntrustedFile:
+    mode = stat.S_IMODE(found.st_mode)
+    return UntrustedFile(path, f"can be changed by other users (its mode is {mode:04o})")
 
 
 def _writable_beyond(file: int | str, found: os.stat_result, most: int) -> bool:

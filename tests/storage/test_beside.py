@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -496,6 +497,50 @@ def test_an_index_folder_that_others_can_change(stream: Path) -> None:
         assert reader.bookmarks._index is not None
 
 
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_an_index_file_that_others_can_change(
+    stream: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A writer that owns it closes it; a reader does without."""
+    index(stream)
+    file = stream.with_name("s.bin.index") / name
+    file.chmod(0o666)
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is None
+    assert f"{name}: can be changed by other users (its mode is 0666)" in caplog.text
+    report = verify(stream)
+    assert report.ok
+    assert any("can be changed by other users" in note for note in report.notes)
+    index(stream)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is not None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lists the open descriptors")
+def test_a_forked_child_does_not_keep_the_index_folder_open(stream: Path) -> None:
+    folder = os.path.realpath(stream.with_name("s.bin.index"))
+
+    def is_open() -> bool:
+        with os.scandir("/proc/self/fd") as entries:
+            names = [entry.path for entry in entries]
+        return any(os.path.lexists(name) and os.readlink(name) == folder for name in names)
+
+    with DataStream.open(stream) as writer:
+        assert is_open()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os._exit(is_open())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert is_open()
+        add(writer, OPERATION)
+        assert writer.bookmark(KEY) == 4
+
+
 @as_root
 def test_a_journal_of_another_user_is_not_put_back(
     stream: Path, caplog: pytest.LogCaptureFixture
@@ -695,6 +740,16 @@ def test_a_new_folder_is_changed_before_its_permissions_are_set(
         with pytest.raises(UntrustedFile):
             make_folder(str(folder), Access.private())
         assert stat.S_IMODE(target.stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_a_pipe_in_the_place_of_a_cursor(stream: Path, name: str) -> None:
+    lmdb_cursor(stream)
+    pipe = stream.with_name("cursor") / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(CursorFailed, match=f"{name}: is no file"):
+        lmdb_cursor(stream)
 
 
 def test_a_stream_may_be_opened_by_a_symbolic_link(stream: Path, tmp_path: Path) -> None:
