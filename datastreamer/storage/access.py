@@ -162,6 +162,15 @@ def make_folder(path: str, access: Access) -> None:
         os.close(fd)
 
 
+def check_folder(path: str, access: Access) -> None:
+    """Whether a folder beside a stream, which may be changed by others, is used at all.
+
+    Raises `UntrustedFile` and `OSError`.
+    """
+    fd, _ = _open_folder(path, access)
+    os.close(fd)
+
+
 class Folder:
     """An open folder beside a stream in which no user that is not trusted can change a name.
 

@@ -742,6 +742,14 @@ def test_a_new_folder_is_changed_before_its_permissions_are_set(
         assert stat.S_IMODE(target.stat().st_mode) == 0o777
 
 
+@pytest.mark.parametrize("name", ["", "data.mdb", "lock.mdb"])
+def test_a_cursor_that_others_can_change(stream: Path, name: str) -> None:
+    lmdb_cursor(stream)
+    stream.parent.joinpath("cursor", name).chmod(0o777)
+    with pytest.raises(CursorFailed, match="can be changed by other users"):
+        lmdb_cursor(stream)
+
+
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
 def test_a_pipe_in_the_place_of_a_cursor(stream: Path, name: str) -> None:
     lmdb_cursor(stream)
@@ -757,6 +765,66 @@ def test_a_stream_may_be_opened_by_a_symbolic_link(stream: Path, tmp_path: Path)
     link.symlink_to(stream)
     index(link)
     assert verify(link).ok
+
+
+# In an export's folder.
+
+
+def test_an_export_s_out_may_be_a_symbolic_link(stream: Path, tmp_path: Path) -> None:
+    """The operator names it, as the stream's own path."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (stream.parent / "parts").symlink_to(target)
+    export(stream, stream.parent / "parts")
+    assert [path.suffix for path in target.iterdir()] == [".parquet"]
+    export(stream, stream.parent / "parts", "all", on_error="null")
+    assert (target / "entries").is_dir()
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_in_the_place_of_a_table_s_folder(
+    stream: Path, tmp_path: Path, dangling: bool
+) -> None:
+    out, target = stream.parent / "out", tmp_path / "target"
+    out.mkdir()
+    if not dangling:
+        target.mkdir()
+    (out / "entries").symlink_to(target)
+    why = "cannot be made" if dangling else "is a symbolic link, which is not followed here"
+    with pytest.raises(StreamFileError, match=why):
+        export(stream, out, "all", on_error="null")
+    assert dangling != target.exists()
+    assert items_in(tmp_path) == {}
+
+
+def test_a_link_in_the_place_of_a_part(stream: Path, tmp_path: Path) -> None:
+    out = stream.parent / "out"
+    export(stream, out)
+    [part] = out.iterdir()
+    part.rename(tmp_path / "part")
+    part.symlink_to(tmp_path / "part")
+    with DataStream.open(stream, index="memory") as writer:
+        add(writer, OPERATION)
+    with pytest.raises(UntrustedFile, match="is a symbolic link"):
+        export(stream, out)
+    assert list(out.iterdir()) == [part]
+
+
+@as_root
+def test_an_export_s_folders_of_another_user(stream: Path) -> None:
+    """They are not used, unless they are those of the owner of OUT."""
+    out = stream.parent / "out"
+    export(stream, out, "all", on_error="null")
+    with DataStream.open(stream, index="memory") as writer:
+        add(writer, OPERATION)
+    [part] = (out / "entries").iterdir()
+    for path in (out / "entries", part):
+        os.chown(path, NEIGHBOUR, NEIGHBOUR)
+        with pytest.raises(UntrustedFile, match="belongs to user 4000"):
+            export(stream, out, "all", on_error="null")
+        os.chown(path, 0, 0)
+    given_away(out)
+    assert export(stream, out, "all", on_error="null").rows["entries"] == 2
 
 
 def test_a_file_in_the_way_of_a_snapshot(stream: Path) -> None:
