@@ -42,7 +42,7 @@ from datastreamer.errors import (
 )
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.trail import Trail
-from datastreamer.storage.access import Access, make_folder
+from datastreamer.storage.access import Access, check_folder, make_folder
 from datastreamer.storage.view import StreamView
 
 ALL: Final = "all"
@@ -97,6 +97,7 @@ def export(
 ) -> Exported:
     """Write the entries from `start` up to, not including, `stop` (None: the head now).
 
+    `out` may be a symbolic link; the parts, and the folders of the tables, may not.
     `out` that ends in .parquet, .jsonl or .csv is one file, which must not be there; the names of
     other files (.json, .gz, ...) are refused. Everything else is a folder of Parquet files, named
     by their entries; with the table "all" it has a folder for each table. An export to a folder
@@ -141,6 +142,11 @@ def export(
                 raise BadRange(f"stop {stop} stands before start {start}")
             # Who could not read the stream cannot read what is made of it.
             access = stream.access if isinstance(stream, StreamView) else Access.by_umask()
+            if not single:
+                # The operator names OUT, as the stream: it may be a link, and anyone's folder. In
+                # it no link is followed, and OUT's owner is trusted.
+                _make(path, access)
+                access = access._replace(uid=os.stat(path).st_uid)
             job = _Job(
                 stream,
                 access,
@@ -157,7 +163,9 @@ def export(
             with contextlib.ExitStack() as stack:
                 # A table's folder may be another export's OUT.
                 for folder in dict.fromkeys((path, *folders.values())):
-                    _make(folder, access)
+                    if folder != path:
+                        _make(folder, access)
+                        check_folder(str(folder), access)
                     stack.enter_context(locked(folder))
                 return job.to_folders(folders, start, stop)
     except DatastreamerError:
@@ -271,7 +279,7 @@ class _Job:
 
     def _check(self, part: Part) -> None:
         """Whether a part is of this stream, and has the form that the next one will have."""
-        found, position, version = read_back(part)
+        found, position, version = read_back(part, self._access)
         path = str(part.path)
         if position.stream != self._identity:
             raise StreamFileError(

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from datastreamer.arrow.tables import NAMES
 from datastreamer.errors import BadPosition, FileExists, StreamFileError
 from datastreamer.position import Position
-from datastreamer.storage.access import Access, create_file
+from datastreamer.storage.access import Access, create_file, open_file
 from datastreamer.storage.disk import OsDisk
 
 _NAME: Final = re.compile(
@@ -205,11 +205,14 @@ def publish(temporary: Path, path: Path) -> None:
         raise FileExists(str(path), "something stands there already") from None
 
 
-def read_back(part: Part) -> Told:
-    """What a part tells. Raises `StreamFileError` where it is no part that was written here."""
+def read_back(part: Part, access: Access) -> Told:
+    """What a part tells. Raises `StreamFileError` where it is no part that was written here, and
+    `UntrustedFile`."""
     try:
-        file = pq.ParquetFile(part.path)
-        with file:
+        with (
+            open(open_file(str(part.path), access, write=False), "rb") as opened,
+            pq.ParquetFile(opened) as file,
+        ):
             schema, metadata = file.schema_arrow, file.metadata.metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise StreamFileError(str(part.path), f"it cannot be read: {reason(error)}") from None

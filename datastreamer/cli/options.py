@@ -219,8 +219,8 @@ AllowReadableSecretsOption = Annotated[
     typer.Option(
         "--allow-readable-secrets",
         callback=_allow_readable_secrets,
-        help="Accept files of tokens and private keys that other users can read, such as secrets "
-        "that a container mounts.",
+        help="Accept files of tokens and private keys that other users own or can read, "
+        "such as secrets that a container mounts.",
     ),
 ]
 

@@ -77,8 +77,8 @@ def is_token(shown: bytes, tokens: list[bytes]) -> bool:
 
 
 def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
-    """The tokens in a file, one a line; at least one. Raises `UsageError`, also if other users can
-    read the file."""
+    """The tokens in a file, one a line; at least one. Raises `UsageError`, also if other users
+    own or can read the file."""
     shown = os.fspath(path)
     try:
         content = read_secret(path, _MOST_TOKEN_FILE + 1)

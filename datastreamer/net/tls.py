@@ -35,7 +35,7 @@ class ServerTLS:
     first where none is. With `client_ca` clients must show a certificate of that CA.
 
     The files are read at once, and again by `reload`. Raises `BadCertificate`, also if other users
-    can read a key.
+    own or can read a key.
     """
 
     def __init__(

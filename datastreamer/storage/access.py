@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from datastreamer.errors import UntrustedFile
 _LINUX = sys.platform.startswith("linux")
 _LINK = "is a symbolic link, which is not followed here"
 _ACL = "system.posix_acl_access"
+_DEFAULT_ACL = "system.posix_acl_default"
+_ACL_OWNER = 1
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,11 +39,9 @@ class Access(NamedTuple):
         """Those of an open file."""
         found = os.fstat(fd)
         mode = stat.S_IMODE(found.st_mode)
-        if _LINUX:
-            with contextlib.suppress(OSError):
-                os.getxattr(fd, _ACL)
-                # With a list of users the group's bits are the most that anyone in it may do.
-                mode &= ~0o070 | (mode & 0o007) << 3
+        least = _least_listed(fd)
+        if least is not None:
+            mode = mode & ~0o077 | least << 3 | least
         return cls(found.st_uid, found.st_gid, mode)
 
     @classmethod
@@ -97,12 +98,23 @@ def create_file(path: str, access: Access | None) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     if access is None:
         return os.open(path, flags, 0o644)
-    fd = os.open(path, flags, access.file_mode(_group_in(os.stat(os.path.dirname(path) or "."))))
+    most = access.file_mode(_group_in(os.stat(os.path.dirname(path) or ".")))
+    fd = os.open(path, flags, most)
     try:
+        if _drop_acl(fd, most):
+            # A user on the folder's default list may have it open already. Nobody gets the
+            # next one before the list is gone; as with such a list, the umask has no part in it.
+            os.unlink(path)
+            os.close(fd)
+            fd = -1
+            fd = os.open(path, flags, 0o600)
+            _drop_acl(fd, most)
+            os.fchmod(fd, most)
         found = os.fstat(fd)
         _narrow(fd, found, access.file_mode(found.st_gid))
     except BaseException:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise
     return fd
 
@@ -140,10 +152,23 @@ def make_folder(path: str, access: Access) -> None:
         if not os.path.isdir(path):
             raise
         return
-    with contextlib.suppress(OSError):
-        found = os.lstat(path)
-        if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
-            os.chmod(path, found.st_mode & (access.folder_mode(found.st_gid) | 0o7000))
+    # Another user may have put something else in its place by now.
+    fd, found = _open_folder(path, access)
+    try:
+        most = access.folder_mode(found.st_gid)
+        _narrow(fd, found, most)
+        _drop_acl(fd, most)
+    finally:
+        os.close(fd)
+
+
+def check_folder(path: str, access: Access) -> None:
+    """Whether a folder beside a stream, which may be changed by others, is used at all.
+
+    Raises `UntrustedFile` and `OSError`.
+    """
+    fd, _ = _open_folder(path, access)
+    os.close(fd)
 
 
 class Folder:
@@ -152,7 +177,8 @@ class Folder:
     `path` leads to the open folder, whatever becomes of its name, where the system has a way to
     say so (Linux). `names` are the files that are used in it: those that exist are checked.
     With `write` the folder is made if it is missing. With `narrow` it, and its files, lose the
-    permissions that go beyond the stream's. Raises `UntrustedFile` and `OSError`.
+    permissions that go beyond the stream's. `irregular` are those of the names that are no regular
+    files: to open a named pipe would wait for its other end. Raises `UntrustedFile` and `OSError`.
     """
 
     def __init__(
@@ -166,33 +192,26 @@ class Folder:
     ) -> None:
         if write and not os.path.lexists(path):
             make_folder(path, access)
+        self.fd, found = _open_folder(path, access)
         try:
-            self.fd = os.open(path, _FOLDER)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                why = access.distrusts(os.lstat(path)) or "is not a folder"
-                raise UntrustedFile(path, why) from None
-            raise
-        try:
-            found = os.fstat(self.fd)
-            why = access.distrusts(found)
-            if why:
-                raise UntrustedFile(path, why)
             most = access.folder_mode(found.st_gid)
+            self.file_mode = access.file_mode(_group_in(found))
+            self.irregular: list[str] = []
             if narrow:
                 found = _narrow(self.fd, found, most)
-            if found.st_mode & 0o022 & ~most:
-                mode = stat.S_IMODE(found.st_mode)
-                raise UntrustedFile(path, f"can be changed by other users (its mode is {mode:04o})")
-            group = _group_in(found)
-            self.file_mode = access.file_mode(group)
+                try:
+                    _drop_acl(self.fd, most)
+                except OSError:  # the folder is another trusted user's; new files inherit the list
+                    self.file_mode = 0o600
+            if _writable_beyond(self.fd, found, most):
+                raise _changeable(path, found)
+            link = f"/proc/self/fd/{self.fd}"
+            self.path = link if _LINUX and os.path.isdir(link) else path
             for name in names:
                 self._check(path, name, access, narrow=narrow)
         except BaseException:
             os.close(self.fd)
             raise
-        link = f"/proc/self/fd/{self.fd}"
-        self.path = link if _LINUX and os.path.isdir(link) else path
 
     def _check(self, path: str, name: str, access: Access, *, narrow: bool) -> None:
         try:
@@ -205,9 +224,18 @@ class Folder:
         if why:
             raise UntrustedFile(os.path.join(path, name), why)
         most = access.file_mode(found.st_gid)
-        if narrow and found.st_mode & 0o666 & ~most:
+        # By its name: to open a lock file and close it would give up this process's locks on it.
+        file = os.path.join(self.path, name)
+        if narrow:
             with contextlib.suppress(PermissionError):
-                os.chmod(name, found.st_mode & most, dir_fd=self.fd)
+                if found.st_mode & 0o666 & ~most:
+                    os.chmod(name, found.st_mode & most, dir_fd=self.fd)
+                    found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                _drop_acl(file, most)
+        if not stat.S_ISREG(found.st_mode):
+            self.irregular.append(name)
+        elif _writable_beyond(file, found, most):
+            raise _changeable(os.path.join(path, name), found)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -227,10 +255,80 @@ class Folder:
         self.close()
 
 
+def _open_folder(path: str, access: Access) -> tuple[int, os.stat_result]:
+    """A descriptor of a folder beside a stream, and whose it is. Raises `UntrustedFile`."""
+    try:
+        fd = os.open(path, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            why = access.distrusts(os.lstat(path)) or "is not a folder"
+            raise UntrustedFile(path, why) from None
+        raise
+    try:
+        found = os.fstat(fd)
+        why = access.distrusts(found)
+        if why:
+            raise UntrustedFile(path, why)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found
+
+
 def _group_in(folder: os.stat_result) -> int:
     """The group that a new file in the folder gets."""
     inherits = folder.st_mode & stat.S_ISGID or not _LINUX
     return folder.st_gid if inherits else os.getegid()
+
+
+def _least_listed(file: int | str) -> int | None:
+    """What each of its access control list may do with a file, its owner aside; None: no list.
+
+    The bits of the file's mode do not say it: the group's are the most that anyone listed may do.
+    """
+    if not _LINUX:
+        return None
+    try:
+        packed = os.getxattr(file, _ACL, follow_symlinks=isinstance(file, int))
+    except OSError:
+        return None
+    least = 0o007
+    for tag, allowed, _ in struct.iter_unpack("<HHI", packed[4:]):
+        if tag != _ACL_OWNER:
+            least &= allowed
+    return least
+
+
+def _changeable(path: str, found: os.stat_result) -> UntrustedFile:
+    mode = stat.S_IMODE(found.st_mode)
+    return UntrustedFile(path, f"can be changed by other users (its mode is {mode:04o})")
+
+
+def _writable_beyond(file: int | str, found: os.stat_result, most: int) -> bool:
+    """Whether users may change it who, by `most`, may not."""
+    if found.st_mode & 0o020 and _least_listed(file) is not None:
+        most &= ~0o020 | (most & 0o002) << 3  # the list may name anyone
+    return bool(found.st_mode & 0o022 & ~most)
+
+
+def _drop_acl(file: int | str, most: int) -> bool:
+    """Take the access control lists away that a file or folder may have inherited.
+
+    Unless `most` lets everybody read and write: no list allows more. Whether it had a list.
+    """
+    if not _LINUX or most & 0o066 == 0o066:
+        return False
+    had = False
+    for name in (_ACL, _DEFAULT_ACL):
+        follow = isinstance(file, int)
+        try:
+            os.getxattr(file, name, follow_symlinks=follow)
+            os.removexattr(file, name, follow_symlinks=follow)
+            had = True
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENOSYS, errno.ENOENT):
+                raise
+    return had
 
 
 def _narrow(fd: int, found: os.stat_result, most: int) -> os.stat_result:

@@ -102,6 +102,9 @@ class LmdbCursor:
         try:
             with Folder(self._path, Access.private(), _FILES, write=True) as folder:
                 ensure_local(self._path, "a cursor in LMDB")
+                for file in folder.irregular:
+                    path = os.path.join(self._path, file)
+                    raise CursorFailed(path, "is no file; move it elsewhere")
                 self._environment = lmdb.open(
                     folder.path, map_size=_MAP_SIZE, max_spare_txns=0, mode=folder.file_mode
                 )

@@ -413,7 +413,10 @@ def test_places_that_cannot_be_written_or_read(three: Path, tmp_path: Path) -> N
     part = tmp_path / "out" / "entries-000000000000-000000000000.parquet"
     part.parent.mkdir()
     part.symlink_to(gone)
-    assert told(part.parent) == f"{part}: it cannot be read: No such file or directory"
+    assert told(part.parent) == f"{part}: is a symbolic link, which is not followed here"
+    part.unlink()
+    part.mkdir()
+    assert told(part.parent) == f"{part}: is not a regular file"
 
 
 def test_what_others_keep_in_the_folder_stays(three: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tokens and private keys that other users can read are refused, unless that is allowed."""
+"""Tokens and private keys that other users own or can read are refused, unless that is allowed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_bytes(b"a token")
-    if os.geteuid() == 0:
-        os.chown(path, 4000, 4000)
     return path
 
 
+@pytest.fixture
+def not_root(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token file, and this process, are another user's than root."""
+    if os.geteuid() == 0:
+        os.chown(token_file, 4000, 4000)
+        monkeypatch.setattr(os, "geteuid", lambda: 4000)
+
+
+@pytest.mark.usefixtures("not_root")
 @pytest.mark.parametrize("mode", READABLE)
 def test_a_token_file_that_others_can_read(
     token_file: Path, mode: int, monkeypatch: pytest.MonkeyPatch
@@ -46,10 +53,36 @@ def test_a_token_file_that_others_can_read(
     assert terms.tokens() == [b"a token"]
 
 
+@pytest.mark.usefixtures("not_root")
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
 def test_a_token_file_of_its_owner_alone(token_file: Path, mode: int) -> None:
     token_file.chmod(mode)
     assert read_tokens(token_file) == [b"a token"]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("user", [0, 4001])
+def test_a_token_file_of_another_user(
+    token_file: Path, user: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That user has chosen the token, and can read it."""
+    os.chown(token_file, 4000, 4000)
+    token_file.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(UsageError, match="token: holds a secret, and belongs to user 4000") as why:
+        read_tokens(token_file)
+    assert "\n" not in str(why.value)
+    assert f"chown {user} " in str(why.value)
+    monkeypatch.setenv(ALLOW, "1")
+    assert read_tokens(token_file) == [b"a token"]
+
+
+@AS_ROOT
+def test_a_private_key_of_another_user(tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path, "ca").issue("server")
+    os.chown(key, 4000, 4000)
+    with pytest.raises(BadCertificate, match="belongs to user 4000"):
+        ServerTLS((cert, key))
 
 
 @AS_ROOT

@@ -9,9 +9,11 @@ import contextlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from datastreamer.errors import (
     UntrustedFile,
 )
 from datastreamer.storage import journal
-from datastreamer.storage.access import Access
+from datastreamer.storage.access import Access, make_folder
 from datastreamer.storage.bookmarks import environment
 from datastreamer.storage.bookmarks.base import LMDB_ANEW
 from datastreamer.storage.check import verify
@@ -244,6 +246,70 @@ def test_the_stream_s_group_reads_in_a_folder_that_hands_it_on(stream: Path) -> 
     }
 
 
+def access_list(path: Path, kind: str, user: int, group: int, other: int) -> None:
+    """A list that gives the neighbour `user`, by the system's bytes."""
+    nobody = 0xFFFFFFFF
+    mask = 7 if kind == "default" else user | group
+    entries = [(1, 7, nobody), (2, user, NEIGHBOUR), (4, group, nobody)]
+    entries += [(0x10, mask, nobody), (0x20, other, nobody)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, f"system.posix_acl_{kind}", packed)
+    except (AttributeError, OSError) as error:
+        pytest.skip(f"this file system has no access control lists: {error}")
+
+
+def lists(folder: Path) -> dict[str, list[str]]:
+    """The access control lists of all that is there but the stream."""
+    found = {
+        str(path.relative_to(folder)): [name for name in os.listxattr(path) if "acl" in name]
+        for path in folder.rglob("*")
+        if path.name != "s.bin"
+    }
+    return {name: lists for name, lists in found.items() if lists}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o660, 0o644])
+@pytest.mark.parametrize("kind", MADE)
+def test_the_folder_s_default_list_lets_nobody_in(stream: Path, kind: str, mode: int) -> None:
+    stream.chmod(mode)
+    access_list(stream.parent, "default", 7, 5, 0)
+    MADE[kind](stream)
+    assert permissions(stream.parent)
+    if kind not in PRIVATE:
+        assert lists(stream.parent) == {}
+    # With a list these are the most that it allows.
+    most = 0o700 if kind in PRIVATE else mode | (mode & 0o444) >> 2
+    assert [oct(got) for got in permissions(stream.parent).values() if got & 0o077 & ~most] == []
+
+
+def test_a_writer_removes_the_lists_of_an_index(stream: Path) -> None:
+    stream.chmod(0o660)
+    index(stream)
+    folder = stream.with_name("s.bin.index")
+    for path in (folder, folder / "data.mdb", folder / "lock.mdb"):
+        access_list(path, "access", 7, 7, 0)
+    access_list(folder, "default", 7, 7, 0)
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is None
+    index(stream)
+    assert lists(stream.parent) == {}
+
+
+@pytest.mark.parametrize(
+    ("user", "other", "allowed"), [(6, 0, 0o600), (0, 4, 0o600), (4, 4, 0o644), (6, 6, 0o644)]
+)
+def test_a_stream_that_has_a_list(stream: Path, user: int, other: int, allowed: int) -> None:
+    """Its files allow what each of those on the list may do."""
+    access_list(stream, "access", user, 4, other)
+    with umask(0):
+        index(stream)
+        snapshot_file(stream)
+    assert {got & 0o666 for got in permissions(stream.parent).values()} == {allowed}
+    assert lists(stream.parent) == {}
+
+
 def test_an_index_follows_a_stream_whose_permissions_are_taken_away(stream: Path) -> None:
     with umask(0):
         stream.chmod(0o644)
@@ -431,6 +497,50 @@ def test_an_index_folder_that_others_can_change(stream: Path) -> None:
         assert reader.bookmarks._index is not None
 
 
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_an_index_file_that_others_can_change(
+    stream: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A writer that owns it closes it; a reader does without."""
+    index(stream)
+    file = stream.with_name("s.bin.index") / name
+    file.chmod(0o666)
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is None
+    assert f"{name}: can be changed by other users (its mode is 0666)" in caplog.text
+    report = verify(stream)
+    assert report.ok
+    assert any("can be changed by other users" in note for note in report.notes)
+    index(stream)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    with DataStream.open(stream, read_only=True) as reader:
+        assert reader.bookmark(KEY) == 2
+        assert reader.bookmarks._index is not None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lists the open descriptors")
+def test_a_forked_child_does_not_keep_the_index_folder_open(stream: Path) -> None:
+    folder = os.path.realpath(stream.with_name("s.bin.index"))
+
+    def is_open() -> bool:
+        with os.scandir("/proc/self/fd") as entries:
+            names = [entry.path for entry in entries]
+        return any(os.path.lexists(name) and os.readlink(name) == folder for name in names)
+
+    with DataStream.open(stream) as writer:
+        assert is_open()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os._exit(is_open())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert is_open()
+        add(writer, OPERATION)
+        assert writer.bookmark(KEY) == 4
+
+
 @as_root
 def test_a_journal_of_another_user_is_not_put_back(
     stream: Path, caplog: pytest.LogCaptureFixture
@@ -604,11 +714,117 @@ def test_the_folder_is_changed_between_the_check_and_lmdb(
     assert folder.is_symlink()
 
 
+def test_a_new_folder_is_changed_before_its_permissions_are_set(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour who may rename puts a link in its place; what it leads to keeps its mode."""
+    target, folder, mkdir = tmp_path / "target", shared / "folder", os.mkdir
+    target.mkdir()
+    target.chmod(0o777)
+
+    def swapped(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        os.rename(path, path + ".elsewhere")
+        os.symlink(target, path)
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    lstat = os.lstat
+
+    def looked_at_before(path: str) -> os.stat_result:
+        return lstat(path + ".elsewhere" if path == str(folder) else path)
+
+    for look in (lstat, looked_at_before):
+        monkeypatch.setattr(os, "lstat", look)
+        shutil.rmtree(str(folder) + ".elsewhere", ignore_errors=True)
+        folder.unlink(missing_ok=True)
+        with pytest.raises(UntrustedFile):
+            make_folder(str(folder), Access.private())
+        assert stat.S_IMODE(target.stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize("name", ["", "data.mdb", "lock.mdb"])
+def test_a_cursor_that_others_can_change(stream: Path, name: str) -> None:
+    lmdb_cursor(stream)
+    stream.parent.joinpath("cursor", name).chmod(0o777)
+    with pytest.raises(CursorFailed, match="can be changed by other users"):
+        lmdb_cursor(stream)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
+def test_a_pipe_in_the_place_of_a_cursor(stream: Path, name: str) -> None:
+    lmdb_cursor(stream)
+    pipe = stream.with_name("cursor") / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(CursorFailed, match=f"{name}: is no file"):
+        lmdb_cursor(stream)
+
+
 def test_a_stream_may_be_opened_by_a_symbolic_link(stream: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.bin"
     link.symlink_to(stream)
     index(link)
     assert verify(link).ok
+
+
+# In an export's folder.
+
+
+def test_an_export_s_out_may_be_a_symbolic_link(stream: Path, tmp_path: Path) -> None:
+    """The operator names it, as the stream's own path."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (stream.parent / "parts").symlink_to(target)
+    export(stream, stream.parent / "parts")
+    assert [path.suffix for path in target.iterdir()] == [".parquet"]
+    export(stream, stream.parent / "parts", "all", on_error="null")
+    assert (target / "entries").is_dir()
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_in_the_place_of_a_table_s_folder(
+    stream: Path, tmp_path: Path, dangling: bool
+) -> None:
+    out, target = stream.parent / "out", tmp_path / "target"
+    out.mkdir()
+    if not dangling:
+        target.mkdir()
+    (out / "entries").symlink_to(target)
+    why = "cannot be made" if dangling else "is a symbolic link, which is not followed here"
+    with pytest.raises(StreamFileError, match=why):
+        export(stream, out, "all", on_error="null")
+    assert dangling != target.exists()
+    assert items_in(tmp_path) == {}
+
+
+def test_a_link_in_the_place_of_a_part(stream: Path, tmp_path: Path) -> None:
+    out = stream.parent / "out"
+    export(stream, out)
+    [part] = out.iterdir()
+    part.rename(tmp_path / "part")
+    part.symlink_to(tmp_path / "part")
+    with DataStream.open(stream, index="memory") as writer:
+        add(writer, OPERATION)
+    with pytest.raises(UntrustedFile, match="is a symbolic link"):
+        export(stream, out)
+    assert list(out.iterdir()) == [part]
+
+
+@as_root
+def test_an_export_s_folders_of_another_user(stream: Path) -> None:
+    """They are not used, unless they are those of the owner of OUT."""
+    out = stream.parent / "out"
+    export(stream, out, "all", on_error="null")
+    with DataStream.open(stream, index="memory") as writer:
+        add(writer, OPERATION)
+    [part] = (out / "entries").iterdir()
+    for path in (out / "entries", part):
+        os.chown(path, NEIGHBOUR, NEIGHBOUR)
+        with pytest.raises(UntrustedFile, match="belongs to user 4000"):
+            export(stream, out, "all", on_error="null")
+        os.chown(path, 0, 0)
+    given_away(out)
+    assert export(stream, out, "all", on_error="null").rows["entries"] == 2
 
 
 def test_a_file_in_the_way_of_a_snapshot(stream: Path) -> None:

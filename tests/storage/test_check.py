@@ -5,6 +5,7 @@ A living writer, the index, entries that were not synced, notes, and its own bou
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -485,3 +486,26 @@ def test_a_page_that_the_system_cannot_read(tmp_path: Path) -> None:
     assert problem.where == f"byte {FIRST + PAGE}"
     assert "cannot read the page: Input/output error; entries 1 to 2 cannot be read" in problem.what
     assert problem.repair == "none: restore from a copy"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives an index to another user: needs root")
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_an_index_of_another_user_is_no_problem(tmp_path: Path, kind: str, live: bool) -> None:
+    """It is not looked at, whatever is in it."""
+    path = make(tmp_path / "s.bin", [(1, b"x")], index="memory")
+    folder = tmp_path / "s.bin.index"
+    folder.mkdir()
+    data = folder / "data.mdb"
+    if kind == "pipe":
+        os.mkfifo(data)
+    else:
+        data.mkdir()
+    for each in (folder, data):
+        os.chown(each, 4000, 4000)
+    with contextlib.ExitStack() as stack:
+        if live:
+            stack.enter_context(DataStream.open(path, index="memory"))
+        report = verify(path)
+    assert report.problems == []
+    assert any("belongs to user 4000" in note for note in report.notes)

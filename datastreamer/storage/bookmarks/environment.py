@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import lmdb
 
+from datastreamer.errors import IndexFailed
 from datastreamer.storage.access import Access, Folder
 
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
@@ -87,6 +88,11 @@ class SharedEnvironment:
         return Folder(self.folder, self.access, INDEX_FILES, write=write, narrow=write)
 
     def _open_in(self, place: Folder, beside_writer: bool) -> Opened:
+        for name in place.irregular:
+            raise IndexFailed(
+                os.path.join(self.folder, name),
+                "is no file, and in the way of the bookmark index; move it elsewhere",
+            )
         lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
         if self.write:
             _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)
@@ -189,7 +195,9 @@ class SharedEnvironment:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In the child of a fork: an environment does not survive one."""
+        """In the child of a fork: an environment does not survive one, and needs no folder."""
+        for shared in cls.open_ones.values():
+            shared.opened.place.close()
         cls.open_ones = {}
         cls.guard = threading.Lock()
 

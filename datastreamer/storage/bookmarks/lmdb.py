@@ -110,13 +110,6 @@ class LmdbIndex(BookmarkIndex):
         self._folder = folder
         # What was read or written last, and what is under way.
         self._known = self._putting = _Known(None, 0, b"", 0)
-        for name in INDEX_FILES:
-            path = os.path.join(folder, name)
-            if os.path.exists(path) and not os.path.isfile(path):
-                # Merely opening a named pipe would wait for somebody at its other end.
-                raise IndexFailed(
-                    path, "is no file, and in the way of the bookmark index; move it elsewhere"
-                )
         try:
             self._shared: SharedEnvironment | None = SharedEnvironment.get(
                 folder, write, access, beside_writer
@@ -464,7 +457,7 @@ def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIn
         return index
     except IndexFailed as error:
         if not write:
-            raise IndexReadOnly(folder, error.what) from error
+            raise IndexReadOnly(error.path, error.what) from error
         if not isinstance(error.__cause__, _DAMAGE):
             raise  # no memory, no permission: it may be as good as ever
     _remove(folder, access)
