@@ -80,8 +80,6 @@ class Applying:
         """Called, in any thread, when that has risen."""
         self.updates = 0
         """Entries that were replaced here."""
-        # Of these, how many a comparison found.
-        self._found = 0
         # Entries that were changed since the join, while others are still compared: what is
         # reported of these is newer than what a comparison finds.
         self._named: set[int] = set()
@@ -137,7 +135,7 @@ class Applying:
             self.agreement = agreement._replace(low=low, high=high, allowance=_NO_ALLOWANCE)
 
     def begin(self, high: int) -> None:
-        """All entries from `high` on were compared, and the upstream's are kept from now on."""
+        """All entries from `high` on are the same, and the upstream's are kept from now on."""
         if self.agreement is None:
             if self._stream.agreement is not None:
                 self._stream.note_agreement(None)
@@ -146,13 +144,13 @@ class Applying:
         self.agreement = self.agreement._replace(high=min(high, self.agreement.high))
         self._note()
 
-    def takes_as_updates(self, differing: Sequence[Entry]) -> bool:
+    def takes_as_updates(self, differing: Sequence[Entry], others: int) -> bool:
         """Whether these entries of the upstream's, which a comparison found not to be ours, may
-        be updates that were not reported."""
+        be updates that were not reported, as `others` are that it found before."""
         agreement = self.agreement
         if agreement is None or not self.doubtful:
             return False
-        if self._found + len(differing) > self.heard_epoch + agreement.allowance:
+        if others + len(differing) > self.heard_epoch + agreement.allowance:
             return False
         return all(
             agreement.low <= entry.number < agreement.high
@@ -162,7 +160,6 @@ class Applying:
 
     def compared(self, found: Compared) -> None:
         """Take what a comparison found, behind what was heard."""
-        self._found += len(found.updates)
         self._waiting.append(found)
 
     def apply(self, seconds: float = math.inf) -> None:

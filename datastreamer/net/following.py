@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import trio
 
-from datastreamer.errors import DamagedFile, UnknownEntry
+from datastreamer.errors import DamagedFile, NotFound, UnknownEntry
 from datastreamer.format import MAX_HASH_BYTES
 from datastreamer.net.live import Live
 from datastreamer.protocol.following import (
@@ -119,9 +119,11 @@ async def hash_of(live: Live, limiter: trio.CapacityLimiter, query: HashQuery) -
             end, digest = await trio.to_thread.run_sync(
                 hash_range, stream.reader, first, end, most, limiter=limiter
             )
-        except (DamagedFile, UnknownEntry):
+        except (DamagedFile, NotFound):
             if not live.outdated() and stream.epoch == epoch:
                 raise
         else:
             if not live.outdated() and stream.epoch == epoch:
                 return RangeHash(first, end, place or 0, digest).pack()
+        # Changed meanwhile: what is read faster is more likely to be left alone.
+        most = max(1, most // 4)

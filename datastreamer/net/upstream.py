@@ -1,7 +1,7 @@
 """A relay's upstream: where it is, and whether it tells the story that our file holds.
 
 Owns the comparison of an upstream with a file, and the search for the last entry that
-they have in common. Writes nothing but updates of entries; what follows from any other
+they have in common. Writes nothing but updates that the upstream reports; what follows from a
 difference is the relay's.
 """
 
@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -26,7 +26,7 @@ from datastreamer.errors import (
     UnknownEntry,
 )
 from datastreamer.format import DEFAULT_PORT, Header
-from datastreamer.net.applying import Applying, Compared, Rewritten, known_agreement
+from datastreamer.net.applying import Applying, Rewritten, known_agreement
 from datastreamer.net.client import Client, connect
 from datastreamer.net.iteration import Batches
 from datastreamer.net.listen import UNIX, address_of
@@ -185,6 +185,7 @@ class _Joining:
 
     What it reports as changed is applied. Where it cannot report all that changed since our file
     agreed with it, entries that differ may have been updated: how many at most, its epoch tells.
+    These are not replaced here: they stay in the range that is compared in the background.
     """
 
     def __init__(
@@ -203,13 +204,20 @@ class _Joining:
         self._total = stream.total_entries
         self._upto = 0 if begun is None else begun.epoch
         self._another = False
+        # The first entry that differs, and how many do.
+        self._differs_from: int | None = None
+        self._differing = 0
+        # From here on the upstream's entries are not those that our file agreed with.
+        self._cut = self._total
         agreement, keep = known, True
         if begun is None or begun.reports is Reports.NEVER:
             agreement = None
         elif begun.reports is Reports.UNKNOWN:
             # Each rise of the epoch is one update at most, of an entry there or of one of ours.
-            self._another = known is None or known.stream_id != begun.stream_id
-            newer = known is not None and not self._another and known.epoch <= begun.epoch
+            # After a crash what the file keeps may be too old to be `known`, but names the stream.
+            kept = stream.agreement
+            self._another = kept is None or kept.stream_id != begun.stream_id
+            newer = not self._another and known is not None and known.epoch <= begun.epoch
             allowance = -known.epoch if known is not None and newer else stream.epoch
             agreement = Agreement(
                 begun.stream_id, begun.epoch, stream.epoch, 0, self._total, allowance
@@ -224,18 +232,26 @@ class _Joining:
         return self.applying.agreement is not None and self.applying.heard_epoch < self._upto
 
     def hear(self, changes: deque[ChangeReceived]) -> None:
-        """Apply what was reported. Raises what `Applying.apply` does."""
+        """Apply what was reported. Raises what `Applying.apply` does.
+
+        An update of an entry that was written after a truncation is not applied: whether it is an
+        update of ours, the comparison of what was truncated tells.
+        """
         applying = self.applying
-        for change in changes:
+        for at, change in enumerate(changes):
             if change.entry is None and change.first < self._total:
                 applying.doubt(change.first, self._total)
+                self._cut = min(self._cut, change.first)
+            elif change.entry is not None and self._cut <= change.first < self._total:
+                changes[at] = replace(change, entry=None)
         applying.hear(changes, 0)
         applying.apply()
 
     def compare(self, batch: EntryBatch) -> None:
-        """Compare the entries that are next, and take those that were updated in place.
+        """Compare the entries that are next. Changes nothing.
 
-        Raises `Rewritten` where they differ for another reason.
+        Raises `Rewritten` where those that differ cannot be updates, or come from another stream:
+        there the last entries are what tells that the history is the same.
         """
         if batch.first_number != self.at or self.lacks_reports:
             raise ProtocolViolation(f"{self._peer} sent entry {batch.first_number} out of turn")
@@ -244,21 +260,21 @@ class _Joining:
         self.at = batch.next_number
         if not differing:
             return
-        applying, number = self.applying, differing[0].number
-        fork = self._another and differing[-1].number == self._common - 1
-        if fork or not applying.takes_as_updates(differing):
+        if self._differs_from is None:
+            self._differs_from = differing[0].number
+        number = self._differs_from
+        if self._another or not self.applying.takes_as_updates(differing, self._differing):
             raise Rewritten(
                 f"{self._peer} tells another history: its entry {number} is not the one "
                 f"that is here, of {self._total}",
                 # Behind nothing that is the same, only a beginning is certain.
                 number if number > self._first or self._first == 0 else None,
             )
-        applying.compared(Compared(tuple(differing), None))
-        applying.apply()
+        self._differing += len(differing)
 
     def finish(self) -> None:
         """The upstream's entries are kept from now on."""
-        self.applying.begin(self._first)
+        self.applying.begin(self._total if self._differing else self._first)
 
 
 def _first_compared(stream: DataStream, end: int) -> int:

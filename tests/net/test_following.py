@@ -24,6 +24,8 @@ from datastreamer.protocol.following import (
 )
 from datastreamer.protocol.messages import OK, Stop, encode_command, encode_commit
 from datastreamer.storage import file as storage_file
+from datastreamer.storage.ranges import hash_range
+from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.stream import DataStream
 from tests.net import model
 from tests.net.conftest import Open, half_sent, in_memory, over_loopback, over_unix
@@ -247,6 +249,30 @@ async def test_a_hash_has_a_limit(stream: DataStream, monkeypatch: pytest.Monkey
             assert answer == hashed(stream, 0, end)
 
 
+async def test_a_hash_is_made_again_after_an_update(
+    stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader takes an update in the middle of a range for a truncation."""
+    commit(stream, 3000)
+    limits: list[int] = []
+
+    def disturbed(reader: Reader, first: int, end: int, most_bytes: int) -> tuple[int, bytes]:
+        limits.append(most_bytes)
+        if len(limits) < 3:
+            trio.from_thread.run_sync(update, stream, 7, len(limits))
+            raise cut_back(first)
+        return hash_range(reader, first, end, most_bytes)
+
+    monkeypatch.setattr(following, "hash_range", disturbed)
+    async with over_loopback(stream) as rig, rig.client() as peer:
+        await peer.send(encode_command(HashQuery(0, 3000, 1 << 16), 1))
+        answer = await peer.read(len(hashed(stream, 0, 1)))
+        [end] = struct.unpack_from(">Q", answer, len(OK) + 13)
+        assert answer == hashed(stream, 0, end)
+        # Each time less is read, so that it comes to an end.
+        assert limits == [1 << 16, 1 << 14, 1 << 12]
+
+
 async def test_hashes_while_entries_change(stream: DataStream) -> None:
     commit(stream, 3000, 1000)
     async with over_loopback(stream) as rig, rig.client() as peer, trio.open_nursery() as nursery:
@@ -259,8 +285,9 @@ async def test_hashes_while_entries_change(stream: DataStream) -> None:
         while stream.epoch < 60:
             await peer.send(encode_command(HashQuery(0, 3000), 1))
             answer = await peer.read(len(hashed(stream, 0, 1)))
-            [epoch] = struct.unpack_from(">Q", answer, len(OK) + 21)
+            # Less than all where an update came in the middle.
+            end, epoch = struct.unpack_from(">QQ", answer, len(OK) + 13)
             if epoch == stream.epoch and not rig.server.live.changing:
-                assert answer == hashed(stream, 0, 3000)
+                assert answer == hashed(stream, 0, end)
         await wait_all_tasks_blocked()
         await peer.ask(encode_command(HashQuery(0, 3000), 1), hashed(stream, 0, 3000))

@@ -24,10 +24,12 @@ from datastreamer.protocol.following import (
 )
 from datastreamer.protocol.messages import OK, Capabilities, CapabilitiesQuery, encode_commit
 from datastreamer.protocol.server import Event
+from datastreamer.storage.ranges import hash_range
+from datastreamer.storage.reader import Reader, cut_back
 from datastreamer.storage.record import Agreement
 from datastreamer.storage.stream import DataStream
 from tests.net.proxy import NONE, FaultyServer
-from tests.net.relaying import Rig, Wire, contents, fill, new, nursery_for, relaying, serving
+from tests.net.relaying import Rig, Wire, contents, fill, new, nursery_for, relaying, serving, twin
 from tests.net.stub import Stub, sample
 
 
@@ -149,9 +151,9 @@ async def test_what_nobody_reports_is_found_by_hashes(
         await settled(rig, source)
         await rig.stop()
         await server.stop()
-        numbers = [1, 2, 555, 1234, 1999, 2, 2992, *range(1003, 1030, 3)]
-        # The last entry of another file that differs is a sign of another history.
-        numbers += [2999] * kept
+        numbers = [1, 2, 555, 1234, 1999, 2, *range(1003, 1030, 3)]
+        # One of the last entries of another file that differs is a sign of another history.
+        numbers += [2992, 2999] * kept
         for number in numbers:
             update(source, number, b"z")
         source.close()
@@ -181,8 +183,12 @@ async def test_what_nobody_reports_is_found_by_hashes(
             assert "are compared with the upstream's" not in caplog.text
 
 
-async def test_a_rewritten_history_is_no_update(tmp_path: Path, source: DataStream) -> None:
-    """Entries of the same types and lengths, more of them than epochs."""
+async def test_a_rewritten_history_is_no_update(
+    tmp_path: Path, source: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of the same types and lengths, more of them than epochs. None of them is replaced,
+    though those that were compared first were not too many."""
+    monkeypatch.setattr(comparing, "_PIECE_BYTES", 20_000)
     fill(source, 3000)
     async with nursery_for() as nursery:
         server = await serving(nursery, source)
@@ -245,6 +251,101 @@ async def test_a_truncation_that_was_missed(
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await again.relay.until(lambda: again.relay.failure is not None)
         assert contents(again.stream) == kept
+
+
+@pytest.mark.parametrize("count", [3000, 2991], ids=["last differs", "last is the same"])
+async def test_another_history_on_another_stream_changes_nothing(
+    tmp_path: Path, source: DataStream, count: int
+) -> None:
+    """Its entries have the types and lengths of ours, and the epochs would allow as many updates;
+    it arrives in several batches."""
+    fill(source, count, size=2000)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(count)
+        for at in range(300):
+            update(source, 1 + 10 * (at % 250), bytes([at % 200]))
+        await same(rig, source)
+        await settled(rig, source)
+        kept, epoch = contents(rig.stream), rig.stream.epoch
+        assert epoch > 220
+        await server.stop()
+        with twin(tmp_path / "other.bin", source, 2780) as other:
+            fill(other, count - 2780, salt=b"other", size=2000)
+            server.stream = other
+            await server.start()
+            await rig.relay.until(lambda: rig.relay.failure is not None)
+            assert isinstance(rig.relay.failure, Rewritten)
+            assert rig.relay.failure.first_differing == 2781
+            assert contents(rig.stream) == kept
+            assert rig.stream.epoch == epoch
+            await rig.stop()
+            follows = await relaying(
+                nursery, tmp_path / "relay.bin", server.port, on_rewrite="follow"
+            )
+            await same(follows, other)
+
+
+async def test_an_update_of_a_rewritten_history_is_not_applied(
+    tmp_path: Path, source: DataStream
+) -> None:
+    """The upstream went back, wrote another history, and updated an entry of that."""
+    fill(source, 3000)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(3000)
+        await settled(rig, source)
+        await server.stop()
+        kept = contents(source)
+        source.truncate(1000)
+        fill(source, 2000, salt=b"other")
+        update(source, 1501, b"u")
+        await server.start()
+        await rig.relay.until(lambda: rig.relay.failure is not None)
+        assert isinstance(rig.relay.failure, Rewritten)
+        assert contents(rig.stream) == kept
+
+
+async def test_updates_are_applied_while_hashes_are_made(
+    tmp_path: Path,
+    source: DataStream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither side takes an update for a truncation, nor waits for a connection."""
+    fill(source, 3000)
+    async with nursery_for() as nursery:
+        server = await serving(nursery, source)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        await rig.has(3000)
+        await rig.stop()
+        with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
+            stream.note_agreement(None)
+        failed: list[int] = []
+
+        async def changed(reader: Reader, before: int) -> None:
+            while reader.changes < before + 2:
+                await trio.sleep(0.001)
+
+        def disturbed(reader: Reader, first: int, end: int, most_bytes: int) -> tuple[int, bytes]:
+            # As where an update comes in the middle.
+            if len(failed) < 3:
+                before = reader.changes
+                failed.append(first)
+                trio.from_thread.run_sync(update, source, 1, b"%d" % len(failed))
+                trio.from_thread.run(changed, reader, before)
+                raise cut_back(first)
+            return hash_range(reader, first, end, most_bytes)
+
+        monkeypatch.setattr(comparing, "hash_range", disturbed)
+        rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
+        await same(rig, source)
+        await settled(rig, source)
+        assert failed == [0, 0, 0]
+        assert "comparison with the upstream waits" not in caplog.text
+        assert "cut back" not in caplog.text
 
 
 async def test_truncations_that_concern_nobody_are_reported(
