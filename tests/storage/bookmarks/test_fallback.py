@@ -92,8 +92,8 @@ def test_it_leaves_the_room_that_is_left_to_the_stream(
 ) -> None:
     disk.full = errno.ENOSPC
     with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
-        disk.full = None
         monkeypatch.setattr(fallback, "_free", lambda path: fallback._LEAST_FREE)
+        disk.full = None
         stream.bookmarks.wait()
         assert not stream.bookmarks.on_disk
         monkeypatch.setattr(fallback, "_free", lambda path: 2 * fallback._LEAST_FREE)
@@ -106,13 +106,13 @@ def test_a_way_back_that_fails_leaves_nothing(
 ) -> None:
     disk.full = errno.ENOSPC
     with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
-        disk.full = None
 
         def fill(*_: object) -> None:
             raise IndexFailed("index", os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patch:
             patch.setattr(fallback.lmdb.LmdbIndex, "fill", fill)
+            disk.full = None  # from now on the thread, too, may try
             stream.bookmarks.wait()
             assert not stream.bookmarks.on_disk
             assert not index_of(path).exists()
