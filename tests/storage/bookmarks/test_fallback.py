@@ -221,8 +221,8 @@ def test_another_stream_s_index_is_left_alone(path: Path, disk: Disk) -> None:
     file's writer makes is not overwritten when there is room."""
     disk.full = errno.ENOSPC
     first = DataStream.open(path, index=LMDB_OR_MEMORY)
-    disk.full = None
     path.rename(path.with_name("moved.bin"))
+    disk.full = None  # from now on the thread, too, may try
     make(path, *HISTORY[:1], index="memory")
     with DataStream.open(path) as second:
         second.bookmarks.wait()
