@@ -33,6 +33,7 @@ def served(folder: Path) -> Iterator[int]:
     """A server that takes publishers, in a process of its own; its port."""
     token = folder / "token"
     token.write_text("a token")
+    token.chmod(0o600)
     path = folder / "published.bin"
     words = ("serve", path, "--create", "--host", "127.0.0.1", "--port", "0",
              "--publish-token-file", token, "--index", "memory")  # fmt: skip
