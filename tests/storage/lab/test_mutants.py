@@ -521,7 +521,7 @@ def test_the_laboratory_finds(name: str) -> None:
     # What is said differs with the example; that the core passes the same ones stands above.
     mutant = {**MUTANTS, **MUTANTS_BEHIND, **MUTANTS_IN_DOUBT}[name]
     with mutant(), pytest.raises(Exception) as caught:  # noqa: PT011
-        run(MACHINES[name], 400)
+        run(MACHINES[name], 800)
     # A mutant that does not fit the core any more would be found for that.
     assert not any(isinstance(it, ROT) for it in within(caught.value))
 
