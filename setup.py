@@ -12,7 +12,7 @@ flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {
     "datastreamer._codec": ["datastreamer/_codec.pyx"],
     "datastreamer.arrow._columns": ["datastreamer/arrow/_columns.pyx"],
-    "datastreamer._chosen": ["datastreamer/_chosen.pyx"],
+    "datastreamer._filtered": ["datastreamer/_filtered.pyx"],
     "datastreamer._pages": ["datastreamer/_pages.pyx"],
     "datastreamer._lines": ["datastreamer/_lines.pyx"],
     "datastreamer._packer": ["datastreamer/_packer.pyx"],
@@ -21,10 +21,10 @@ modules = {
     "datastreamer.reassembly._reassembler": ["datastreamer/reassembly/_reassembler.pyx"],
     "datastreamer.storage.bookmarks._pairs": ["datastreamer/storage/bookmarks/_pairs.pyx"],
     "datastreamer.storage.bookmarks._blocks": ["datastreamer/storage/bookmarks/_blocks.pyx"],
-    "datastreamer.storage._commit": ["datastreamer/storage/_commit.pyx"],
-    "datastreamer.storage._placement": ["datastreamer/storage/_placement.pyx"],
+    "datastreamer.storage.disk._commit": ["datastreamer/storage/disk/_commit.pyx"],
+    "datastreamer.storage.disk._placement": ["datastreamer/storage/disk/_placement.pyx"],
     "datastreamer.zkevm._wire": ["datastreamer/zkevm/_wire.pyx"],
-    "datastreamer.net._fanout": ["datastreamer/net/_fanout.pyx"],
+    "datastreamer.server.streaming._fanout": ["datastreamer/server/streaming/_fanout.pyx"],
 }
 
 setup(

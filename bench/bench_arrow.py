@@ -23,7 +23,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 from datastreamer import arrow  # noqa: E402
 from datastreamer.arrow.parts import PartWriter  # noqa: E402
 from datastreamer.position import Identity, Position  # noqa: E402
-from datastreamer.storage.access import Access  # noqa: E402
+from datastreamer.storage.disk.access import Access  # noqa: E402
 
 _SIZE = 200
 _DATA = _SIZE - 17

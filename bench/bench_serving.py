@@ -32,7 +32,7 @@ from bench.readers import (
 )
 from datastreamer import DataStream, StreamServer
 from datastreamer.format import HEADER_PAGE_SIZE
-from datastreamer.net.limits import room_for_clients
+from datastreamer.server.limits import room_for_clients
 from tests.interop.peer import PeerFailed
 
 SIZE = 200

@@ -16,15 +16,15 @@ from datastreamer.format import (
     Header,
     page_start,
 )
-from datastreamer.storage import record as records
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
-from datastreamer.storage.disk import boot_id
-from datastreamer.storage.file import StreamFile
-from datastreamer.storage.record import CommitRecord, Head
-from datastreamer.storage.recovery import NO_HASH
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.file_ops import boot_id
+from datastreamer.storage.header import records
+from datastreamer.storage.header.records import CommitRecord, Head
+from datastreamer.storage.header.recovery import NO_HASH
+from datastreamer.storage.read.file import StreamFile
 
 _HEAD = 17
 

@@ -12,45 +12,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datastreamer._codec import Entry as Entry
     from datastreamer._codec import EntryBatch as EntryBatch
-    from datastreamer.errors import DatastreamerError as DatastreamerError
-    from datastreamer.format import Header as Header
-    from datastreamer.net.blocking import BlockingClient as BlockingClient
-    from datastreamer.net.blocking_parallel import (
+    from datastreamer.client.blocking import BlockingClient as BlockingClient
+    from datastreamer.client.thread_parallel import (
         blocking_parallel_read as blocking_parallel_read,
     )
-    from datastreamer.net.blocking_publisher import BlockingPublisher as BlockingPublisher
-    from datastreamer.net.blocking_reassemble import BlockingReassembly as BlockingReassembly
-    from datastreamer.net.blocking_relay import BlockingRelay as BlockingRelay
-    from datastreamer.net.client import Client as Client
-    from datastreamer.net.client import connect as connect
-    from datastreamer.net.embed import StreamServer as StreamServer
-    from datastreamer.net.limits import Limits as Limits
-    from datastreamer.net.parallel import parallel_read as parallel_read
-    from datastreamer.net.publisher import Publisher as Publisher
-    from datastreamer.net.publisher import connect_publisher as connect_publisher
-    from datastreamer.net.reassemble import reassemble as reassemble
-    from datastreamer.net.reassembly_store import SqliteStore as SqliteStore
-    from datastreamer.net.relay import Relay as Relay
-    from datastreamer.net.server import serve as serve
-    from datastreamer.net.terms import Publishing as Publishing
-    from datastreamer.net.tls import ServerTLS as ServerTLS
-    from datastreamer.net.tls import client_tls as client_tls
-    from datastreamer.net.upstream import Upstream as Upstream
+    from datastreamer.client.trio import Client as Client
+    from datastreamer.client.trio import connect as connect
+    from datastreamer.client.trio_parallel import parallel_read as parallel_read
+    from datastreamer.client.upstream import Upstream as Upstream
+    from datastreamer.consumer.blocking import BlockingReassembly as BlockingReassembly
+    from datastreamer.consumer.sqlite_store import SqliteStore as SqliteStore
+    from datastreamer.consumer.trio import reassemble as reassemble
+    from datastreamer.errors import DatastreamerError as DatastreamerError
+    from datastreamer.format import Header as Header
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
-    from datastreamer.protocol.endurance import Backoff as Backoff
     from datastreamer.protocol.resume import Rollback as Rollback
+    from datastreamer.protocol.retry import Backoff as Backoff
+    from datastreamer.publisher.blocking import BlockingPublisher as BlockingPublisher
+    from datastreamer.publisher.trio import Publisher as Publisher
+    from datastreamer.publisher.trio import connect_publisher as connect_publisher
+    from datastreamer.relay.relay import Relay as Relay
+    from datastreamer.server.limits import Limits as Limits
+    from datastreamer.server.publish.policy import Publishing as Publishing
+    from datastreamer.server.server import serve as serve
+    from datastreamer.service.blocking_relay import BlockingRelay as BlockingRelay
+    from datastreamer.service.embedded import StreamServer as StreamServer
     from datastreamer.storage.cursors import FileCursor as FileCursor
     from datastreamer.storage.cursors import LmdbCursor as LmdbCursor
     from datastreamer.storage.stream import DataStream as DataStream
+    from datastreamer.transport.tls import ServerTLS as ServerTLS
+    from datastreamer.transport.tls import client_tls as client_tls
 
 _HOME = {
-    "Backoff": "datastreamer.protocol.endurance",
-    "BlockingClient": "datastreamer.net.blocking",
-    "BlockingPublisher": "datastreamer.net.blocking_publisher",
-    "BlockingReassembly": "datastreamer.net.blocking_reassemble",
-    "BlockingRelay": "datastreamer.net.blocking_relay",
-    "Client": "datastreamer.net.client",
+    "Backoff": "datastreamer.protocol.retry",
+    "BlockingClient": "datastreamer.client.blocking",
+    "BlockingPublisher": "datastreamer.publisher.blocking",
+    "BlockingReassembly": "datastreamer.consumer.blocking",
+    "BlockingRelay": "datastreamer.service.blocking_relay",
+    "Client": "datastreamer.client.trio",
     "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
     "DatastreamerError": "datastreamer.errors",
@@ -58,24 +58,24 @@ _HOME = {
     "EntryBatch": "datastreamer._codec",
     "FileCursor": "datastreamer.storage.cursors",
     "Header": "datastreamer.format",
-    "Limits": "datastreamer.net.limits",
+    "Limits": "datastreamer.server.limits",
     "LmdbCursor": "datastreamer.storage.cursors",
     "Position": "datastreamer.position",
-    "Publisher": "datastreamer.net.publisher",
-    "Publishing": "datastreamer.net.terms",
-    "Relay": "datastreamer.net.relay",
+    "Publisher": "datastreamer.publisher.trio",
+    "Publishing": "datastreamer.server.publish.policy",
+    "Relay": "datastreamer.relay.relay",
     "Rollback": "datastreamer.protocol.resume",
-    "ServerTLS": "datastreamer.net.tls",
-    "SqliteStore": "datastreamer.net.reassembly_store",
-    "StreamServer": "datastreamer.net.embed",
-    "Upstream": "datastreamer.net.upstream",
-    "blocking_parallel_read": "datastreamer.net.blocking_parallel",
-    "client_tls": "datastreamer.net.tls",
-    "connect": "datastreamer.net.client",
-    "connect_publisher": "datastreamer.net.publisher",
-    "parallel_read": "datastreamer.net.parallel",
-    "reassemble": "datastreamer.net.reassemble",
-    "serve": "datastreamer.net.server",
+    "ServerTLS": "datastreamer.transport.tls",
+    "SqliteStore": "datastreamer.consumer.sqlite_store",
+    "StreamServer": "datastreamer.service.embedded",
+    "Upstream": "datastreamer.client.upstream",
+    "blocking_parallel_read": "datastreamer.client.thread_parallel",
+    "client_tls": "datastreamer.transport.tls",
+    "connect": "datastreamer.client.trio",
+    "connect_publisher": "datastreamer.publisher.trio",
+    "parallel_read": "datastreamer.client.trio_parallel",
+    "reassemble": "datastreamer.consumer.trio",
+    "serve": "datastreamer.server.server",
 }
 
 __version__ = "0.1.0"

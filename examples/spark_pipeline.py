@@ -24,8 +24,8 @@ import sha3
 from datastreamer import StreamServer
 from datastreamer.errors import DatastreamerError
 from datastreamer.spark import lag, session
-from datastreamer.spark.ingest import Ingest
-from datastreamer.spark.queries import QUERIES, draw, open_tables
+from datastreamer.spark.pipeline.ingest import Ingest
+from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.zkevm import Sequencer
 
 

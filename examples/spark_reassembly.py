@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from datastreamer.errors import DatastreamerError
 from datastreamer.spark import messages, reassemble, session
-from datastreamer.spark.told import events_of, payloads_of
+from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from datastreamer.metrics.exposition import LISTED, Tally, expose
 from datastreamer.metrics.names import METRICS
-from datastreamer.net.session import FAILED, REASONS
+from datastreamer.server.session import FAILED, REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATING = (ROOT / "docs" / "OPERATING.md").read_text()

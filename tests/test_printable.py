@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastreamer.net.log import StderrLog, _Plain
 from datastreamer.printable import (
     LONGEST_LINE,
     PrintableStream,
@@ -23,6 +22,7 @@ from datastreamer.printable import (
     printable,
     printable_bytes,
 )
+from datastreamer.service.log import StderrLog, _Plain
 
 ANY = st.text(st.characters(exclude_categories=[]))
 

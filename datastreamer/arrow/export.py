@@ -41,8 +41,8 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.position import KEPT, Identity, Position
-from datastreamer.protocol.trail import Trail
-from datastreamer.storage.access import Access, check_folder, make_folder
+from datastreamer.protocol.history import Trail
+from datastreamer.storage.disk.access import Access, check_folder, make_folder
 from datastreamer.storage.view import StreamView
 
 ALL: Final = "all"

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datastreamer.storage.access import Access, create_file
+from datastreamer.storage.disk.access import Access, create_file
 
 
 class LineWriter(ABC):

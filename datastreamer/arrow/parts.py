@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from datastreamer.arrow.tables import NAMES
 from datastreamer.errors import BadPosition, FileExists, StreamFileError
 from datastreamer.position import Position
-from datastreamer.storage.access import Access, create_file, open_file
-from datastreamer.storage.disk import OsDisk
+from datastreamer.storage.disk.access import Access, create_file, open_file
+from datastreamer.storage.disk.file_ops import OsDisk
 
 _NAME: Final = re.compile(
     r"(?P<table>[a-z_]+)-(?P<first>[0-9]{12,20})-(?P<last>[0-9]{12,20})\.parquet"

@@ -19,7 +19,7 @@ from datastreamer.arrow.batches import Converter, OnError, record_batches
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.errors import BadRange, UnknownEntry, UsageError
 from datastreamer.format import PAGE_SIZE, Header
-from datastreamer.storage.reader import cut_back
+from datastreamer.storage.read.reader import cut_back
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import StreamView
 

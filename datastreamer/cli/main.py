@@ -18,13 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `datastreamer` with `arguments` (None: the process's); gives the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        from datastreamer.cli import early
+        from datastreamer.cli import early_signals as early
 
         if _ends_well(given):
             early.end_well_from_now_on()
         else:
             early.fail_from_now_on()
-    from datastreamer.cli.outcome import run
+    from datastreamer.cli.shared.exit_codes import run
 
     return run("datastreamer", _program, given)
 

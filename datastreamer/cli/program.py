@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import typer
 
-from datastreamer.cli.append import append
-from datastreamer.cli.bench import bench
-from datastreamer.cli.bookmark import bookmark
-from datastreamer.cli.cat import cat
-from datastreamer.cli.clients import clients
-from datastreamer.cli.demo import demo
-from datastreamer.cli.entry import entry
-from datastreamer.cli.export import export
-from datastreamer.cli.import_leveldb import import_leveldb
-from datastreamer.cli.info import info
-from datastreamer.cli.options import LogFormatOption, LogLevelOption, VersionOption, new_program
-from datastreamer.cli.reassemble import reassemble
-from datastreamer.cli.reindex import reindex
-from datastreamer.cli.relay import relay
-from datastreamer.cli.repair import repair
-from datastreamer.cli.serve import serve
-from datastreamer.cli.snapshot import snapshot
-from datastreamer.cli.spark import spark
-from datastreamer.cli.split import split
-from datastreamer.cli.top import top
-from datastreamer.cli.truncate import truncate
-from datastreamer.cli.verb import verb
-from datastreamer.cli.verify import verify
-from datastreamer.cli.zkevm import zkevm
+from datastreamer.cli.shared.common_options import verb
+from datastreamer.cli.shared.options import (
+    LogFormatOption,
+    LogLevelOption,
+    VersionOption,
+    new_program,
+)
+from datastreamer.cli.verbs.append import append
+from datastreamer.cli.verbs.bench import bench
+from datastreamer.cli.verbs.bookmark import bookmark
+from datastreamer.cli.verbs.cat import cat
+from datastreamer.cli.verbs.clients import clients
+from datastreamer.cli.verbs.demo import demo
+from datastreamer.cli.verbs.entry import entry
+from datastreamer.cli.verbs.export import export
+from datastreamer.cli.verbs.import_leveldb import import_leveldb
+from datastreamer.cli.verbs.info import info
+from datastreamer.cli.verbs.reassemble import reassemble
+from datastreamer.cli.verbs.reindex import reindex
+from datastreamer.cli.verbs.relay import relay
+from datastreamer.cli.verbs.repair import repair
+from datastreamer.cli.verbs.serve import serve
+from datastreamer.cli.verbs.snapshot import snapshot
+from datastreamer.cli.verbs.spark import spark
+from datastreamer.cli.verbs.split import split
+from datastreamer.cli.verbs.top import top
+from datastreamer.cli.verbs.truncate import truncate
+from datastreamer.cli.verbs.verify import verify
+from datastreamer.cli.verbs.zkevm import zkevm
 
 program = new_program()
 

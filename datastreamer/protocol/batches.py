@@ -31,7 +31,7 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
-from datastreamer.protocol import exchanges
+from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number, is_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
@@ -44,8 +44,8 @@ from datastreamer.protocol.events import (
     RangeReceived,
     ResultReceived,
 )
-from datastreamer.protocol.exchanges import Flow, next_event, unexpected
-from datastreamer.protocol.filtering import FilteredRead, servable
+from datastreamer.protocol.filter.messages import FilteredRead, servable
+from datastreamer.protocol.flows import Flow, next_event, unexpected
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     BatchQuery,

@@ -58,7 +58,7 @@ from datastreamer.protocol.events import (
     RangeReceived,
     ResultReceived,
 )
-from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import (
     MAX_CHANGE_SIZE,
     FollowBegun,

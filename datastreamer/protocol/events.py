@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import Header
-from datastreamer.protocol.filtering import FilteredRead
+from datastreamer.protocol.filter.messages import FilteredRead
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, HashQuery, RangeHash
 from datastreamer.protocol.messages import (
     BatchQuery,

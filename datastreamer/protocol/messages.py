@@ -48,9 +48,10 @@ from datastreamer.format import (
     U32_MAX,
     U64_MAX,
 )
-from datastreamer.protocol import filtering, following
+from datastreamer.protocol import following
 from datastreamer.protocol.arguments import check_key
-from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.filter import messages as filtering
+from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import FollowStart, HashQuery
 
 _PLAIN = struct.Struct(">QQ")

@@ -24,16 +24,16 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.position import Identity, Position
-from datastreamer.protocol import exchanges
+from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchReading, Limits, checked_types, probe
-from datastreamer.protocol.chosen import ChosenReading
-from datastreamer.protocol.chosen_trail import ChosenTrail
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow, Streaming
-from datastreamer.protocol.filtering import servable
+from datastreamer.protocol.filter.history import ChosenTrail
+from datastreamer.protocol.filter.messages import servable
+from datastreamer.protocol.filter.reads import ChosenReading
+from datastreamer.protocol.flows import Flow, Streaming
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, Known
-from datastreamer.protocol.trail import Trail
+from datastreamer.protocol.history import Trail
 
 Reading: TypeAlias = Streaming | BatchReading | ChosenReading
 Remembered: TypeAlias = Trail | ChosenTrail

@@ -35,8 +35,9 @@ from datastreamer.format import (
     RESULT_INVALID_COMMAND,
     RESULT_NO_LEASE,
 )
-from datastreamer.protocol import filtering, following
+from datastreamer.protocol import following
 from datastreamer.protocol.authentication import Authenticate, decode_authenticate
+from datastreamer.protocol.filter import messages as filtering
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,

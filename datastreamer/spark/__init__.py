@@ -14,13 +14,13 @@ except ImportError:
 
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
-from datastreamer.spark.frames import frame
 from datastreamer.spark.java import find_java
-from datastreamer.spark.lanes import STATE_SETTINGS
-from datastreamer.spark.reassembly import messages, reassemble, reassemble_stream
+from datastreamer.spark.read.frames import frame
+from datastreamer.spark.reassembly.frames import messages, reassemble, reassemble_stream
+from datastreamer.spark.reassembly.state import STATE_SETTINGS
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
-from datastreamer.spark.streaming import lag
+from datastreamer.spark.stream.reader import lag
 
 __all__ = [
     "SETTINGS",

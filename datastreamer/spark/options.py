@@ -15,7 +15,7 @@ from datastreamer.arrow.batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
-from datastreamer.protocol.endurance import MOST_SECONDS
+from datastreamer.protocol.retry import MOST_SECONDS
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 ON_ERROR: Final[dict[Mode, OnError]] = {

@@ -15,12 +15,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from datastreamer.errors import UsageError
-from datastreamer.spark import places
-from datastreamer.spark.batch import batch_reader
 from datastreamer.spark.options import BATCH_PART_BYTES, Options, read_options
-from datastreamer.spark.schemas import table_schema
-from datastreamer.spark.sink import StreamSink
-from datastreamer.spark.streaming import TailReader
+from datastreamer.spark.read import paths as places
+from datastreamer.spark.read.batch import batch_reader
+from datastreamer.spark.read.schemas import table_schema
+from datastreamer.spark.stream.reader import TailReader
+from datastreamer.spark.write.sink import StreamSink
 
 
 class DatastreamSource(DataSource):

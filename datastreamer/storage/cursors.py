@@ -16,8 +16,8 @@ import lmdb
 
 from datastreamer.errors import BadPosition, CursorFailed, UntrustedFile
 from datastreamer.position import Position
-from datastreamer.storage.access import Access, Folder, create_file, open_file
-from datastreamer.storage.mounts import ensure_local
+from datastreamer.storage.disk.access import Access, Folder, create_file, open_file
+from datastreamer.storage.disk.mounts import ensure_local
 
 # Room for some thousand cursors; only what is used is on disk.
 _MAP_SIZE = 16 << 20

@@ -30,18 +30,18 @@ from datastreamer.errors import (
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.storage.bookmarks.base import opener
-from datastreamer.storage.disk import Buffer, Disk
-from datastreamer.storage.doubt import raised_after
-from datastreamer.storage.durable import SyncPolicy
-from datastreamer.storage.file import StreamFile
-from datastreamer.storage.mounts import ensure_local
-from datastreamer.storage.operation import AtomicOp
-from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Agreement, Head, Source
-from datastreamer.storage.snapshot import Snapshot, snapshot_of
+from datastreamer.storage.bookmarks.interface import opener
+from datastreamer.storage.disk.file_ops import Buffer, Disk
+from datastreamer.storage.disk.mounts import ensure_local
+from datastreamer.storage.header.records import Agreement, Head, Source
+from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.view import IndexName, StreamView
-from datastreamer.storage.writer import PendingCommit, StreamWriter
+from datastreamer.storage.write.atomic_op import AtomicOp
+from datastreamer.storage.write.commit_doubt import raised_after
+from datastreamer.storage.write.sync_policy import SyncPolicy
+from datastreamer.storage.write.writer import PendingCommit, StreamWriter
 
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]

@@ -30,13 +30,13 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
-from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.disk import Buffer
-from datastreamer.storage.file import StreamFile
-from datastreamer.storage.identity import LOOK_SECONDS
-from datastreamer.storage.reader import Reader, cut_back
-from datastreamer.storage.record import Change, Source
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.file_ops import Buffer
+from datastreamer.storage.disk.identity import LOOK_SECONDS
+from datastreamer.storage.header.records import Change, Source
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.reader import Reader, cut_back
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.decoding import Event, encode
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
+from datastreamer.zkevm.latest import Readable, standing_of
 from datastreamer.zkevm.schema import (
     FIRST_PROTOBUF_VERSION,
     TYPE_BOOK_MARK,
 )
-from datastreamer.zkevm.standing import Readable, standing_of
 
 Atomic = Literal["block", "batch", "caller"]
 

@@ -33,7 +33,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import page_start
-from datastreamer.storage.access import Access
+from datastreamer.storage.disk.access import Access
 from datastreamer.zkevm import encode
 from datastreamer.zkevm.events import L2Block
 from tests.arrow.conftest import Make

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from datastreamer.cli import dsapp, main
-from datastreamer.cli.sequencer import SYSTEM_ID, Sequencer
-from datastreamer.net.embed import StreamServer
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, Sequencer
+from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 
 BLOCKS = 40

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from datastreamer.cli.main import main
-from datastreamer.storage import disk
-from datastreamer.storage._commit import write_commit
+from datastreamer.storage.disk import file_ops as disk
+from datastreamer.storage.disk._commit import write_commit
 
 _begun = 0
 

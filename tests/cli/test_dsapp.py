@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.dsapp.sanity import Sanity
-from datastreamer.net.blocking import BlockingClient
-from datastreamer.net.embed import StreamServer
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke
 from tests.cli.process import running

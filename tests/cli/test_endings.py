@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli import source
-from datastreamer.cli.outcome import Failure
-from datastreamer.cli.source import open_source
+from datastreamer.cli.shared import source
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.source import open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import Header
-from datastreamer.net.embed import StreamServer
 from datastreamer.protocol.messages import Stop
+from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import ENVIRONMENT, PATIENCE, command, done, piped, running
-from tests.net.stub import Stub, StubServer, sample
+from tests.network.stub import Stub, StubServer, sample
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("verb", ["info", "serve"])
 @pytest.mark.parametrize(
-    "name", ["datastreamer.cli.outcome", "datastreamer.cli.program", "typer.main"]
+    "name", ["datastreamer.cli.shared.exit_codes", "datastreamer.cli.program", "typer.main"]
 )
 @pytest.mark.parametrize(
     ("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]

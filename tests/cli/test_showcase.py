@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.outcome import Failure
+from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.showcase import play
 from datastreamer.cli.showcase.audience import Watcher
 from tests.cli.process import done, running

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli import progress
-from datastreamer.cli.progress import Progress
+from datastreamer.cli.shared import progress
+from datastreamer.cli.shared.progress import Progress
 from tests.cli.process import command, on_terminal
 
 

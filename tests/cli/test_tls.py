@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import ENTRIES, Invoke
 from tests.cli.process import running
-from tests.net.secure import HOST, Authority
+from tests.network.secure import HOST, Authority
 
 
 @pytest.fixture(scope="module")

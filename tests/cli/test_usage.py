@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli import logs, outcome, source
+from datastreamer.cli.shared import exit_codes as outcome
+from datastreamer.cli.shared import logs, source
 from datastreamer.errors import DatastreamerError
 from tests.cli.conftest import Invoke
 from tests.cli.process import done
@@ -242,7 +243,7 @@ def test_a_fault_of_ours_is_one_line_too(invoke: Invoke, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of\nall things")
 
-    monkeypatch.setattr("datastreamer.cli.info.open_source", fail)
+    monkeypatch.setattr("datastreamer.cli.verbs.info.open_source", fail)
     message = "a fault of this program: ZeroDivisionError: of all things"
     assert invoke("info", "x").failed() == message
     told = invoke("info", "x", "--log-level", "debug")

@@ -10,8 +10,8 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.record import Source
-from datastreamer.storage.repair import repair
+from datastreamer.storage.header.records import Source
+from datastreamer.storage.maintain.repair import repair
 from tests.interop.peer import GoPeer, beside_reference
 from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
 

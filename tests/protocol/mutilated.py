@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from datastreamer.protocol.filtering import FilteredRead, FilteredStart, FilteredStartBookmark
+from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
 from datastreamer.protocol.following import FollowStart, HashQuery, Known
 from datastreamer.protocol.messages import (
     BatchQuery,

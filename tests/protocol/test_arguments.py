@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import trio
 
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.trio import connect
 from datastreamer.errors import BadBookmark, BadEntryType, UsageError
-from datastreamer.net.blocking import BlockingClient
-from datastreamer.net.blocking_publisher import BlockingPublisher
-from datastreamer.net.client import connect
-from datastreamer.net.publisher import connect_publisher
-from datastreamer.net.relay import Relay
 from datastreamer.protocol.batches import Limits
-from tests.net.stub import Stub, sample
-from tests.net.wired import client_of, commands, listed
+from datastreamer.publisher.blocking import BlockingPublisher
+from datastreamer.publisher.trio import connect_publisher
+from datastreamer.relay.relay import Relay
+from tests.network.stub import Stub, sample
+from tests.network.wired import client_of, commands, listed
 
 
 async def refuses(what: str, connect: Any, blocking: Any, **options: Any) -> None:

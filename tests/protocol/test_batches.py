@@ -32,7 +32,7 @@ from datastreamer.protocol.batches import (
     wait_ms,
 )
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow
+from datastreamer.protocol.flows import Flow
 from datastreamer.protocol.messages import (
     NO_EXTENSIONS,
     OK,
@@ -46,7 +46,7 @@ from datastreamer.protocol.messages import (
     encode_batch_head,
     encode_range_head,
 )
-from tests.net.stub import Stub, key, sample
+from tests.network.stub import Stub, key, sample
 
 T = TypeVar("T")
 

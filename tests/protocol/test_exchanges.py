@@ -20,9 +20,9 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import Header
-from datastreamer.protocol import exchanges
+from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.exchanges import Flow, Lookup, Streaming
+from datastreamer.protocol.flows import Flow, Lookup, Streaming
 from datastreamer.protocol.messages import (
     NOT_FOUND,
     OK,

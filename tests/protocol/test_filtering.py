@@ -22,7 +22,7 @@ from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import ChosenReceived, EntriesReceived
-from datastreamer.protocol.filtering import (
+from datastreamer.protocol.filter.messages import (
     FilteredCommand,
     FilteredRead,
     FilteredStart,

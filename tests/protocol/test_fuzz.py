@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from datastreamer.format import COMMAND_HEAD_SIZE, MAX_FILTER_TYPES
-from datastreamer.protocol.filtering import (
+from datastreamer.protocol.filter.messages import (
     FilteredRead,
     FilteredStart,
     FilteredStartBookmark,

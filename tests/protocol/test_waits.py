@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import trio
 
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.trio import connect
 from datastreamer.errors import UsageError
-from datastreamer.net.blocking import BlockingClient
-from datastreamer.net.blocking_publisher import BlockingPublisher
-from datastreamer.net.client import connect
-from datastreamer.net.publisher import connect_publisher
-from datastreamer.net.relay import Relay
-from datastreamer.protocol.endurance import Backoff, check_waits
+from datastreamer.protocol.retry import Backoff, check_waits
+from datastreamer.publisher.blocking import BlockingPublisher
+from datastreamer.publisher.trio import connect_publisher
+from datastreamer.relay.relay import Relay
 
 NO_TIMES: list[Any] = [math.nan, math.inf, 1e300, -1, 0, "3"]
 

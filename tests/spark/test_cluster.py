@@ -15,7 +15,7 @@ from datastreamer import arrow
 from datastreamer.errors import UsageError
 from datastreamer.spark import find_java
 from tests.spark.conftest import QUICKLY, ROOT
-from tests.spark.test_reading import write_chain
+from tests.spark.read.test_reading import write_chain
 
 
 @pytest.mark.slow

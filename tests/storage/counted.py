@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from datastreamer.storage.disk import OsDisk, OsFile
-from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.disk.file_ops import OsDisk, OsFile
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Reader
 from tests.storage.made import BOOKMARK, LARGEST, PAGE, Item, header_of
 
 # Page 0: filled to the last byte. Page 1: small ones, then padding. Page 2: the largest

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datastreamer import DataStream
-from datastreamer.storage import journal
-from datastreamer.storage import record as records
-from datastreamer.storage.access import Access, create_file, open_file
-from datastreamer.storage.disk import Buffer, File, OsDisk, OsFile
-from datastreamer.storage.journal import Undo
+from datastreamer.storage.disk.access import Access, create_file, open_file
+from datastreamer.storage.disk.file_ops import Buffer, File, OsDisk, OsFile
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.undo_journal import Undo
 from tests.storage.steps import SteppedCommit, Writes
 
 PAGE = 1 << 20

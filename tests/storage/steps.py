@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from datastreamer.storage import _commit
-from datastreamer.storage._commit import CommitStepFailed
-from datastreamer.storage.disk import Buffer
+from datastreamer.storage.disk import _commit
+from datastreamer.storage.disk._commit import CommitStepFailed
+from datastreamer.storage.disk.file_ops import Buffer
 
 # In the order of `_commit.write_commit`.
 COMMIT_ORDER = ("data", "header", "sync", "mark")

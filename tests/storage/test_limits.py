@@ -12,10 +12,10 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import EntryTooLarge, WriteFailed
 from datastreamer.format import HEADER_PAGE_SIZE, MAX_DATA_SIZE, PAGE_SIZE, Header, page_start
-from datastreamer.storage import record as records
-from datastreamer.storage.disk import boot_id
-from datastreamer.storage.record import CommitRecord, Head
-from datastreamer.storage.recovery import NO_HASH
+from datastreamer.storage.disk.file_ops import boot_id
+from datastreamer.storage.header import records
+from datastreamer.storage.header.records import CommitRecord, Head
+from datastreamer.storage.header.recovery import NO_HASH
 from tests.oracle import pack
 from tests.storage.made import items
 

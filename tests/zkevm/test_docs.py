@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.cli.sequencer import Sequencer
+from datastreamer.cli.demo.sequencer import Sequencer
 from datastreamer.zkevm import SequenceCheck
 
 ROOT = Path(__file__).resolve().parent.parent.parent

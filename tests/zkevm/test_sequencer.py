@@ -13,8 +13,8 @@ from datastreamer.errors import BadEvent, NoOperation, UsageError
 from datastreamer.zkevm import SequenceCheck, decode, events, fixed
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
 from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.latest import Standing, standing_of
 from datastreamer.zkevm.sequencer import Sequencer
-from datastreamer.zkevm.standing import Standing, standing_of
 
 H = [bytes([n]) * 32 for n in range(8)]
 Make = Callable[[int], DataStream]

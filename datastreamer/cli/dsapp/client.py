@@ -12,9 +12,14 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.dsapp.sanity import Sanity
-from datastreamer.cli.options import LogLevel, number_option, read_number
-from datastreamer.cli.outcome import Failure, end_well_on_signal, end_with_reader, write_out
-from datastreamer.cli.source import ServerSource, Source, check_start, read_address
+from datastreamer.cli.shared.exit_codes import (
+    Failure,
+    end_well_on_signal,
+    end_with_reader,
+    write_out,
+)
+from datastreamer.cli.shared.options import LogLevel, number_option, read_number
+from datastreamer.cli.shared.source import ServerSource, Source, check_start, read_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.zkevm.keys import Mark, key_of, mark_of, raw_key
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli import logs
-from datastreamer.cli.options import LogLevel
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.options import LogLevel
 
 
 def _set_level(level: LogLevel) -> LogLevel:

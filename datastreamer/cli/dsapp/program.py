@@ -9,7 +9,7 @@ import typer
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
-from datastreamer.cli.options import new_program
+from datastreamer.cli.shared.options import new_program
 
 program = new_program()
 

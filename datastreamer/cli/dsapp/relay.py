@@ -13,10 +13,10 @@ from datastreamer.cli.dsapp.server import (
     PortOption,
     WriteTimeoutOption,
 )
-from datastreamer.cli.options import LogLevel
-from datastreamer.cli.relay import relay_until, upstream_of
-from datastreamer.net.limits import Limits
-from datastreamer.net.relay import DEFAULT_PORT, Relay
+from datastreamer.cli.shared.options import LogLevel
+from datastreamer.cli.verbs.relay import relay_until, upstream_of
+from datastreamer.relay.relay import DEFAULT_PORT, Relay
+from datastreamer.server.limits import Limits
 
 ServerOption = Annotated[
     str, typer.Option("--server", metavar="HOST:PORT", help="Download from there.")

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
+from datastreamer.cli.demo.pace import progress, write_at_pace
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, Sequencer
 from datastreamer.cli.dsapp.options import LogOption
-from datastreamer.cli.ending import asked_to_end
-from datastreamer.cli.options import LogLevel, number_option
-from datastreamer.cli.pace import progress, write_at_pace
-from datastreamer.cli.sequencer import SYSTEM_ID, VERSION, Sequencer
-from datastreamer.cli.serve import MetricsHostOption, MetricsPortOption, metrics_at
+from datastreamer.cli.shared.options import LogLevel, number_option
+from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.format import DEFAULT_PORT
-from datastreamer.net.embed import StreamServer
-from datastreamer.net.limits import Limits
-from datastreamer.net.listen import address_of
+from datastreamer.server.limits import Limits
+from datastreamer.service.embedded import StreamServer
+from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)
 

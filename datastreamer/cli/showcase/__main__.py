@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from datastreamer.cli.outcome import run
+from datastreamer.cli.shared.exit_codes import run
 
 if TYPE_CHECKING:
     import typer
 
 
 def _program() -> typer.Typer:
-    from datastreamer.cli.options import new_program
+    from datastreamer.cli.shared.options import new_program
     from datastreamer.cli.showcase.play import showcase
 
     program = new_program()

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, Literal, NamedTuple
 
-from datastreamer.cli.outcome import Failure
+from datastreamer.cli.shared.exit_codes import Failure
 
 
 class Commit(NamedTuple):

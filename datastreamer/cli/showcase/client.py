@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from datastreamer.cli.outcome import DONE, guard
-from datastreamer.net.blocking import BlockingClient
+from datastreamer.cli.shared.exit_codes import DONE, guard
+from datastreamer.client.blocking import BlockingClient
 
 _TELL_NS = 50_000_000
 

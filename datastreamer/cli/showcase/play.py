@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.ending import Ending, asked_to_end
-from datastreamer.cli.options import number_parser
-from datastreamer.cli.outcome import Failure
-from datastreamer.cli.sequencer import ENTRIES_PER_OPERATION, SYSTEM_ID, VERSION, Sequencer
+from datastreamer.cli.demo.sequencer import ENTRIES_PER_OPERATION, SYSTEM_ID, VERSION, Sequencer
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import number_parser
+from datastreamer.cli.shared.signals import Ending, asked_to_end
 from datastreamer.cli.showcase.audience import Commit, Watcher
 from datastreamer.cli.showcase.scene import Scene, new_scene, print_result
-from datastreamer.net.embed import StreamServer
+from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 
 _HOST = "127.0.0.1"

@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from datastreamer.cli.console import new_console
-from datastreamer.cli.sequencer import Sequencer
+from datastreamer.cli.demo.sequencer import Sequencer
+from datastreamer.cli.shared.console import new_console
 from datastreamer.cli.showcase.audience import Commit, Watcher
 from datastreamer.storage.stream import DataStream
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import CorruptEntries, DamagedEntry, IndexFailed, UnknownEntry
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.storage.bookmarks.base import IndexUnmade, IndexUntrusted, Watermark
+from datastreamer.storage.bookmarks.interface import IndexUnmade, IndexUntrusted, Watermark
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
 from datastreamer.storage.bookmarks.trust import fingerprint
-from datastreamer.storage.disk import File
-from datastreamer.storage.reader import Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Reader
 
 _MOST_PROBLEMS = 1000
 

@@ -18,15 +18,15 @@ from itertools import islice
 from datastreamer.errors import IndexFailed, NotFound, StreamFileError
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import (
+from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexElsewhere,
     Watermark,
 )
 from datastreamer.storage.bookmarks.trust import MovedError, TrustedIndex
-from datastreamer.storage.reader import Cursor
-from datastreamer.storage.record import Head
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Cursor
 
 _log = logging.getLogger(__package__)
 

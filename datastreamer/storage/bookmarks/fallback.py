@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.access import Access, Folder
 from datastreamer.storage.bookmarks import lmdb
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import (
+from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexElsewhere,
@@ -28,8 +27,9 @@ from datastreamer.storage.bookmarks.base import (
     Watermark,
     at_once,
 )
-from datastreamer.storage.bookmarks.environment import INDEX_FILES
+from datastreamer.storage.bookmarks.lmdb_environment import INDEX_FILES
 from datastreamer.storage.bookmarks.memory import MemoryIndex
+from datastreamer.storage.disk.access import Access, Folder
 
 _log = logging.getLogger(__package__)
 

@@ -19,13 +19,13 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, IndexFailed, StreamClosed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.bookmarks._pairs import Pairs, newest_in
-from datastreamer.storage.bookmarks.base import IndexWentBack
 from datastreamer.storage.bookmarks.builder import IndexBuilder
+from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.trust import MovedError
-from datastreamer.storage.disk import File
-from datastreamer.storage.identity import OpenPath
-from datastreamer.storage.reader import Cursor, Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.disk.identity import OpenPath
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Cursor, Reader
 
 _log = logging.getLogger(__package__)
 

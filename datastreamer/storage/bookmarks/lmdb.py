@@ -22,7 +22,6 @@ import lmdb
 from xxhash import xxh3_64_digest
 
 from datastreamer.errors import IndexFailed, StreamFileError, UntrustedFile
-from datastreamer.storage.access import Access, Folder
 from datastreamer.storage.bookmarks._blocks import (
     FIRST,
     LAST,
@@ -40,7 +39,7 @@ from datastreamer.storage.bookmarks._blocks import (
     without,
 )
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import (
+from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexReadOnly,
@@ -51,7 +50,7 @@ from datastreamer.storage.bookmarks.base import (
     Watermark,
     at_once,
 )
-from datastreamer.storage.bookmarks.environment import (
+from datastreamer.storage.bookmarks.lmdb_environment import (
     INDEX_FILES,
     INDEX_SUFFIX,
     Opened,
@@ -59,8 +58,9 @@ from datastreamer.storage.bookmarks.environment import (
     begin,
     file_id,
 )
-from datastreamer.storage.disk import Buffer, OsDisk
-from datastreamer.storage.mounts import ensure_local
+from datastreamer.storage.disk.access import Access, Folder
+from datastreamer.storage.disk.file_ops import Buffer, OsDisk
+from datastreamer.storage.disk.mounts import ensure_local
 
 _WATERMARK = struct.Struct(">IQQ")
 _WATERMARK_KEY = LAST + b"\xff"  # after all blocks

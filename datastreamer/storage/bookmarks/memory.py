@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from datastreamer.storage.access import Access
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import BookmarkIndex, Pace, Watermark, at_once
+from datastreamer.storage.bookmarks.interface import BookmarkIndex, Pace, Watermark, at_once
+from datastreamer.storage.disk.access import Access
 
 
 class MemoryIndex(BookmarkIndex):

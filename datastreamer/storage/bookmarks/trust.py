@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 from datastreamer.errors import IndexFailed
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.bookmarks.base import (
+from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexElsewhere,
     IndexReadOnly,
@@ -26,10 +26,10 @@ from datastreamer.storage.bookmarks.base import (
     Watermark,
     opener,
 )
-from datastreamer.storage.disk import File
-from datastreamer.storage.identity import OpenPath
-from datastreamer.storage.reader import Cursor, Reader
-from datastreamer.storage.record import Head
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.disk.identity import OpenPath
+from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.reader import Cursor, Reader
 
 # One name for all that is said about bookmarks.
 _log = logging.getLogger(__package__)

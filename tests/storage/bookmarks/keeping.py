@@ -9,8 +9,8 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks import base
+from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.disk.access import Access
 from tests.storage.made import BOOKMARK, Item, bookmarks_of, scan_file
 
 PATIENCE = 30.0

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, UnknownBookmark
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks import base
-from datastreamer.storage.bookmarks.base import (
+from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexReadOnly,
     Pace,
     Watermark,
     at_once,
 )
+from datastreamer.storage.disk.access import Access
 from tests.storage.made import BOOKMARK, add
 
 HERE = Watermark(5000, 10, b"identity of the file")

@@ -16,11 +16,12 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks import base, builder, trust
-from datastreamer.storage.bookmarks.base import IndexDamaged, Pace, Watermark, at_once
+from datastreamer.storage.bookmarks import builder, trust
+from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks.interface import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
-from datastreamer.storage.check import verify
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.maintain.check import verify
 from tests.storage.bookmarks.keeping import (
     HISTORY,
     PATIENCE,

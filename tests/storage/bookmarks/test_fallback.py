@@ -14,9 +14,10 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import FileReplaced, IndexFailed
-from datastreamer.storage.access import Access, Folder
-from datastreamer.storage.bookmarks import builder, environment, fallback
+from datastreamer.storage.bookmarks import builder, fallback
+from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY, FallbackIndex
+from datastreamer.storage.disk.access import Access, Folder
 from tests.storage.bookmarks.keeping import (
     HISTORY,
     check,

@@ -19,11 +19,12 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks import base, builder, keeper, lmdb
-from datastreamer.storage.bookmarks.base import Watermark
+from datastreamer.storage.bookmarks import builder, keeper, lmdb
+from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
+from datastreamer.storage.disk.access import Access
 from tests.storage.bookmarks.keeping import (
     HISTORY,
     PATIENCE,

@@ -22,9 +22,11 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.access import Access
-from datastreamer.storage.bookmarks import base, builder, environment, lmdb
+from datastreamer.storage.bookmarks import builder, lmdb
+from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.disk.access import Access
 from tests.interop.peer import GoPeer, go_missing
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, make, scan_file
 
@@ -531,7 +533,7 @@ def test_a_map_that_is_small_and_grows(tmp_path: Path) -> None:
 
 SMALL = """
 from datastreamer import DataStream
-from datastreamer.storage.bookmarks import environment
+from datastreamer.storage.bookmarks import lmdb_environment as environment
 environment._MAP_SIZE = 1 << 24
 """
 

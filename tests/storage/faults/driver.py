@@ -11,7 +11,7 @@ from typing import Any
 
 from datastreamer import DataStream
 from datastreamer.errors import DatastreamerError
-from datastreamer.storage.snapshot import snapshot
+from datastreamer.storage.maintain.snapshot import snapshot
 
 OPENERS: dict[str, Callable[..., DataStream]] = {
     "create": DataStream.create,

@@ -1,6 +1,6 @@
 """A disk in memory that can lose what a power cut may take.
 
-Implements the `File` and `Disk` of ``datastreamer/storage/disk.py``. A file is what
+Implements the `File` and `Disk` of ``datastreamer/storage/disk/file_ops.py``. A file is what
 programs see of it, what is on disk, and all that changed since its last sync; names are
 kept the same way. `SimDisk.power_cut` makes a disk of what is on disk and any part of the
 rest: sector by sector of 512 bytes in any version since the last sync, sizes and names
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from datastreamer.storage.access import Access
-from datastreamer.storage.disk import Buffer, Disk
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.file_ops import Buffer, Disk
 from tests.storage.lab.image import BLOCK, SECTOR, Image, Inode, Wrote
 from tests.storage.steps import COMMIT_ORDER, SteppedCommit, Writes
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from datastreamer.storage.disk import Buffer
+from datastreamer.storage.disk.file_ops import Buffer
 
 if TYPE_CHECKING:
     from tests.storage.lab.disk import SimFile

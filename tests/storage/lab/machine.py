@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from datastreamer import DataStream
-from datastreamer.storage.record import Source
+from datastreamer.storage.header.records import Source
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
 from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, put
 from tests.storage.lab.recovering import (

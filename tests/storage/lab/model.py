@@ -9,10 +9,10 @@ from unittest import mock
 from datastreamer import DataStream
 from datastreamer._codec import EntryBatch, pack_entry, scan
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage import file as file_module
-from datastreamer.storage import owned as owned_module
-from datastreamer.storage import record as records
-from datastreamer.storage import writer as writer_module
+from datastreamer.storage.header import records
+from datastreamer.storage.read import file as file_module
+from datastreamer.storage.write import state as owned_module
+from datastreamer.storage.write import writer as writer_module
 from tests import oracle
 from tests.storage.lab.disk import SimDisk
 from tests.storage.lab.image import Image

@@ -28,9 +28,10 @@ from datastreamer.errors import (
     StreamFileError,
     WriteFailed,
 )
-from datastreamer.storage import durable, room
-from datastreamer.storage.record import Source
-from datastreamer.storage.writer import PendingCommit
+from datastreamer.storage.disk import preallocation as room
+from datastreamer.storage.header.records import Source
+from datastreamer.storage.write import sync_policy as durable
+from datastreamer.storage.write.writer import PendingCommit
 from tests.storage.lab.background import Background, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
 from tests.storage.lab.disk import Gone, SimDisk

@@ -24,14 +24,15 @@ from hypothesis.stateful import (
 
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import Header
-from datastreamer.storage import durable, recovery
-from datastreamer.storage import file as file_module
-from datastreamer.storage import writer as writer_module
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
-from datastreamer.storage.operation import AtomicOp
-from datastreamer.storage.record import CommitRecord, Head, get_record
-from datastreamer.storage.recovery import Judgement
-from datastreamer.storage.writer import StreamWriter
+from datastreamer.storage.header import recovery
+from datastreamer.storage.header.records import CommitRecord, Head, get_record
+from datastreamer.storage.header.recovery import Judgement
+from datastreamer.storage.read import file as file_module
+from datastreamer.storage.write import sync_policy as durable
+from datastreamer.storage.write import writer as writer_module
+from datastreamer.storage.write.atomic_op import AtomicOp
+from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.background import SimSyncer
 from tests.storage.lab.cuts import Crash, Fault, Trouble, crashes

@@ -13,8 +13,8 @@ import pytest
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import WriteFailed
-from datastreamer.storage import durable
-from datastreamer.storage.writer import StreamWriter
+from datastreamer.storage.write import sync_policy as durable
+from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab.background import Background
 from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption, Process, SimDisk

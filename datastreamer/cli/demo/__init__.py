@@ -1,0 +1,1 @@
+"""The made-up sequencer of the demos."""

@@ -1,0 +1,69 @@
+"""`--config FILE`: a command's options from a TOML file, by the names that they have.
+
+Owns how the file is read and what in it is wrong. What stands on the command line wins.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import Failure
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _read_config(context: typer.Context, path: str | None) -> str | None:
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise Failure(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path}: no TOML: {error}") from None
+    options: dict[str, Any] = {
+        name[2:]: option
+        for option in context.command.params
+        for name in option.opts
+        if name.startswith("--") and name != "--config"
+    }
+    defaults = {}
+    for name, value in found.items():
+        option = options.get(name)
+        if option is None:
+            raise typer.BadParameter(
+                f"{path}: there is no option {name!r}; the names are {_names(options)}"
+            )
+        many = getattr(option, "multiple", False)
+        items = value if many and isinstance(value, list) else [value]
+        for item in items:
+            if isinstance(item, bool) != bool(getattr(option, "is_flag", False)) or not isinstance(
+                item, str | int
+            ):
+                raise typer.BadParameter(f"{path}: {name} cannot be {item!r}")
+        defaults[option.name] = items if many else value
+    context.default_map = {**defaults, **(context.default_map or {})}
+    return path
+
+
+def _names(options: dict[str, Any]) -> str:
+    return ", ".join(name for name in options if name != "help")
+
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="TOML",
+        is_eager=True,
+        callback=_read_config,
+        help="Options from this file, by their names without dashes before them.",
+    ),
+]

@@ -1,0 +1,96 @@
+"""What is written to stderr: the log, errors and hints, as text or as JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+from datastreamer.errors import DamagedFile
+from datastreamer.printable import cut, json_text, one_line
+from datastreamer.service.log import StderrLog, Style
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+_handler = StderrLog()
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """The process's log goes to stderr, from level info on, as text."""
+    root = logging.getLogger()
+    level = root.level
+    _handler.style = "text"
+    root.addHandler(_handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(_handler)
+        root.setLevel(level)
+
+
+@contextlib.contextmanager
+def damage_told_once(name: str) -> Iterator[None]:
+    """Errors that `name` logs come after the block, and not where it raises `DamagedFile`: the
+    damage is told there."""
+    logger = logging.getLogger(name)
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            return True
+        held.append(record)
+        return False
+
+    logger.addFilter(hold)
+    try:
+        yield
+    except DamagedFile:
+        held.clear()
+        raise
+    finally:
+        logger.removeFilter(hold)
+        for record in held:
+            logger.handle(record)
+
+
+def set_level(name: str) -> None:
+    """Log from this level on: debug, info, warn or error."""
+    logging.getLogger().setLevel(_LEVELS[name])
+
+
+def set_style(style: Style) -> None:
+    """Log as text or as JSON lines."""
+    _handler.style = style
+
+
+def say(text: str) -> None:
+    """A line for people that no log level hides; in a JSON log a line of it."""
+    _write(text, "info")
+
+
+def say_as_it_is(text: str) -> None:
+    """A line for programs, the same in every log."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(one_line(text, None) + "\n")
+        sys.stderr.flush()
+
+
+def say_error(text: str) -> None:
+    """The line that says why it failed."""
+    _write(text if _handler.style == "json" else f"error: {text}", "error")
+
+
+def _write(text: str, level: str) -> None:
+    if _handler.style == "json":
+        say_as_it_is(json_text({"level": level, "message": cut(text)}))
+    else:
+        say_as_it_is(one_line(text))

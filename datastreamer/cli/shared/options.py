@@ -1,0 +1,332 @@
+"""Arguments and options that several commands share, and how they are read.
+
+Wrong usage is `typer.BadParameter`, here and in the commands.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from datastreamer.cli.shared import logs
+from datastreamer.errors import BadBookmark
+from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
+from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
+from datastreamer.zkevm.keys import Mark, key_of
+
+if TYPE_CHECKING:
+    import ssl
+
+
+class LogLevel(str, Enum):
+    """From which level on things are logged."""
+
+    debug = "debug"
+    info = "info"
+    warn = "warn"
+    error = "error"
+
+
+class LogFormat(str, Enum):
+    """How the log is written."""
+
+    text = "text"
+    json = "json"
+
+
+class Format(str, Enum):
+    """How data is written to standard output."""
+
+    table = "table"
+    jsonl = "jsonl"
+    hex = "hex"
+    raw = "raw"
+
+
+class ReportFormat(str, Enum):
+    """The same, where what is written is no entries."""
+
+    table = "table"
+    jsonl = "jsonl"
+
+
+def new_program() -> typer.Typer:
+    """An empty program with what all of ours have in common."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+# Numbers.
+
+
+def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
+    """A decimal number from `least` to `most`."""
+    # Python reads no number of more than some thousand digits.
+    digits = text.lstrip("0") or text[-1:]
+    fine = digits.isascii() and digits.isdigit() and len(digits) <= len(str(most))
+    if not (fine and least <= int(digits) <= most):
+        raise typer.BadParameter(f"{what} is a number from {least} to {most}, not {_shown(text)}")
+    return int(digits)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
+    """Reads an option's value. Parsers see defaults as well."""
+
+    def read(value: str | int) -> int:
+        return read_number(str(value), most, least=least)
+
+    return read
+
+
+def number_option(
+    name: str, metavar: str, help: str, *, least: int = 0, most: int = U64_MAX
+) -> Any:
+    """The option for a number from `least` to `most`."""
+    return typer.Option(name, parser=number_parser(most, least=least), metavar=metavar, help=help)
+
+
+def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
+    """The parser for seconds from `least` to `most`."""
+
+    def parse(value: str | float) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not least <= seconds <= most:
+            shown = _shown(str(value))
+            raise typer.BadParameter(f"it is seconds from {least:g} to {most:g}, not {shown}")
+        return seconds
+
+    return parse
+
+
+def read_type(text: str) -> int:
+    """An entry type, in decimal or as 0x... in hex."""
+    if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
+        text = str(int(text, 16))
+    return read_number(text, U32_MAX, "an entry type")
+
+
+# The log, everywhere.
+
+
+def _set_log_level(level: LogLevel | None) -> LogLevel | None:
+    if level is not None:
+        logs.set_level(level.value)
+    return level
+
+
+def _set_log_format(style: LogFormat | None) -> LogFormat | None:
+    if style is not None:
+        logs.set_style(style.value)
+    return style
+
+
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", callback=_set_log_level, help="Log from this level on [info]."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", callback=_set_log_format, help="Log as text or JSON [text]."),
+]
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        from datastreamer import __version__
+
+        typer.echo(f"datastreamer {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+    ),
+]
+
+# Where it is read from.
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A stream file, or a server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The stream file.")]
+StreamTypeOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-type",
+        "T",
+        "The stream's type: what a server is asked for [1], what a file has to be.",
+    ),
+]
+
+TLSCaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-ca", metavar="FILE", help="With tcps://: trust these CAs [the system's]; PEM."
+    ),
+]
+TLSCertOption = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", help="With tcps://: who we are; PEM."),
+]
+TLSKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-key", metavar="FILE", help="The key of --tls-cert [in the same file]; PEM."
+    ),
+]
+TLSServerNameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-server-name",
+        metavar="NAME",
+        help="With tcps://: whom the server's certificate is to name [HOST].",
+    ),
+]
+
+
+def _allow_readable_secrets(wanted: bool) -> None:
+    if wanted:
+        os.environ[ALLOW_READABLE_SECRETS] = "1"
+
+
+AllowReadableSecretsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-readable-secrets",
+        callback=_allow_readable_secrets,
+        help="Accept files of tokens and private keys that other users own or can read, "
+        "such as secrets that a container mounts.",
+    ),
+]
+
+
+class TLSOptions(NamedTuple):
+    """What is said about TLS on the client's side; its fields are the options."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises `BadCertificate`."""
+        from datastreamer.transport.tls import client_tls
+
+        if self.key is not None and self.cert is None:
+            raise typer.BadParameter("--tls-key is the key of a --tls-cert")
+        return client_tls(self.ca, self.cert, self.key)
+
+    def check_unused(self, source: str) -> None:
+        """Wrong usage where something is said and `source` is without TLS."""
+        for name, value in self._asdict().items():
+            if value is not None:
+                option = "--tls-" + name.replace("_", "-")
+                raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
+
+
+NO_TLS = TLSOptions()
+
+
+# How it is written.
+
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format", help="How to write it [table on a terminal, else jsonl]; raw: entries' bytes."
+    ),
+]
+ReportFormatOption = Annotated[
+    ReportFormat | None,
+    typer.Option("--format", help="How to write it [table on a terminal, else jsonl]."),
+]
+StreamVersionOption = Annotated[
+    int | None,
+    number_option(
+        "--stream-version",
+        "N",
+        "Take entries for those of this version [the header's]: 1 fixed layouts, from 2 on "
+        "protobuf.",
+        most=255,
+        least=1,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format jsonl.")]
+
+
+def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
+    """What --format and --json come to, or what suits standard output."""
+    if json:
+        if format not in (None, Format.jsonl):
+            raise typer.BadParameter(f"--json and --format {format.value} are two formats")
+        return Format.jsonl
+    if format is not None:
+        return Format(format.value)
+    return Format.table if sys.stdout.isatty() else Format.jsonl
+
+
+# Keys of bookmarks.
+
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY", help="0x... in hex, block:N, batch:N, or text."),
+]
+
+
+class Key:
+    """A bookmark's key as it was written; its bytes may depend on the stream's version."""
+
+    def __init__(self, text: str) -> None:
+        self._mark: Mark | None = None
+        self._bytes = b""
+        kind, colon, number = text.partition(":")
+        if text[:2].lower() == "0x":
+            try:
+                self._bytes = bytes.fromhex(text[2:])
+            except ValueError:
+                raise typer.BadParameter(
+                    f"{text!r} is no hex: 0x, then two digits a byte"
+                ) from None
+        elif colon and kind in ("block", "batch"):
+            value = read_number(number, U64_MAX, f"what follows {kind}:")
+            self._mark = Mark("block" if kind == "block" else "batch", value)
+        else:
+            self._bytes = os.fsencode(text)
+        if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
+            raise typer.BadParameter(
+                f"a bookmark's key is 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} is "
+                f"{len(self._bytes)}"
+            )
+
+    def of(self, version: int) -> bytes:
+        """Its bytes in a stream of this version."""
+        if self._mark is None:
+            return self._bytes
+        try:
+            return key_of(version, self._mark)
+        except BadBookmark as error:
+            raise typer.BadParameter(str(error)) from None

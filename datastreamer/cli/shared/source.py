@@ -1,0 +1,302 @@
+"""SOURCE: a stream file or a server, read in the same way.
+
+Owns what the argument means, and the reading side of both. Files are opened for
+reading only: nothing is written, not even beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, Protocol
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import NO_TLS, TLSOptions
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.errors import (
+    BadFromBookmark,
+    DamagedFile,
+    FileMissing,
+    StreamBusy,
+    UnknownBookmark,
+    UnknownEntry,
+)
+from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.listeners import address_of
+
+# A follower looks for new entries so often; a look is one small read.
+_POLL_SECONDS = 0.01
+# What is committed already comes at once; a server that sends nothing for so long is asked
+# whether it is there.
+_SILENT_SECONDS = 10.0
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
+
+
+class Source(Protocol):
+    """A stream to read from; a context manager that closes it."""
+
+    name: str
+
+    def __enter__(self) -> Source: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def header(self) -> Header:
+        """What is committed now."""
+
+    def entry(self, number: int) -> Entry:
+        """The entry of this number. Raises `UnknownEntry`."""
+
+    def first_event(self, key: bytes) -> Entry:
+        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
+
+    def bookmark(self, key: bytes) -> int:
+        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
+
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """Entries from a number or bookmark on, up to and not including `stop`; with `types`
+        those of these alone.
+
+        Waits for what is committed later; without a `stop` it does not end.
+        """
+
+
+def open_source(
+    text: str,
+    stream_type: int | None = None,
+    *,
+    follow: bool = False,
+    tls: TLSOptions = NO_TLS,
+    heartbeat: float | None = None,
+    batch_reads: bool = False,
+) -> Source:
+    """The stream that `text` names. A path that exists wins over HOST:PORT.
+
+    `follow` says that entries are wanted which another process has yet to commit; a
+    server that is lost is then waited for. `heartbeat` is how long a server may be silent;
+    None: 10 s, and for who follows it as long as the connection stands. With `batch_reads` a
+    server that has batches is asked for them, where it is not followed, and one that can choose
+    for the types that are wanted.
+    """
+    if not os.path.lexists(text):
+        address = read_address(text)
+        if address is not None:
+            return ServerSource(
+                address,
+                stream_type,
+                tls,
+                follow=follow,
+                heartbeat=heartbeat,
+                batch_reads=batch_reads,
+            )
+        if "/" not in text and ":" in text:
+            raise Failure(
+                f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
+                "[::1]:6900"
+            )
+    if heartbeat is not None:
+        raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
+    tls.check_unused(text)
+    return FileSource(text, stream_type, follow)
+
+
+def is_server(text: str) -> bool:
+    """Whether `open_source` takes it for a server's address."""
+    return not os.path.lexists(text) and read_address(text) is not None
+
+
+class Address(NamedTuple):
+    """A server's address, as it was written."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+def read_address(text: str) -> Address | None:
+    """What HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH says; None: it is none."""
+    if text.startswith("unix:"):
+        if text == "unix:":
+            raise typer.BadParameter(f"{text!r} names no socket; unix:/run/stream.sock is one")
+        return Address(text, 0)
+    scheme, _, rest = text.rpartition("://")
+    is_url = scheme in ("tcp", "tcps")
+    found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
+    if found is None:
+        if is_url:
+            raise typer.BadParameter(f"{text!r}: a server is named as {scheme}://HOST:PORT")
+        return None
+    host, port = found["v6"] or found["host"], found["port"].lstrip("0")
+    if not host:
+        raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
+    if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
+        raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
+    return Address(host, int(port), scheme == "tcps")
+
+
+@contextlib.contextmanager
+def asked_for(source: str, key: str = "") -> Iterator[None]:
+    """An entry that is not there is told of with where, a bookmark as the user named it, too."""
+    try:
+        yield
+    except UnknownEntry as error:
+        raise Failure(f"{source}: {error}") from None
+    except UnknownBookmark as error:
+        told = str(error).replace(f"0x{error.key.hex()}", key)
+        raise Failure(f"{source}: {told}") from None
+
+
+class FileSource:
+    """A stream file."""
+
+    def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
+        self.name = path
+        self._follow = follow
+        try:
+            self._stream = DataStream.open(
+                path, stream_type=stream_type, read_only=True, follow=follow
+            )
+        except FileMissing:
+            hint = "" if "/" in path else ", and no HOST:PORT either"
+            raise Failure(f"{path}: no such file{hint}") from None
+        self._epoch = self._stream.epoch
+
+    @property
+    def stream(self) -> DataStream:
+        return self._stream
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        stream = self._stream
+        # What does not fit together may be of two histories.
+        busy = isinstance(raised[1], DamagedFile) and (
+            stream.epoch != self._epoch or stream.outdated
+        )
+        stream.close()
+        if busy:
+            raise StreamBusy(
+                self.name,
+                "busy: it was truncated or updated while it was read; nothing is known to be "
+                "damaged: try again, or read a snapshot",
+            ) from None
+
+    def header(self) -> Header:
+        self._stream.refresh()
+        return self._stream.header
+
+    def entry(self, number: int) -> Entry:
+        return self._stream.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        return self._stream.first_event_after_bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        return self._stream.bookmark(key)
+
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        stream = self._stream
+        number = start if isinstance(start, int) else stream.bookmark(start)
+        epoch = stream.epoch
+        while True:
+            for batch in stream.batches(number, stop):
+                number = batch.next_number
+                yield batch if types is None else batch.select(types)
+            if stop is not None and number >= stop:
+                return
+            # Who does not follow asks for what there is: entries lack where they were taken back.
+            while self._follow and not stream.refresh():
+                time.sleep(_POLL_SECONDS)
+            if not self._follow or stream.epoch != epoch or stream.total_entries < number:
+                raise Failure(
+                    f"{self.name}: entries were taken back or changed while it was read (up to "
+                    f"entry {number - 1}); the stream holds {stream.total_entries} now"
+                )
+
+
+class ServerSource:
+    """A server. Whoever follows it waits for it when it is lost; others are told."""
+
+    def __init__(
+        self,
+        address: Address,
+        stream_type: int | None,
+        tls: TLSOptions = NO_TLS,
+        *,
+        follow: bool = False,
+        heartbeat: float | None = None,
+        batch_reads: bool = False,
+    ) -> None:
+        wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
+        if not address.tls:
+            tls.check_unused(address_of(address[:2]))
+        self._client = BlockingClient(
+            address.host,
+            address.port,
+            stream_type=wanted,
+            tls=tls.context() if address.tls else False,
+            tls_server_name=tls.server_name,
+            resume=follow,
+            heartbeat=_SILENT_SECONDS if heartbeat is None and not follow else heartbeat,
+            batch_reads=batch_reads,
+        )
+        self._batch_reads = batch_reads and not follow
+        self.name = self._client.peer
+
+    @property
+    def client(self) -> BlockingClient:
+        return self._client
+
+    def __enter__(self) -> ServerSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def header(self) -> Header:
+        return self._client.header()
+
+    def entry(self, number: int) -> Entry:
+        return self._client.entry(number)
+
+    def first_event(self, key: bytes) -> Entry:
+        return self._client.bookmark(key)
+
+    def bookmark(self, key: bytes) -> int:
+        try:
+            with self._client.batches(from_bookmark=key) as batches:
+                return next(batches).first_number
+        except BadFromBookmark:
+            raise UnknownBookmark(key) from None
+
+    def batches(
+        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        client = self._client
+        try:
+            if isinstance(start, int) and stop is not None and self._batch_reads:
+                yield from client.read_batches(from_entry=start, stop=stop, types=types)
+            elif isinstance(start, int):
+                yield from client.batches(from_entry=start, stop=stop, types=types)
+            else:
+                yield from client.batches(from_bookmark=start, stop=stop, types=types)
+        except BadFromBookmark:
+            assert isinstance(start, bytes)
+            raise UnknownBookmark(start) from None
+
+
+def check_start(start: int, header: Header) -> None:
+    """Raises `UnknownEntry` where reading cannot begin at `start` yet."""
+    if start > header.total_entries:
+        raise UnknownEntry(start, header.total_entries)

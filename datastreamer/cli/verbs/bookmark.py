@@ -1,0 +1,50 @@
+"""`datastreamer bookmark`: what a bookmark leads to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import write_out, write_raw
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    FormatOption,
+    JsonOption,
+    Key,
+    KeyArgument,
+    SourceArgument,
+    StreamTypeOption,
+    TLSOptions,
+    chosen_format,
+)
+from datastreamer.cli.shared.output import one_entry
+from datastreamer.cli.shared.source import asked_for, open_source
+
+EntryNumberOption = Annotated[
+    bool,
+    typer.Option("--entry-number", help="Print only the number of the bookmark's own entry."),
+]
+
+
+def bookmark(
+    source: SourceArgument,
+    key: KeyArgument,
+    entry_number: EntryNumberOption = False,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Print the first event at or after a bookmark."""
+    wanted = Key(key)
+    shape = chosen_format(format, json)
+    with open_source(source, stream_type, tls=tls) as stream, asked_for(source, key):
+        version = stream.header().version
+        if entry_number:
+            shown = b"%d\n" % stream.bookmark(wanted.of(version))
+        else:
+            shown = one_entry(stream.first_event(wanted.of(version)), shape, version)
+    write = write_raw if shape is Format.raw else write_out
+    write(shown)

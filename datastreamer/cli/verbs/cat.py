@@ -1,0 +1,209 @@
+"""`datastreamer cat`: entries, from anywhere to anywhere, once or for ever."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.decoded import Decoded, Decoding, decoded_form_of
+from datastreamer.cli.shared.exit_codes import (
+    Failure,
+    end_well_on_signal,
+    end_with_reader,
+    write_out,
+    write_raw,
+)
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    FormatOption,
+    JsonOption,
+    Key,
+    SourceArgument,
+    StreamTypeOption,
+    StreamVersionOption,
+    TLSOptions,
+    chosen_format,
+    number_option,
+    read_number,
+    read_type,
+    seconds_parser,
+)
+from datastreamer.cli.shared.output import form_of
+from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.source import asked_for, check_start, open_source
+from datastreamer.errors import HistoryChanged
+from datastreamer.format import U64_MAX
+
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="N|latest", help="The first entry [0]; latest: only what comes after now."
+    ),
+]
+FromBookmarkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-bookmark",
+        metavar="KEY",
+        help="Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
+    ),
+]
+ToOption = Annotated[
+    int | None,
+    number_option("--to", "N", "The last entry, included."),
+]
+CountOption = Annotated[
+    int | None,
+    number_option("--count", "N", "At most so many entries."),
+]
+TypeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type", metavar="T", help="Only entries of this type, decimal or 0x...; repeatable."
+    ),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", help="Go on with what is committed later, until Ctrl-C.")
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        parser=seconds_parser(0.001, 1e6),
+        metavar="SECONDS",
+        help="A server that is silent for so long is asked whether it is there; if not, it is "
+        "lost [10; with --follow: never asked].",
+    ),
+]
+NoBatchReadsOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-batch-reads",
+        help="Have a server stream all entries, and ask it neither for batches nor for some "
+        "types alone even where it can send these.",
+    ),
+]
+DecodeOption = Annotated[
+    Decoding | None,
+    typer.Option("--decode", help="Say what entries mean too: their kind and fields."),
+]
+
+
+def cat(
+    source: SourceArgument,
+    start: FromOption = None,
+    from_bookmark: FromBookmarkOption = None,
+    to: ToOption = None,
+    count: CountOption = None,
+    types: TypeOption = None,
+    follow: FollowOption = False,
+    timeout: TimeoutOption = None,
+    decode: DecodeOption = None,
+    stream_version: StreamVersionOption = None,
+    no_batch_reads: NoBatchReadsOption = False,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Print entries: all that are committed now, or a part, or what is to come.
+
+    A server that is lost while it is followed is waited for, and followed on.
+    """
+    if start is not None and from_bookmark is not None:
+        raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
+    key = None if from_bookmark is None else Key(from_bookmark)
+    number = None
+    if start not in (None, "latest"):
+        number = read_number(start or "", U64_MAX, "--from")
+        if to is not None and to < number:
+            raise typer.BadParameter(f"--to {to} stands before --from {number}")
+    wanted = frozenset(map(read_type, types or ()))
+    shape = chosen_format(format, json)
+    if decode is not None and shape in (Format.raw, Format.hex):
+        raise typer.BadParameter(f"--format {shape.value} is of bytes, not of what they mean")
+    if stream_version is not None and decode is None:
+        raise typer.BadParameter("--stream-version is for --decode")
+    if follow:
+        end_well_on_signal()
+    with (
+        open_source(
+            source,
+            stream_type,
+            follow=follow,
+            heartbeat=timeout,
+            tls=tls,
+            batch_reads=not no_batch_reads,
+        ) as stream,
+        asked_for(source, from_bookmark or ""),
+    ):
+        header = stream.header()
+        version = stream_version or header.version
+        begin: int | bytes
+        if key is not None:
+            begin = key.of(version)
+        else:
+            begin = header.total_entries if start == "latest" else number or 0
+            check_start(begin, header)
+        stop = None if follow else header.total_entries
+        if to is not None:
+            stop = to + 1 if stop is None else min(to + 1, stop)
+        if isinstance(begin, int) and stop is not None:
+            if stop <= begin:
+                return
+            if count is not None and not wanted:
+                # No more is asked of a server than is printed.
+                stop = min(stop, begin + max(count, 1))
+        form = form_of(shape, header)
+        if decode is not None:
+            form = decoded_form_of(shape, header._replace(version=version))
+        # Bytes, or all hex: JSON of data comes at the speed of the disk.
+        write = write_raw if decode is None and shape is not Format.table else write_out
+        write(form.begin())
+        if count == 0:
+            return
+        if follow:
+            end_with_reader()
+        at = begin if isinstance(begin, int) else None
+        with (
+            _progress(source, follow, header.total_entries) as progress,
+            _told_how_to_go_on(),
+            # Here, and not wherever it is collected: a signal gets lost there, with a traceback.
+            closing(stream.batches(begin, stop, wanted or None)) as batches,
+        ):
+            for batch in batches:
+                chosen = batch if count is None else batch[:count]
+                if chosen:
+                    write(form.render(chosen))
+                    if count is not None:
+                        count -= len(chosen)
+                        if not count:
+                            break
+                # Not all that was looked at has a batch of its own.
+                progress.advance(batch.next_number - (batch.first_number if at is None else at))
+                at = batch.next_number
+        if isinstance(form, Decoded):
+            form.finish(source)
+
+
+def _progress(source: str, follow: bool, total: int) -> Progress:
+    # On a terminal the entries themselves are what is seen.
+    return Progress(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())
+
+
+@contextmanager
+def _told_how_to_go_on() -> Iterator[None]:
+    try:
+        yield
+    except HistoryChanged as error:
+        begin = error.first_differing
+        if begin is None:
+            advice = "what was printed may all be of another history: begin anew, with --from 0"
+        else:
+            advice = f"drop what was printed of these and later ones, and go on with --from {begin}"
+        raise Failure(f"{error}; {advice}") from error

@@ -1,0 +1,44 @@
+"""`datastreamer entry`: one entry by its number."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import write_out, write_raw
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    FormatOption,
+    JsonOption,
+    SourceArgument,
+    StreamTypeOption,
+    TLSOptions,
+    chosen_format,
+    number_parser,
+)
+from datastreamer.cli.shared.output import one_entry
+from datastreamer.cli.shared.source import asked_for, open_source
+from datastreamer.format import U64_MAX
+
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="The entry's number.")
+]
+
+
+def entry(
+    source: SourceArgument,
+    number: NumberArgument,
+    format: FormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Print one entry by its number."""
+    shape = chosen_format(format, json)
+    with open_source(source, stream_type, tls=tls) as stream, asked_for(source):
+        found = stream.entry(number)
+        version = stream.header().version
+    write = write_raw if shape is Format.raw else write_out
+    write(one_entry(found, shape, version))

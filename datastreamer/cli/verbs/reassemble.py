@@ -1,0 +1,278 @@
+"""`datastreamer reassemble`: whole payloads from several producers, as lines.
+
+Owns the lines and the options. Payloads go to standard output, all other events to stderr as
+JSON lines with "event".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.exit_codes import (
+    Failure,
+    end_well_on_signal,
+    end_with_reader,
+    write_out,
+)
+from datastreamer.cli.shared.json_input import BadLine, bytes_of
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    JsonOption,
+    Key,
+    ReportFormatOption,
+    StreamTypeOption,
+    TLSOptions,
+    chosen_format,
+    number_option,
+    read_number,
+)
+from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.verbs.cat import FollowOption, FromOption
+from datastreamer.cli.verbs.reassemble_output import Board, described, event_line, payload_line
+from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
+from datastreamer.cli.verbs.split import MessageTypeOption
+from datastreamer.client.upstream import Upstream
+from datastreamer.consumer.blocking import BlockingReassembly
+from datastreamer.consumer.sqlite_store import SqliteStore
+from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
+from datastreamer.reassembly.events import PayloadComplete
+from datastreamer.reassembly.producer import MESSAGE_TYPE
+from datastreamer.transport.listeners import metrics_listeners
+
+if TYPE_CHECKING:
+    from datastreamer.consumer.readers import Start
+
+_NESTED = b"\xff"
+_LOOK_SECONDS = 0.5
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE",
+        help="Stream files, or servers: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+FromBookmarkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from-bookmark",
+        metavar="KEY",
+        help="Begin at this bookmark, 0x... in hex or text: a payload's has the first 16 bytes "
+        "of its id.",
+    ),
+]
+SubscribeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subscribe",
+        metavar="PREFIX",
+        help="Only messages whose keys begin so, 0x... in hex; repeatable [all]. Nested headers "
+        "are followed all the same.",
+    ),
+]
+ReorgThresholdOption = Annotated[
+    int,
+    number_option(
+        "--reorg-threshold",
+        "N",
+        "So many further payloads one stays known for, so that late duplicates are swallowed.",
+        most=U32_MAX,
+    ),
+]
+BudgetOption = Annotated[
+    int,
+    number_option(
+        "--budget",
+        "MIB",
+        "Give up the oldest that is not whole above so much memory.",
+        least=1,
+        most=1 << 24,
+    ),
+]
+MaxAgeOption = Annotated[
+    float,
+    typer.Option(
+        "--max-age",
+        metavar="SECONDS",
+        min=0.001,
+        help="With --follow, give up what is not whole after so long.",
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="FILE",
+        help="Keep in this database how far it is, and go on there the next time.",
+    ),
+]
+StatsOption = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Show what is in flight, complete, duplicate and in conflict, by source: a live "
+        "table in place of the payloads on a terminal, else JSON lines on stderr.",
+    ),
+]
+
+
+def reassemble(
+    sources: SourcesArgument,
+    subscribe: SubscribeOption = None,
+    start: FromOption = None,
+    from_bookmark: FromBookmarkOption = None,
+    follow: FollowOption = False,
+    reorg_threshold: ReorgThresholdOption = 1000,
+    type: MessageTypeOption = MESSAGE_TYPE,
+    budget: BudgetOption = 1024,
+    max_age: MaxAgeOption = 600.0,
+    store: StoreOption = None,
+    stats: StatsOption = False,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Print payloads that several producers publish in messages: each once, when it is whole.
+
+    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. All else that
+    happens is told on stderr, as JSON lines with "event". It ends at the sources' ends; with
+    --follow a source that is lost is waited for, while the others go on.
+    """
+    if start is not None and from_bookmark is not None:
+        raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
+    if type == TYPE_BOOKMARK:
+        raise typer.BadParameter(f"--type {type} belongs to bookmarks")
+    shape = chosen_format(format, json)
+    prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
+    metrics = metrics_at(metrics_host, metrics_port)
+    begin = _start(start, from_bookmark)
+    upstreams = _upstreams(sources, tls)
+    if follow:
+        end_well_on_signal()
+    board = Board(shown=stats, live=stats and sys.stdout.isatty())
+    with ExitStack() as stack:
+        kept = None if store is None else stack.enter_context(SqliteStore(store))
+        payloads = stack.enter_context(
+            BlockingReassembly(
+                upstreams,
+                subscribe=prefixes,
+                store=kept,
+                on_event=lambda event: logs.say_as_it_is(event_line(event)),
+                follow=follow,
+                start=begin,
+                type=type,
+                reorg_threshold=reorg_threshold,
+                budget=budget << 20,
+                max_age=max_age,
+                stream_type=stream_type,
+            )
+        )
+        if metrics is not None:
+            stack.enter_context(_metrics(payloads, *metrics))
+        if follow:
+            end_with_reader()
+        with board:
+            _print_all(payloads, shape, board)
+    _tell_the_end(payloads)
+
+
+def _print_all(payloads: BlockingReassembly, shape: Format, board: Board) -> None:
+    due = time.monotonic()
+    while not payloads.over:
+        item = payloads.next(_LOOK_SECONDS if board.shown else None)
+        if isinstance(item, PayloadComplete) and not board.live:
+            write_out(described(item) if shape is Format.table else payload_line(item))
+        if board.shown and (payloads.over or time.monotonic() >= due):
+            board.show(payloads.stats, payloads.sources, payloads.oldest_seconds)
+            due = time.monotonic() + _LOOK_SECONDS
+
+
+def _tell_the_end(payloads: BlockingReassembly) -> None:
+    stats = payloads.stats
+    if stats.in_flight:
+        told = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
+        logs.say_as_it_is(json_line(told).decode().rstrip("\n"))
+    for name, error in payloads.errors.items():
+        raise Failure(f"{name} was not read to its end: {error}")
+
+
+def _read_prefix(text: str) -> bytes:
+    try:
+        return bytes_of(text)
+    except BadLine as error:
+        raise typer.BadParameter(f"--subscribe: {error}") from None
+
+
+def _start(start: str | None, bookmark: str | None) -> Start:
+    if bookmark is not None:
+        # Blocks and batches have keys by the stream's version; here it may be several streams.
+        if bookmark.startswith(("block:", "batch:")):
+            raise typer.BadParameter(f"--from-bookmark {bookmark}: payloads have keys in hex")
+        return Key(bookmark).of(0)
+    if start == "latest":
+        return "latest"
+    return 0 if start is None else read_number(start, U64_MAX, "--from")
+
+
+def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path]:
+    found: dict[str, Upstream | Path] = {}
+    context = None
+    for text in sources:
+        place: Upstream | Path
+        address = None if os.path.lexists(text) else read_address(text)
+        if address is None:
+            if not os.path.lexists(text):
+                hint = "" if "/" in text else ", and no HOST:PORT either"
+                raise Failure(f"{text}: no such file{hint}")
+            place = Path(text)
+        else:
+            if address.tls and context is None:
+                context = tls.context()
+            place = Upstream(
+                address.host,
+                address.port,
+                tls=context if address.tls and context is not None else False,
+                tls_server_name=tls.server_name if address.tls else None,
+            )
+        name = text if isinstance(place, Path) else place.name
+        if name in found:
+            raise typer.BadParameter(f"{text!r} is named twice; each source is read once")
+        found[name] = place
+    if context is None:
+        tls.check_unused(sources[0])
+    return found
+
+
+@contextmanager
+def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
+    """Answer with metrics meanwhile."""
+    from datastreamer.metrics.exposition import Snapshot
+    from datastreamer.server.metrics import of_process
+    from datastreamer.service.aggregate_metrics import GatheredMetrics
+
+    def ask(limit: int) -> Snapshot:
+        told = of_process()
+        told["samples"].update(payloads.samples())
+        return told
+
+    listeners = metrics_listeners(hosts, port)
+    try:
+        with closing(GatheredMetrics(listeners, ask, lambda: "")):
+            yield
+    finally:
+        for listener in listeners:
+            listener.close()

@@ -1,0 +1,84 @@
+"""`datastreamer repair`: mend a damaged stream file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer.cli.shared.exit_codes import write_out
+from datastreamer.cli.shared.options import (
+    FileArgument,
+    Format,
+    JsonOption,
+    ReportFormatOption,
+    chosen_format,
+)
+from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.verbs.verify import count, printable, wrapped
+from datastreamer.storage.maintain.repair import Plan, Repaired, plan
+from datastreamer.storage.maintain.repair import repair as mend
+from datastreamer.storage.maintain.report import counted
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be done, and change nothing.")
+]
+
+
+def repair(
+    file: FileArgument,
+    dry_run: DryRunOption = False,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Mend what can be mended: cut back to the last whole operation or entry, set totals right.
+
+    Entries behind damage go, since numbers have no gaps. What is changed is copied to
+    FILE.<time>.repair first. A healthy file is not touched.
+    """
+    shape = chosen_format(format, json)
+    with Progress(f"checking {file}", 1) as bar:
+        if dry_run:
+            made, done = plan(file, progress=bar.reach), None
+        else:
+            done = mend(file, progress=bar.reach)
+            made = done.plan
+    facts = _facts(made, done)
+    write_out(json_line(facts) if shape is Format.jsonl else _table(file, made, done))
+
+
+def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
+    total = made.claimed if made.header is None else made.header.total_entries
+    return {
+        "changed": done is not None and not made.healthy,
+        "healthy": made.healthy,
+        "entries": total,
+        "entries_cut": made.entries_cut,
+        "steps": made.steps,
+        "problems": made.report.as_dict()["problems"],
+        "kept": None if done is None else done.kept,
+    }
+
+
+def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
+    if made.healthy:
+        return printable([f"{name}: whole; nothing to repair, nothing was changed"])
+    lines = [f"{name}: {count(len(made.report.problems), 'problem')}"]
+    for problem in made.report.problems:
+        lines += ["", f"{problem.where}:", *wrapped(problem.what)]
+    lines += ["", "this would be done (--dry-run: nothing was changed):"]
+    if done is not None:
+        lines[-1] = "this was done:"
+    for step in made.steps:
+        first, *more = wrapped(step)
+        lines += [f"- {first.strip()}", *more]
+    if made.entries_cut:
+        share = counted(made.entries_cut)
+        would = "were" if done is not None else "would be"
+        lines += ["", f"ATTENTION: {share} at the end of the stream {would} given up."]
+    if done is not None and done.kept is not None:
+        lines += ["", f"what was changed is kept in {done.kept}"]
+    if done is not None:
+        lines += [f"checked again: whole, {done.report.entries:,} entries"]
+    return printable(lines)

@@ -1,0 +1,113 @@
+"""`datastreamer zkevm check`: whether a stream's batches and blocks are in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    JsonOption,
+    ReportFormatOption,
+    SourceArgument,
+    StreamTypeOption,
+    StreamVersionOption,
+    TLSOptions,
+    chosen_format,
+)
+from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.source import open_source
+from datastreamer.cli.verbs.verify import count, printable, wrapped
+from datastreamer.zkevm.sequence import Breach, Report, SequenceCheck
+
+# Of breaches that are not written yet: 225 bytes each.
+_HELD: Final = 10_000
+
+
+def check(
+    source: SourceArgument,
+    stream_version: StreamVersionOption = None,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
+
+    Tells of every breach with its entry's number. Exit 1 where there is any.
+    """
+    told = _Told(chosen_format(format, json))
+    with open_source(source, stream_type, tls=tls) as stream:
+        header = stream.header()
+        checked = SequenceCheck(stream_version or header.version, told.add)
+        if header.total_entries:
+            with Progress(f"checking {source}", header.total_entries) as progress:
+                for run in stream.batches(0, header.total_entries):
+                    checked.feed(run)
+                    progress.advance(len(run))
+    report = checked.report()
+    told.end(source, report)
+    if not report.ok:
+        number = count(sum(report.broken.values()), "breach").replace("breachs", "breaches")
+        raise Failure(f"{source}: {number} of the order, the first in entry {report.first}")
+
+
+class _Told:
+    """Breaches on their way out, in bounded memory: the first of the last `_HELD` is written.
+
+    So they come in the order of entries, unless more than that are between two. What was
+    written is an object with the list of them that is not closed yet, or a part of the table.
+    """
+
+    def __init__(self, shape: Format) -> None:
+        self._json = shape is Format.jsonl
+        self._held: list[Breach] = []
+        self._written = 0
+
+    def add(self, breach: Breach) -> None:
+        """This one was found."""
+        if len(self._held) < _HELD:
+            heapq.heappush(self._held, breach)
+        else:
+            self._write([heapq.heappushpop(self._held, breach)])
+
+    def end(self, name: str, report: Report) -> None:
+        """All were found: write the rest of them, and the report."""
+        self._write(sorted(self._held))
+        self._held.clear()
+        if self._json:
+            rest = json_line({key: it for key, it in report.as_dict().items() if key != "breaches"})
+            write_out((b"], " if self._written else b'{"breaches": [], ') + rest[1:])
+        else:
+            write_out((b"\n" if self._written else b"") + _table(name, report))
+
+    def _write(self, breaches: Sequence[Breach]) -> None:
+        for breach in breaches:
+            if self._json:
+                before = b", " if self._written else b'{"breaches": ['
+                text = before + json_line(breach._asdict()).rstrip()
+            else:
+                lines = [f"entry {breach.entry}, {breach.rule}:", *wrapped(breach.what)]
+                text = printable(["", *lines] if self._written else lines)
+            write_out(text)
+            self._written += 1
+
+
+def _table(name: str, report: Report) -> bytes:
+    verdict = "in order" if report.ok else "not in order"
+    lines = [f"{name}: {verdict}", ""]
+    rows = [("entries", f"{report.entries:,}")]
+    for title, span in (("batches", report.batches), ("blocks", report.blocks)):
+        rows.append((title, "none" if span is None else f"{span[0]} to {span[1]}"))
+    rows.append(("parents", f"{report.parents:,} checked"))
+    rows += [(kind, f"{number:,}") for kind, number in report.events.items()]
+    rows += [(f"broken: {rule}", f"{number:,}") for rule, number in report.broken.items()]
+    width = max(12, *(len(title) for title, _ in rows))
+    lines += [f"{title:{width}}  {value}" for title, value in rows]
+    for note in report.notes:
+        lines += ["", "note:", *wrapped(note)]
+    return printable(lines)

@@ -1,0 +1,197 @@
+"""`datastreamer zkevm diff`: where two streams part.
+
+Owns the comparison, which is of bytes and run by run; what differing entries mean is only
+asked for those two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.cli.shared.decoded import described
+from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    JsonOption,
+    ReportFormatOption,
+    StreamTypeOption,
+    StreamVersionOption,
+    TLSOptions,
+    chosen_format,
+)
+from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.source import Source, open_source
+from datastreamer.cli.verbs.verify import printable, wrapped
+from datastreamer.errors import DecodeFailed
+from datastreamer.format import Header
+from datastreamer.zkevm.decoding import as_json, decode, kind_of
+from datastreamer.zkevm.keys import Kind, mark_of
+
+_LOOK_BACK = 4096
+_TLS = "tcps://"
+
+AArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help="A stream file, or a server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+    ),
+]
+BArgument = Annotated[str, typer.Argument(metavar="B", help="Another one.")]
+
+
+def diff(
+    a: AArgument,
+    b: BArgument,
+    stream_version: StreamVersionOption = None,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Compare two streams, entry by entry; show the first difference and where it is.
+
+    Of the headers version, system id and stream type are compared. Exit 1 where anything
+    differs.
+    """
+    shape = chosen_format(format, json)
+    # Two sources, and what is said about TLS is for those that speak it.
+    for_a, for_b = (
+        tls if one.startswith(_TLS) or not other.startswith(_TLS) else NO_TLS
+        for one, other in ((a, b), (b, a))
+    )
+    with (
+        open_source(a, stream_type, tls=for_a) as first,
+        open_source(b, stream_type, tls=for_b) as second,
+    ):
+        headers = first.header(), second.header()
+        totals = headers[0].total_entries, headers[1].total_entries
+        with Progress(f"comparing {a} and {b}", min(totals)) as progress:
+            at = _first_difference(first, second, min(totals), progress)
+        if at is None and totals[0] != totals[1]:
+            at = min(totals)
+        found = {
+            "equal": at is None and not _header_differences(*headers),
+            "entries": list(totals),
+            "header": _header_differences(*headers),
+            "first_difference": None,
+        }
+        if at is not None:
+            versions = [stream_version or header.version for header in headers]
+            found["first_difference"] = _tell((first, second), totals, versions, at)
+    write_out(json_line(found) if shape is Format.jsonl else _table(a, b, found))
+    if at is not None:
+        raise Failure(f"{a} and {b} differ from entry {at} on")
+    if not found["equal"]:
+        raise Failure(f"{a} and {b} have the same entries and other headers")
+
+
+def _header_differences(a: Header, b: Header) -> dict[str, list[int]]:
+    names = ("version", "system_id", "stream_type")
+    pairs = {name: [getattr(a, name), getattr(b, name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _first_difference(a: Source, b: Source, stop: int, progress: Progress) -> int | None:
+    """The first entry below `stop` that is not the same in both."""
+    if not stop:
+        return None
+    for left, right in _in_step(a.batches(0, stop), b.batches(0, stop)):
+        if left.packed() != right.packed():
+            for one, other in zip(left, right, strict=True):
+                if one != other:
+                    return one.number
+        progress.advance(len(left))
+    return None
+
+
+def _in_step(
+    a: Iterator[EntryBatch], b: Iterator[EntryBatch]
+) -> Iterator[tuple[EntryBatch, EntryBatch]]:
+    """The same entries of both, in runs as long as may be."""
+    left = right = None
+    while True:
+        if not left:
+            left = next(a, None)
+        if not right:
+            right = next(b, None)
+        if left is None or right is None:
+            return
+        size = min(len(left), len(right))
+        yield left[:size], right[:size]
+        left, right = left[size:], right[size:]
+
+
+def _tell(
+    sources: tuple[Source, Source], totals: tuple[int, int], versions: list[int], at: int
+) -> dict[str, Any]:
+    """The two entries, what they mean, and where they stand."""
+    sides = [
+        _side(source.entry(at), version) if at < total else None
+        for source, total, version in zip(sources, totals, versions, strict=True)
+    ]
+    fields: list[str] = []
+    left, right = sides
+    if left is not None and right is not None and left["kind"] == right["kind"]:
+        mine, other = left["fields"] or {}, right["fields"] or {}
+        fields = [name for name in mine if mine[name] != other.get(name)]
+    where = _where(sources[0], versions[0], at)
+    return {"entry": at, **where, "fields": fields, "a": left, "b": right}
+
+
+def _side(entry: Entry, version: int) -> dict[str, Any]:
+    fields = None
+    # Where it has no meaning the difference is shown in bytes.
+    with contextlib.suppress(DecodeFailed):
+        fields = as_json(decode(entry, version=version))
+    return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
+
+
+def _where(source: Source, version: int, at: int) -> dict[str, int | None]:
+    """Batch and block whose bookmarks stand last before the entry."""
+    found: dict[Kind, int | None] = {"batch": None, "block": None}
+    stop = at
+    while stop and None in found.values():
+        start = max(0, stop - _LOOK_BACK)
+        keys = [key for batch in source.batches(start, stop) for key, _ in batch.bookmarks()]
+        for key in reversed(keys):
+            mark = mark_of(version, key)
+            if mark is not None and found[mark.kind] is None:
+                found[mark.kind] = mark.number
+            if mark is not None and mark.kind == "batch" and found["block"] is None:
+                # It stands before the batch's first block.
+                return {"batch": mark.number, "block": None}
+        stop = start
+    return {"batch": found["batch"], "block": found["block"]}
+
+
+def _table(a: str, b: str, found: dict[str, Any]) -> bytes:
+    totals = found["entries"]
+    lines = [f"{a} and {b}: {'the same' if found['equal'] else 'different'}", ""]
+    lines.append(f"entries       {totals[0]:,} and {totals[1]:,}")
+    for name, (mine, other) in found["header"].items():
+        lines.append(f"{name:12}  {mine} and {other}")
+    difference = found["first_difference"]
+    if difference is None:
+        return printable(lines)
+    where = [
+        f"{kind} {difference[kind]}" for kind in ("batch", "block") if difference[kind] is not None
+    ]
+    lines += ["", f"entry {difference['entry']}{', ' if where else ''}{', '.join(where)}:"]
+    for name, side in ((a, difference["a"]), (b, difference["b"])):
+        if side is None:
+            lines += wrapped(f"{name}: ends before it")
+            continue
+        kind = side["kind"] or f"type {side['type']}"
+        lines += wrapped(f"{name}: {kind}, {side['length']} bytes")
+        shown = difference["fields"] or (["data"] if not side["fields"] else [])
+        values = side["fields"] or side
+        lines += [line for field in shown for line in wrapped(f"  {field} = {values[field]}")]
+    return printable(lines)

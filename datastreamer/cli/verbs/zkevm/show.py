@@ -1,0 +1,191 @@
+"""`datastreamer zkevm batch` and `zkevm block`: one of them, found by its bookmark.
+
+Owns which entries belong to it, and its form for pipes; `tree` has the one for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from datastreamer._codec import Entry
+from datastreamer.cli.shared.exit_codes import Failure, write_out
+from datastreamer.cli.shared.options import (
+    NO_TLS,
+    Format,
+    JsonOption,
+    ReportFormatOption,
+    SourceArgument,
+    StreamTypeOption,
+    StreamVersionOption,
+    TLSOptions,
+    chosen_format,
+    number_parser,
+)
+from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.source import asked_for, open_source
+from datastreamer.errors import DecodeFailed
+from datastreamer.format import U64_MAX
+from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm.decoding import Event, as_json, decode
+from datastreamer.zkevm.events import BookmarkType
+from datastreamer.zkevm.keys import Kind, Mark, key_of
+
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="Its number.")
+]
+NoOpenOption = Annotated[
+    bool,
+    typer.Option("--no-open", help="Leave transactions as they are: no fields, hash and sender."),
+]
+
+
+def batch(
+    source: SourceArgument,
+    number: NumberArgument,
+    no_open: NoOpenOption = False,
+    stream_version: StreamVersionOption = None,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Show a batch with its blocks and their transactions."""
+    shape = chosen_format(format, json)
+    found = _batch(_Reading(source, "batch", number, stream_version, stream_type, tls), not no_open)
+    _write(shape, "batch", found)
+
+
+def block(
+    source: SourceArgument,
+    number: NumberArgument,
+    no_open: NoOpenOption = False,
+    stream_version: StreamVersionOption = None,
+    format: ReportFormatOption = None,
+    json: JsonOption = False,
+    stream_type: StreamTypeOption = None,
+    tls: TLSOptions = NO_TLS,
+) -> None:
+    """Show a block with its transactions."""
+    shape = chosen_format(format, json)
+    reading = _Reading(source, "block", number, stream_version, stream_type, tls)
+    entries = list(reading)
+    found = _blocks(entries, not no_open)
+    if not found:
+        mark = entries[0][0].number
+        raise Failure(f"{source}: no block stands behind the bookmark in entry {mark}")
+    _write(shape, "block", found[0])
+
+
+def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
+    if shape is Format.jsonl:
+        write_out(json_line(found))
+    else:
+        from datastreamer.cli.verbs.zkevm.tree import batch_tree, block_tree, printed
+
+        write_out(printed(batch_tree(found) if kind == "batch" else block_tree(found)))
+
+
+_Found = tuple[Entry, Event]
+
+
+class _Reading:
+    """The entries of a batch or block with their events, from its bookmark on."""
+
+    def __init__(
+        self,
+        source: str,
+        kind: Kind,
+        number: int,
+        version: int | None,
+        stream_type: int | None,
+        tls: TLSOptions,
+    ) -> None:
+        self._source = source
+        self._mark = Mark(kind, number)
+        self._version = version
+        self._stream_type = stream_type
+        self._tls = tls
+
+    def __iter__(self) -> Iterator[_Found]:
+        with (
+            open_source(self._source, self._stream_type, tls=self._tls) as stream,
+            asked_for(self._source, str(self._mark)),
+        ):
+            header = stream.header()
+            version = self._version or header.version
+            key = key_of(version, self._mark)
+            begun = False
+            for run in stream.batches(key, header.total_entries):
+                for entry in run:
+                    event = decode(entry, version=version)
+                    if begun and self._is_over(event):
+                        return
+                    yield entry, event
+                    begun = True
+                    if self._is_last(event):
+                        return
+
+    def _is_over(self, event: Event) -> bool:
+        """Whether an event stands behind the batch or block."""
+        if self._mark.kind == "batch":
+            return isinstance(event, events.BookMark) and event.type == BookmarkType.BATCH
+        over = (events.BookMark, events.BatchStart, events.BatchEnd, events.UpdateGER)
+        return isinstance(event, (*over, fixed.UpdateGER))
+
+    def _is_last(self, event: Event) -> bool:
+        if self._mark.kind == "batch":
+            return isinstance(event, events.BatchEnd)
+        return isinstance(event, events.L2BlockEnd | fixed.EndL2Block)
+
+
+def _batch(reading: _Reading, opening: bool) -> dict[str, Any]:
+    found = list(reading)
+    told: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
+    ger_updates = []
+    end = None
+    inside: list[_Found] = []
+    for entry, event in found[1:]:
+        if isinstance(event, events.BatchStart):
+            told["start"] = _told(entry, event)
+        elif isinstance(event, events.BatchEnd):
+            end = _told(entry, event)
+        elif isinstance(event, events.UpdateGER | fixed.UpdateGER):
+            ger_updates.append(_told(entry, event))
+        else:
+            inside.append((entry, event))
+    return {**told, "blocks": _blocks(inside, opening), "ger_updates": ger_updates, "end": end}
+
+
+def _blocks(found: list[_Found], opening: bool) -> list[dict[str, Any]]:
+    """The blocks in a run of bookmarks, blocks, transactions and ends."""
+    blocks: list[dict[str, Any]] = []
+    mark = None
+    for entry, event in found:
+        if isinstance(event, events.BookMark):
+            mark = entry.number
+        elif isinstance(event, events.L2Block | fixed.StartL2Block):
+            told = {"bookmark": mark, "block": _told(entry, event)}
+            blocks.append({**told, "transactions": [], "end": None})
+            mark = None
+        elif not blocks:
+            raise DecodeFailed(entry.number, f"{type(event).__name__} outside of a block")
+        elif isinstance(event, events.Transaction | fixed.L2Tx):
+            opened = _opened(event) if opening else {}
+            blocks[-1]["transactions"].append(_told(entry, event) | opened)
+        else:
+            blocks[-1]["end"] = _told(entry, event)
+    return blocks
+
+
+def _told(entry: Entry, event: Event) -> dict[str, Any]:
+    return {"entry": entry.number, "kind": type(event).__name__, "fields": as_json(event)}
+
+
+def _opened(event: events.Transaction | fixed.L2Tx) -> dict[str, Any]:
+    try:
+        return {"opened": event.open().as_json()}
+    except DecodeFailed as error:
+        return {"opened": None, "error": error.reason}

@@ -1,0 +1,121 @@
+"""What a server serves, checked from outside: each entry once, in order, and bookmarks.
+
+Owns what can be wrong there. Reads as any client does; what it cannot see is the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from datastreamer._codec import EntryBatch
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.errors import ProtocolViolation, UnknownBookmark
+from datastreamer.storage.maintain.report import Problem, Report
+
+MOST_LOOKED_UP: Final = 1000
+"""So many bookmarks are looked up, spread over the stream; two round trips each."""
+
+_SEE_THE_FILE: Final = "none from here: verify the server's file"
+_REINDEX: Final = "reindex the server's file"
+
+
+def verify_server(
+    client: BlockingClient,
+    *,
+    most: int = MOST_LOOKED_UP,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Report:
+    """Read all that is committed now, and look up `most` of its bookmarks, evenly spread.
+
+    `advance` is told of entries that were read. The report has no pages. Raises what the
+    client's calls raise, but `ProtocolViolation`, which is a problem of the report.
+    """
+    report = Report()
+    total = client.header().total_entries
+    sample = _Sample(most)
+    try:
+        with client.batches(from_entry=0, stop=total) as batches:
+            for batch in batches:
+                report.entries += len(batch)
+                report.bookmarks += sample.take(batch)
+                advance(len(batch))
+        looked_up = "entry 0"
+        for key, event in sample.events.items():
+            looked_up = f"bookmark 0x{key.hex()}"
+            wrong = _wrong_with(client, key, event, total)
+            if wrong is not None:
+                report.problems.append(Problem(looked_up, wrong, _REINDEX))
+    except ProtocolViolation as error:
+        where = f"entry {report.entries}" if report.entries < total else looked_up
+        report.problems.append(Problem(where, str(error), _SEE_THE_FILE))
+    if len(sample.events) < report.bookmarks:
+        report.notes.append(
+            f"of {report.bookmarks:,} bookmarks {len(sample.events):,} different ones were "
+            "looked up"
+        )
+    report.ok = not report.problems
+    return report
+
+
+class _Sample:
+    """At most so many keys of bookmarks, evenly spread, each with the number of the first event
+    behind its last entry; None: there is none."""
+
+    def __init__(self, most: int) -> None:
+        self.events: dict[bytes, int | None] = {}
+        self._most = most
+        self._stride = 1
+        self._seen = 0
+        # Those since the last event.
+        self._waiting: list[bytes] = []
+
+    def take(self, batch: EntryBatch) -> int:
+        """The entries that come next; gives the number of bookmarks among them."""
+        bookmarks = batch.bookmarks()
+        at = batch.first_number
+        for key, number in bookmarks:
+            if number > at:
+                self._event(at)
+            at = number + 1
+            self._add(key)
+        if at < batch.next_number:
+            self._event(at)
+        return len(bookmarks)
+
+    def _event(self, number: int) -> None:
+        """An event stands there."""
+        for key in self._waiting:
+            if key in self.events:
+                self.events[key] = number
+        self._waiting = []
+
+    def _add(self, key: bytes) -> None:
+        if key not in self.events and self._seen % self._stride == 0:
+            if len(self.events) == self._most:
+                self.events = dict(list(self.events.items())[::2])
+                self._stride *= 2
+            self.events[key] = None
+        if key in self.events:
+            self.events[key] = None
+            self._waiting.append(key)
+        self._seen += 1
+
+
+def _wrong_with(client: BlockingClient, key: bytes, event: int | None, total: int) -> str | None:
+    """What is wrong with what a bookmark leads to, which is to be the entry `event`; None:
+    nothing."""
+    try:
+        found = client.bookmark(key)
+    except UnknownBookmark:
+        return None if event is None else f"it is not found, and entry {event} is its event"
+    if found.number >= total:
+        # One of its key, or the first event behind it, has come meanwhile.
+        return None
+    if found.number == event:
+        # It may be updated between the two.
+        if found == client.entry(event) or client.bookmark(key) == client.entry(event):
+            return None
+        return f"it leads to entry {event} with other data than that entry has"
+    wanted = "no event follows it" if event is None else f"its event is entry {event}"
+    return f"it leads to entry {found.number}, and {wanted}"

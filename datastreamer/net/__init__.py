@@ -1,1 +1,0 @@
-"""Sockets and tasks: the only package that imports trio."""

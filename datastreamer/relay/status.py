@@ -1,0 +1,89 @@
+"""What a relay tells of itself and its upstreams: metrics, and whether it is ready.
+
+Owns the samples' labels and the judgement of a lag. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from datastreamer.metrics.exposition import LISTED, Samples, Snapshot
+from datastreamer.server.metrics import collect, of_process
+
+if TYPE_CHECKING:
+    from datastreamer.relay.relay import Relay, UpstreamState
+
+READY_LAG: Final = 10_000
+"""With more entries than these to fetch a relay is not ready, unless told otherwise."""
+
+STATES: Final = ("in-use", "spare", "lost", "set-aside")
+
+
+def state_of(relay: Relay, state: UpstreamState) -> str:
+    """In a word: one of `STATES`."""
+    if state.set_aside is not None:
+        return "set-aside"
+    if state is relay.current:
+        return "in-use"
+    return "lost" if state.lost else "spare"
+
+
+def lag_behind(relay: Relay, state: UpstreamState) -> int | None:
+    """How many entries it is known to hold that are not here; None: it never said."""
+    if state.entries is None:
+        return None
+    here = 0 if relay.stream is None else relay.stream.total_entries
+    return max(0, state.entries - here)
+
+
+def unready(relay: Relay, bound: int) -> str:
+    """Why clients had better go elsewhere; empty where they are served, and no upstream that
+    may be relayed is known to hold over `bound` entries more.
+
+    One that is gone, or that said how far it is and is gone since, keeps nobody away: what is
+    here is served.
+    """
+    if relay.server is None:
+        return "no upstream has said yet whose stream this is"
+    if why := relay.server.unready:
+        return why
+    if relay.failure is not None:
+        return f"nothing is downloaded any more: {relay.failure}"
+    states = [state for state in relay.states if state.set_aside is None]
+    lags = [(lag, state) for state in states if (lag := lag_behind(relay, state)) is not None]
+    if not lags:
+        return "no upstream has said yet how far it is"
+    if relay.current is not None:
+        lags = [(lag, state) for lag, state in lags if state is relay.current] or lags
+    lag, state = max(lags, key=lambda pair: pair[0])
+    if lag > bound:
+        return f"{lag} entries behind {state.upstream.name}, and {bound} is the bound"
+    return ""
+
+
+async def gather(relay: Relay, limit: int = LISTED) -> Snapshot:
+    """As `collect` of its server, with what there is to tell of upstreams; where there is no
+    server yet, that alone."""
+    if relay.server is None:
+        snapshot = of_process()
+    else:
+        snapshot = await collect(relay.server, relay.numbers, limit)
+    snapshot["samples"].update(_samples(relay))
+    return snapshot
+
+
+def _samples(relay: Relay) -> Samples:
+    found: Samples = {
+        "datastreamer_relay_upstream_state": [
+            ([state.upstream.name, name], int(state_of(relay, state) == name))
+            for state in relay.states
+            for name in STATES
+        ],
+        "datastreamer_relay_updates_total": [([], relay.updates)],
+        "datastreamer_relay_uncompared_entries": [([], relay.uncompared)],
+    }
+    told = [(state.upstream.name, lag_behind(relay, state)) for state in relay.states]
+    lags = {name: lag for name, lag in told if lag is not None}
+    if lags:
+        found["datastreamer_relay_lag_entries"] = [([name], lag) for name, lag in lags.items()]
+    return found

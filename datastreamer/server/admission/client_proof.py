@@ -1,0 +1,109 @@
+"""What one client has proven about itself, and so whether it has a place.
+
+Owns the steps from a connection without a place to one that has it. The places are the gate's
+(`gate.py`), what tokens are worth the examiner's (`examination.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from datastreamer.protocol.authentication import Authenticate
+from datastreamer.protocol.messages import CapabilitiesQuery
+from datastreamer.protocol.publishing import PublishQuery
+from datastreamer.protocol.server import Drop, Event
+from datastreamer.server.admission.gate import Gate, Place, Standing
+from datastreamer.server.admission.tokens import Examiner
+from datastreamer.transport.server_stream import Transport
+
+_log = logging.getLogger(__name__)
+
+# A client without a place may say these.
+_TO_PROVE_ITSELF = (PublishQuery, Authenticate, CapabilitiesQuery)
+
+
+class Proof:
+    """One client's. `place` is its place at `gate`; None, for both: it needs none."""
+
+    __slots__ = ("_examiner", "_examining", "_finishing", "_gate", "_place", "_transport",
+                 "undecided")  # fmt: skip
+
+    def __init__(
+        self,
+        transport: Transport,
+        gate: Gate | None = None,
+        place: Place | None = None,
+        examiner: Examiner | None = None,
+    ) -> None:
+        self.undecided = place is not None and not place.held
+        """Whether the client has no place, and may still get one."""
+        self._transport = transport
+        self._gate = gate
+        self._place = place
+        self._examiner = examiner
+        self._examining: trio.CancelScope | None = None
+        self._finishing = False
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the client may show a token."""
+        return self._examiner is not None and self._examiner.takes_tokens
+
+    @property
+    def standing(self) -> Standing:
+        """What the client has proven."""
+        proven = Standing.UNPROVEN if self._place is None else self._place.standing
+        return max(proven, Standing.KNOWN) if self._transport.certified else proven
+
+    def allows(self, event: Event) -> bool:
+        """Whether a client that is `undecided` may go on with `event`: it has a place now, or is
+        about to prove who it is."""
+        if isinstance(event, _TO_PROVE_ITSELF):
+            return True
+        if self._transport.certified:
+            return self.accept(Standing.KNOWN)
+        assert self._gate is not None
+        assert self._place is not None
+        self.undecided = False
+        return self._gate.confirm(self._place, trio.current_time())
+
+    def accept(self, standing: Standing) -> bool:
+        """The client has proven that it is `standing`: whether it has a place now."""
+        if self._gate is None or self._place is None:
+            return True
+        self.undecided = False
+        return self._gate.prove(self._place, standing, trio.current_time())
+
+    def knows(self, token: bytes) -> bool:
+        """Whether it is a client token."""
+        assert self._examiner is not None
+        return self._examiner.knows(token)
+
+    async def examine(self, command: str, check: Callable[[], bool]) -> bool | None:
+        """Whether `check`, which compares what `command` shows, is true; None: it was not made,
+        close the connection."""
+        assert self._examiner is not None
+        host = None if self._place is None else self._place.host
+        with trio.CancelScope() as self._examining:
+            if self._finishing:
+                self._examining.cancel()
+            return await self._examiner.examine(command, host, self._transport.peer, check)
+        return None
+
+    def finish(self) -> None:
+        """The server ends: a client that waits for its answer gets none."""
+        self._finishing = True
+        if self._examining is not None:
+            self._examining.cancel()
+
+    def note_drop(self, event: Drop) -> None:
+        """Log that the connection is closed for what the client has sent."""
+        peer, words = self._transport.peer, f"closed: {event.reason}"
+        if self._gate is None:
+            _log.debug("%s: %s", peer, words)
+        else:
+            refusals, now = self._gate.refusals, trio.current_time()
+            refusals.note(event.kind, peer, words, now, logging.DEBUG)

@@ -1,0 +1,311 @@
+"""Admission of connections: which get a place, which have to prove first who they are.
+
+Owns the places of one server: how many are taken, by which addresses, which connection is
+refused and which idle client is closed for another. Knows neither sockets nor the protocol:
+`server.py` accepts, the session says what a client has proven.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from datastreamer.metrics.counters import Counts
+from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.admission.fair_slots import FairSlots
+from datastreamer.server.admission.refusal_log import Refusals
+from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits
+
+if TYPE_CHECKING:
+    from datastreamer.server.session import Session
+
+_log = logging.getLogger(__name__)
+
+TOO_MANY: Final = "max_clients"
+TOO_MANY_OF_ADDRESS: Final = "max_clients_per_address"
+
+NO_STREAM: Final = "no_stream"
+"""The stream's file is missing."""
+
+EVICTED: Final = "evicted"
+"""Why an idle client of a full server was closed."""
+
+IDLE_SECONDS: Final = 10.0
+"""A client of a full server that neither streams nor asks for so long is closed for another."""
+
+PROOF_SECONDS: Final = 5.0
+"""So long a connection without a place has to prove who it is."""
+
+# Of the reserved places these are for publishers, the others also for known clients.
+_PUBLISHERS: Final = 2
+
+
+class Standing(enum.IntEnum):
+    """What a client has proven."""
+
+    UNPROVEN = 0
+    KNOWN = 1
+    """It has shown a client token, or a certificate of the client CA."""
+    PUBLISHER = 2
+    """It may publish."""
+
+
+class Place:
+    """One accepted connection, as the gate sees it."""
+
+    __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "standing")
+
+    def __init__(self, host: str, peer: str, now: float, short_of: str) -> None:
+        self.host = host
+        self.peer = peer
+        self.came_at = now
+        self.short_of = short_of
+        """The limit that the connection ran into; empty once it has had a place."""
+        self.held = False
+        """Whether it has a place. Until then it is provisional: it may only prove itself."""
+        self.over = False
+        """Whether it is to be closed, or has been."""
+        self.standing = Standing.UNPROVEN
+        self.session: Session | None = None
+        """What serves it, once it does."""
+
+
+Idle: TypeAlias = "tuple[Standing, float, Session]"
+"""An idle client: what it has proven, since when it is idle, its session."""
+
+
+class Gate:
+    """Admission to one server. `limits.max_clients` has been bounded by descriptors; `reserved`
+    places come on top of it, for clients that prove who they are. `turns` has the numbers of
+    the other processes that accept from the same listeners."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        counts: Counts,
+        turns: Turns | None = None,
+        reserved: int = 0,
+        publishing: bool = False,
+    ) -> None:
+        self.clients = 0
+        # Clients that have been idle for `IDLE_SECONDS`; the last is the first to be closed.
+        self._idle: list[Idle] = []
+        self.refusals = Refusals(_log)
+        self.reserved = reserved
+        """Places beyond `max_clients`."""
+        self._limits = limits
+        self._counts = counts
+        self._by_address: Counter[str] = Counter()
+        self._turns = turns
+        self._of_publishers = min(_PUBLISHERS, reserved) if publishing else 0
+        # Publishers that have a place.
+        self._publishers = 0
+        self._provisional: FairSlots[Place] | None = (
+            FairSlots(PROVISIONAL_CLIENTS) if reserved else None
+        )
+
+    def shrink(self, limits: Limits) -> None:
+        """Before the first client: there are descriptors for fewer."""
+        self._limits = limits
+
+    @property
+    def reserved_in_use(self) -> int:
+        """How many of them are taken."""
+        return max(0, self.clients - self._limits.max_clients)
+
+    @property
+    def provisional(self) -> int:
+        """Connections without a place that may still prove who they are."""
+        return 0 if self._provisional is None else len(self._provisional)
+
+    def note_room(self) -> None:
+        """Report to the other processes how many places are left here."""
+        if self._turns is not None:
+            room = max(0, self._limits.max_clients - self.clients)
+            if self._idle and self._idle[-1][0] is Standing.UNPROVEN:
+                room += 1  # the place that an idle client holds can be had
+            beyond = self._limits.max_clients + self.reserved - self.clients
+            self._turns.note(self.clients, room, max(0, beyond))
+
+    def close(self) -> None:
+        """No more connections are accepted here: the other processes do not wait for it."""
+        if self._turns is not None:
+            self._turns.leave()
+            self._turns = None
+
+    # Arrival.
+
+    def admit(self, host: str, peer: str, now: float) -> Place | None:
+        """A place for a connection from `host`, or a provisional one; None: refused. It is
+        counted until `leave`. `peer` names it in the log; `now` is the loop's time."""
+        short_of = self._short_of(host, now)
+        place = Place(host, peer, now, short_of)
+        if not short_of:
+            self._seat(place)
+        elif self._provisional is None:
+            self._refuse(place, now)
+            return None
+        else:
+            displaced = self._provisional.add(place, host)
+            if displaced is not None:
+                self._dismiss(displaced, now)
+        return place
+
+    def _short_of(self, host: str, now: float) -> str:
+        """The limit that one more client of `host` runs into; "" where there is a place. An idle
+        client is closed where that makes one."""
+        most = self._limits.most_of(host)
+        if most is not None:
+            elsewhere = 0 if self._turns is None else self._turns.elsewhere(host)
+            if self._by_address[host] + elsewhere >= most:
+                return TOO_MANY_OF_ADDRESS
+        if self.clients < self._limits.max_clients or self._evict(Standing.UNPROVEN, now):
+            return ""
+        return TOO_MANY
+
+    def _seat(self, place: Place) -> None:
+        place.held, place.short_of = True, ""
+        self.clients += 1
+        self._publishers += place.standing is Standing.PUBLISHER
+        self._counts.accepted += 1
+        self._note(place.host, +1)
+        self.note_room()
+
+    # Proof.
+
+    def prove(self, place: Place, standing: Standing, now: float) -> bool:
+        """The client has proven who it is: whether it has a place now."""
+        before, place.standing = place.standing, max(place.standing, standing)
+        if place.held:
+            publishes = place.standing is Standing.PUBLISHER
+            self._publishers += publishes and before is not Standing.PUBLISHER
+        if place.held or place.over:
+            return place.held
+        most = self._limits.max_clients + self.reserved
+        if standing is not Standing.PUBLISHER:
+            most -= max(0, self._of_publishers - self._publishers)
+        if self.clients >= most and not self._evict(standing, now):
+            self._dismiss(place, now)
+            return False
+        self._settle(place)
+        return True
+
+    def confirm(self, place: Place, now: float) -> bool:
+        """The client has asked for something, and proven nothing: whether it has a place now,
+        which may have become free since it came."""
+        if not place.held and not place.over:
+            place.short_of = self._short_of(place.host, now)
+            if place.short_of:
+                self._dismiss(place, now)
+            else:
+                self._settle(place)
+        return place.held
+
+    def _settle(self, place: Place) -> None:
+        assert self._provisional is not None
+        self._provisional.discard(place, place.host)
+        self._seat(place)
+
+    # The end.
+
+    def leave(self, place: Place, now: float) -> None:
+        """The connection is over. A second call does nothing."""
+        if place.over:
+            return
+        place.over = True
+        if place.held:
+            place.held = False
+            self.clients -= 1
+            self._publishers -= place.standing is Standing.PUBLISHER
+            self._note(place.host, -1)
+            self.note_room()
+        else:
+            assert self._provisional is not None
+            self._provisional.discard(place, place.host)
+            self._refuse(place, now)
+
+    def _dismiss(self, place: Place, now: float) -> None:
+        """Close a connection that has no place."""
+        self.leave(place, now)
+        if place.session is not None:
+            place.session.dismiss()
+
+    def _evict(self, newcomer: Standing, now: float) -> bool:
+        """Close the client that has been idle longest of those that have proven least, and no
+        more than `newcomer` has; whether there was one."""
+        while self._idle and self._idle[-1][0] <= newcomer:
+            _, since, session = self._idle.pop()
+            place = session.place
+            if place is None or not place.held or session.idle_since() != since:
+                continue
+            words = f"closed for another client after {now - since:.0f} s without a request"
+            self.refusals.note(EVICTED, place.peer, words, now)
+            session.reason = EVICTED
+            self.leave(place, now)
+            session.end(EVICTED, "", reset=False)
+            return True
+        return False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether idle clients may have to be closed soon."""
+        return 10 * self.clients >= 9 * self._limits.max_clients
+
+    def note_idle(self, clients: list[Idle]) -> None:
+        """These clients have been idle for `IDLE_SECONDS`: as long as the server is `crowded`,
+        `guard.py` looks for them once a second."""
+        self._idle = sorted(clients, key=lambda client: client[:2], reverse=True)
+        self.note_room()
+
+    # The clock.
+
+    def tick(self, now: float) -> None:
+        """About once a second: close what has not proven itself in time, log what is due."""
+        if self._provisional is not None:
+            for place in list(self._provisional):
+                if now - place.came_at >= PROOF_SECONDS:
+                    self._dismiss(place, now)
+        self.refusals.flush(now)
+        self.note_room()
+
+    # Within.
+
+    def _note(self, host: str, step: int) -> None:
+        if self._limits.most_of(host) is None:
+            return
+        self._by_address[host] += step
+        count = self._by_address[host]
+        if self._turns is not None:
+            self._turns.note_address(host, count)
+        if not count:
+            del self._by_address[host]
+
+    def _refuse(self, place: Place, now: float) -> None:
+        self._counts.refused[place.short_of] += 1
+        if place.short_of == TOO_MANY:
+            words = f"refused: {self._limits.max_clients} clients are connected"
+        else:
+            most = self._limits.most_of(place.host)
+            words = f"refused: {most} clients of its address are connected"
+        words = f"{words}, which is the limit"
+        self.refusals.note(place.short_of, place.peer, words, now, logging.WARNING)
+
+
+class Pace:
+    """At most `rate` steps a second, as many as one second's together."""
+
+    __slots__ = ("_credit", "_rate", "_since")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._credit = max(1.0, rate)
+        self._since = now
+
+    def step(self, now: float) -> float:
+        """Seconds to wait before the step that is about to be taken."""
+        credit = self._credit + (now - self._since) * self._rate
+        self._since = now
+        self._credit = min(credit, max(1.0, self._rate)) - 1
+        return max(0.0, -self._credit / self._rate)

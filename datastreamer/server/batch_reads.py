@@ -1,0 +1,123 @@
+"""Many entries for one request: batches, and ranges between bookmarks.
+
+Owns what goes into the answer: where it begins and ends, as the limits of both sides and
+the stream allow it. The sending is `answers.py`'s and `sender.py`'s, the waiting for a
+commit `session.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from datastreamer.errors import DamagedFile, UnknownEntry
+from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
+from datastreamer.protocol import messages
+from datastreamer.protocol.messages import BatchQuery, Capabilities
+from datastreamer.server.limits import Limits
+from datastreamer.server.streaming.broadcast import Live
+from datastreamer.storage.read.batch_bounds import Measure, Portion
+from datastreamer.storage.read.reader import Cursor
+
+# A guess, until the first batch says better.
+_LIKELY = 200
+
+
+class Batch(NamedTuple):
+    """The answer to a `BatchQuery`: Result and head, and the entries behind them - their bytes,
+    or where they stand in the file."""
+
+    head: bytes
+    data: bytes | None
+    start: Cursor
+    stop: Cursor
+    size: int
+
+
+class Batches:
+    """What one client asks for in batches."""
+
+    def __init__(self, live: Live, limits: Limits) -> None:
+        self._live = live
+        self._stream = live.stream
+        self._most_entries = min(limits.max_batch_count, U32_MAX)
+        self._most_bytes = min(limits.max_batch_bytes, U32_MAX >> 1)
+        # Where the last batch ended, and in which history: the next one begins there.
+        self._place = Cursor(0, 0)
+        self._changes = -1
+        self._likely = _LIKELY
+
+    def capabilities(self) -> bytes:
+        """The answer to a question for them."""
+        stream = self._stream
+        features = Capabilities().features | self._live.features
+        said = Capabilities(
+            features=features,
+            stream_id=stream.stream_id,
+            epoch=stream.epoch,
+            max_batch_count=self._most_entries,
+            max_batch_bytes=self._most_bytes,
+        )
+        return messages.OK + said.pack()
+
+    async def read(self, query: BatchQuery) -> Batch | None:
+        """What `query` is to be answered with, in the stream as it is now; None where it asks
+        for entries behind the end. Raises what the stream raises.
+
+        Nobody else had a turn between the last look at the stream and the return.
+        """
+        stream, live = self._stream, self._live
+        while True:
+            epoch = stream.epoch
+            if query.from_entry > stream.total_entries:
+                return None
+            try:
+                batch = await self._read(query)
+            except (DamagedFile, UnknownEntry):
+                if not live.outdated() and stream.epoch == epoch:
+                    raise
+            else:
+                if not live.outdated() and stream.epoch == epoch:
+                    return batch
+            await live.settled()
+
+    async def _read(self, query: BatchQuery) -> Batch:
+        reader, cold = self._stream.reader, self._live.cold
+        number = query.from_entry
+        if self._place.number == number and self._changes == reader.changes:
+            start = self._place
+        elif (
+            (page := reader.page_with(number)) is not None and cold.is_warm(*page)
+        ) or number >= reader.head.entries:
+            start = reader.cursor(number)
+        else:
+            start = await cold.run(reader.cursor, number)
+        changes = reader.changes
+        limit = min(query.max_bytes or self._most_bytes, self._most_bytes)
+        most = min(query.max_count or self._most_entries, self._most_entries)
+        wanted = Measure(*start, most, limit, self._likely)
+        if self._is_warm(start.offset, min(limit, most * self._likely)):
+            portion = reader.portion(wanted)
+        else:
+            self._live.counts.cold_reads += 1
+            portion = await cold.run(reader.portion, wanted)
+        return self._made(number, start, portion, changes)
+
+    def _made(self, number: int, start: Cursor, portion: Portion, changes: int) -> Batch:
+        stop = Cursor(portion.offset, portion.number)
+        self._place, self._changes = stop, changes
+        if portion.entries:
+            self._likely = portion.size // portion.entries + 1
+        total = self._stream.reader.head.entries
+        head = messages.encode_batch_head(portion.entries, number, total, portion.size)
+        return Batch(head, portion.data, start, stop, portion.size)
+
+    def _is_warm(self, offset: int, size: int) -> bool:
+        """Whether the pages that are looked at are in memory."""
+        length, cold = self._live.stream.reader.head.length, self._live.cold
+        first = page_start(page_of(offset))
+        if first in cold.warm and offset + size <= first + PAGE_SIZE:
+            return True
+        last = min(offset + size, length - 1)
+        pages = range(page_of(offset), page_of(last) + 1)
+        starts = [page_start(page) for page in pages]
+        return all(cold.is_warm(at, min(PAGE_SIZE, length - at)) for at in starts)

@@ -1,0 +1,194 @@
+"""What one serving process tells of itself, its stream and its clients.
+
+Owns how each sample is found. Knows no HTTP and no text; what samples are called and how those
+of several processes come together stands in `datastreamer.metrics`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from datastreamer.errors import DatastreamerError
+from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
+from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
+from datastreamer.metrics.exposition import (
+    LISTED,
+    Client,
+    Sampled,
+    Samples,
+    Snapshot,
+    Tally,
+    furthest_behind,
+)
+from datastreamer.metrics.process import process_samples
+from datastreamer.server.admission.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
+from datastreamer.server.session import AUTHENTICATE, COMMANDS, PUBLISH, REASONS
+from datastreamer.server.streaming.sender import State
+
+if TYPE_CHECKING:
+    from datastreamer.server.server import Server
+    from datastreamer.server.session import Session
+    from datastreamer.storage.header.records import Head
+
+# The clients being served have their turn after so many of them were looked at, some 0.3 ms.
+_SESSIONS_A_TURN = 128
+
+# Label values that are told before anything was counted for them: a rate over a series that
+# begins with its first event does not see that event, and no alert comes of it.
+_REFUSALS: Final = (NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS)
+_RESULTS: Final = {n: kind_of(n) for n in RESULT_TEXTS if n != RESULT_OK}
+_OF_PUBLISHING: Final = [kind for n, kind in _RESULTS.items() if n > RESULT_NOT_ALLOWED]
+_ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF_PUBLISHING))
+
+
+async def collect(
+    server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED
+) -> Snapshot:
+    """What there is to tell now, with the `limit` clients furthest behind.
+
+    `numbers` are the writer's, where it is known here. Plain values: to be handed to another
+    process as JSON. With many clients others have turns in between, so two samples may differ
+    by what happened meanwhile.
+    """
+    head = server.stream.reader.head
+    entries = Tally("datastreamer_clients_lag_entries")
+    sizes = Tally("datastreamer_clients_lag_bytes")
+    states: Counter[str] = Counter()
+    clients: list[Client] = []
+    now = trio.current_time()
+    for at, session in enumerate(list(server.sessions), 1):
+        client = _client(session, head, now)
+        clients.append(client)
+        states[client["state"]] += 1
+        if client["lag_entries"] is not None:
+            entries.add(client["lag_entries"])
+        if client["lag_bytes"] is not None:
+            sizes.add(client["lag_bytes"])
+        if at % _SESSIONS_A_TURN == 0:
+            if len(clients) > _SESSIONS_A_TURN + 2 * limit:
+                clients = furthest_behind(clients, limit)
+            await trio.lowlevel.checkpoint()
+    clients = furthest_behind(clients, limit)
+    counts = server.counts
+    publishes = server.desk is not None
+    proofs = [PUBLISH] * publishes + [AUTHENTICATE] * server.takes_tokens
+    samples: Samples = {
+        **_build(),
+        "datastreamer_head_entries": [([], head.entries)],
+        "datastreamer_head_bytes": [([], head.length)],
+        "datastreamer_file_replaced": [([], int(bool(server.watch.lost)))],
+        **_index(server),
+        **({} if numbers is None else numbers.samples()),
+        "datastreamer_clients": [([state.value], states[state.value]) for state in State],
+        "datastreamer_clients_limit": [([], server.limits.max_clients)],
+        **_reserve(server),
+        "datastreamer_connections_accepted_total": [([], counts.accepted)],
+        "datastreamer_connections_refused_total": _by_label(counts.refused, _REFUSALS),
+        "datastreamer_connections_ended_total": _by_label(counts.ended, REASONS),
+        "datastreamer_authentication_failures_total": _by_label(counts.not_allowed, proofs),
+        "datastreamer_commands_total": _by_label(counts.commands, (*COMMANDS, *proofs)),
+        "datastreamer_errors_total": _by_label(
+            counts.errors, (*_ERRORS, *_OF_PUBLISHING * publishes)
+        ),
+        "datastreamer_sent_bytes_total": [([], counts.bytes_sent)],
+        "datastreamer_sent_entries_total": [([], counts.entries_sent)],
+        "datastreamer_batch_read_request_seconds": [([], counts.batch_seconds.histogram())],
+        "datastreamer_batch_read_response_bytes": [([], counts.batch_bytes.histogram())],
+        "datastreamer_filter_scanned_bytes_total": [([], counts.filter_scanned)],
+        "datastreamer_range_hash_seconds_total": [([], counts.hash_seconds)],
+        **_publishing(server),
+        "datastreamer_cold_reads_total": [([], counts.cold_reads)],
+        "datastreamer_clients_lag_entries": [([], entries.histogram())],
+        "datastreamer_clients_lag_bytes": [([], sizes.histogram())],
+        **process_samples(),
+    }
+    return {"time": time.time(), "samples": samples, "clients": clients}
+
+
+def of_process() -> Snapshot:
+    """What there is to tell where nothing is served yet."""
+    return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
+
+
+def _client(session: Session, head: Head, now: float) -> Client:
+    client: Client = {
+        "id": f"{os.getpid()}.{session.id}",
+        "client": session.transport.peer,
+        "state": session.state.value,
+        "seconds": round(now - session.watch.came_at, 3),
+        "entry": None,
+        "offset": None,
+        "lag_entries": None,
+        "lag_bytes": None,
+    }
+    if session.streaming:
+        cursor, at = session.sender.cursor, session.sender.at
+        client["entry"] = cursor.number
+        # Before the first look at the file the place has a number alone. Who was sent more than
+        # was there at the beginning of this look is behind by nothing.
+        client["lag_entries"] = max(0, head.entries - cursor.number)
+        if cursor.offset or at:
+            offset = max(cursor.offset, at)
+            client["offset"], client["lag_bytes"] = offset, max(0, head.length - offset)
+        elif cursor.number >= head.entries:
+            client["offset"], client["lag_bytes"] = head.length, 0
+    return client
+
+
+def _index(server: Server) -> Samples:
+    with contextlib.suppress(DatastreamerError, OSError):
+        entries, size = server.stream.bookmarks.behind()
+        return {
+            "datastreamer_index_lag_entries": [([], entries)],
+            "datastreamer_index_lag_bytes": [([], size)],
+            "datastreamer_index_on_disk": [([], int(server.stream.bookmarks.on_disk))],
+        }
+    return {}
+
+
+def _reserve(server: Server) -> Samples:
+    """The places that known clients have for themselves, where there are any."""
+    gate = server.gate
+    if not gate.reserved:
+        return {}
+    return {
+        "datastreamer_reserved_clients": [([], gate.reserved_in_use)],
+        "datastreamer_reserved_clients_limit": [([], gate.reserved)],
+        "datastreamer_provisional_clients": [([], gate.provisional)],
+    }
+
+
+def _publishing(server: Server) -> Samples:
+    """Where a source elsewhere may publish."""
+    desk, counts = server.desk, server.counts
+    if desk is None:
+        return {}
+    return {
+        "datastreamer_publish_sources": [([], int(desk.holder is not None))],
+        "datastreamer_publish_epoch": [([], desk.last.epoch)],
+        "datastreamer_publish_operations_total": [
+            (["appended"], counts.published_operations),
+            (["again"], counts.published_again),
+        ],
+        "datastreamer_publish_entries_total": [([], counts.published_entries)],
+        "datastreamer_publish_bytes_total": [([], counts.published_bytes)],
+    }
+
+
+def _build() -> Samples:
+    from datastreamer import __version__
+
+    return {"datastreamer_build_info": [([__version__, platform.python_version()], 1)]}
+
+
+def _by_label(counts: Counter[str], known: Iterable[str]) -> Sampled:
+    return [([label], counts[label]) for label in sorted({*known, *counts})]

@@ -1,0 +1,214 @@
+"""One operation of a publisher's, on its way into the file: appended, or compared with it.
+
+Owns which of the two it is, and the Result that a publisher hears where it is neither. Knows
+no connection and no event loop: it blocks, and is called where that hurts nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from datastreamer._codec import EntryBatch, scan
+from datastreamer.errors import CommitInDoubt, CorruptEntries, DatastreamerError, WriteFailed
+from datastreamer.format import (
+    RESULT_BAD_OPERATION,
+    RESULT_IN_DOUBT,
+    RESULT_NOT_WRITTEN,
+    RESULT_OTHER_ENTRIES,
+    RESULT_PAST_THE_END,
+    RESULT_TOO_LARGE,
+    TYPE_BOOKMARK,
+)
+from datastreamer.protocol.publishing import Commit, encode_refusal
+from datastreamer.storage.stream import DataStream
+from datastreamer.storage.write.writer import PendingCommit
+
+CLOSING: Final = (RESULT_BAD_OPERATION,)
+"""Results of an operation after which the connection is over: nobody knows what else is wrong."""
+
+
+class Refused(Exception):
+    """What a publisher is told instead of a receipt."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+        self.answer = encode_refusal(number, why)
+
+
+def commit_together(
+    stream: DataStream, lease: object, commits: Sequence[Commit]
+) -> PendingCommit | None:
+    """Operations that follow one another, with one commit: each is there as a whole, or none.
+
+    None where that cannot be done, for whatever reason; nothing has happened then, and it shows
+    with each by itself.
+    """
+    payload = b"".join([commit.payload for commit in commits])
+    first = commits[0].first
+    try:
+        stream.start_atomic_op(lease=lease)
+    except DatastreamerError:
+        return None
+    op = stream.atomic_op()
+    try:
+        batch = scan(payload, first)
+        if op.next_number != first or not _is_made_of(batch, commits, len(payload)):
+            return None
+        op.add_batch(batch)
+        return stream.commit_atomic_op(wait=False)
+    except DatastreamerError:
+        return None
+    finally:
+        if op.is_open:
+            # In doubt, the first of them is told so when it begins by itself.
+            with contextlib.suppress(CommitInDoubt):
+                stream.rollback_atomic_op()
+
+
+def _is_made_of(batch: EntryBatch, commits: Sequence[Commit], size: int) -> bool:
+    """Whether each of `commits` has as many entries as it says, and these are all."""
+    offsets, count = batch.offsets, len(batch)
+    entries = at = 0
+    for commit in commits:
+        if (offsets[entries] - offsets[0] if entries < count else batch.nbytes) != at:
+            return False
+        entries += commit.entries
+        at += len(commit.payload)
+        if entries > count:
+            return False
+    return entries == count and batch.nbytes == size and _has_good_bookmarks(batch)
+
+
+def _has_good_bookmarks(batch: EntryBatch) -> bool:
+    return batch.count(TYPE_BOOKMARK) == len(batch.bookmarks())
+
+
+class Operation:
+    """An operation that begins with entry `first`, by the source that has the `lease`.
+
+    Raises `Refused`, here and in its methods; nothing of it is in the stream then, and it is
+    over. `size` counts the bytes of its entries, of which `most` are taken.
+    """
+
+    def __init__(self, stream: DataStream, lease: object, first: int, most: int) -> None:
+        self.first = self.next = first
+        self.size = 0
+        self._stream = stream
+        self._most = most
+        try:
+            stream.start_atomic_op(lease=lease)
+        except CommitInDoubt as error:
+            # It may be this one, which was sent before and may be on disk.
+            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+        except DatastreamerError as error:
+            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+        end = stream.atomic_op().next_number
+        if first > end:
+            self.roll_back()
+            raise Refused(
+                RESULT_PAST_THE_END,
+                f"the operation begins with entry {first}, where entry {end} is due",
+            )
+        self.compared = first < end
+        """Whether what it has stands in the stream, or is other than that."""
+        if self.compared:
+            self.roll_back()
+
+    def add(self, payload: bytes) -> None:
+        """Take entries, the next ones by their numbers."""
+        try:
+            batch = self._judged(payload)
+            if self.compared:
+                self._compare(batch, payload)
+            else:
+                self._stream.atomic_op().add_batch(batch)
+        except WriteFailed as error:
+            self.roll_back()
+            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+        except BaseException:
+            self.roll_back()
+            raise
+        self.next = batch.next_number
+
+    def _judged(self, payload: bytes) -> EntryBatch:
+        try:
+            batch = scan(payload, self.next)
+        except CorruptEntries as error:
+            raise Refused(RESULT_BAD_OPERATION, f"in its entries, {error}") from None
+        if batch.nbytes != len(payload):
+            raise Refused(
+                RESULT_BAD_OPERATION,
+                f"after entry {batch.next_number - 1} come {len(payload) - batch.nbytes} bytes "
+                "that are no entry",
+            )
+        if not _has_good_bookmarks(batch):
+            raise Refused(RESULT_BAD_OPERATION, "a bookmark's key is 1 to 16 bytes")
+        self.size += len(payload)
+        if self.size > self._most:
+            raise Refused(
+                RESULT_TOO_LARGE, f"an operation of more than {self._most} bytes of entries"
+            )
+        return batch
+
+    def _compare(self, batch: EntryBatch, payload: bytes) -> None:
+        stream, at = self._stream, 0
+        stop = batch.next_number
+        if stop > stream.total_entries:
+            self._sync()
+            if stop > stream.total_entries:
+                raise Refused(
+                    RESULT_OTHER_ENTRIES,
+                    f"the operation goes on to entry {stop - 1}, and the stream ends with entry "
+                    f"{stream.total_entries - 1}",
+                )
+        for standing in stream.batches(self.next, stop):
+            packed = standing.packed()
+            if payload[at : at + len(packed)] != packed:
+                raise Refused(
+                    RESULT_OTHER_ENTRIES,
+                    f"among entries {standing.first_number} to {standing.next_number - 1} one is "
+                    "another in the stream",
+                )
+            at += len(packed)
+        if at != len(payload):
+            raise Refused(
+                RESULT_OTHER_ENTRIES, f"entries {self.next} to {stop - 1} have gone meanwhile"
+            )
+
+    def _sync(self) -> None:
+        try:
+            self._stream.sync()
+        except DatastreamerError as error:
+            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+
+    def commit(self, count: int) -> PendingCommit | None:
+        """End it: part of the stream now, and on disk when the pending commit says so; None: it
+        is on disk already."""
+        try:
+            if self.next - self.first != count:
+                raise Refused(
+                    RESULT_BAD_OPERATION,
+                    f"{self.next - self.first} entries came, and the commit says {count}",
+                )
+            if self.compared:
+                self._sync()
+                return None
+            return self._stream.commit_atomic_op(wait=False)
+        except CommitInDoubt as error:
+            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+        except DatastreamerError as error:
+            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+        finally:
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Forget what is not committed. Idempotent. Here alone `Refused` leaves it open whether
+        something of it is in the stream."""
+        if self._stream.atomic_op().is_open:
+            try:
+                self._stream.rollback_atomic_op()
+            except CommitInDoubt as error:
+                raise Refused(RESULT_IN_DOUBT, str(error)) from error

@@ -1,0 +1,172 @@
+"""Who may publish into the stream, and who does: the server's side, before any operation.
+
+Owns the proof that a source brings, and the lease: that there is one at
+a time, with an epoch that is on disk before it is granted. What a source does with its lease
+stands in `publication.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from datastreamer.errors import (
+    CommitInDoubt,
+    DatastreamerError,
+    LeaseHeld,
+    OperationOpen,
+    StreamFileError,
+    StreamReadOnly,
+    UsageError,
+)
+from datastreamer.format import (
+    RESULT_BAD_OPERATION,
+    RESULT_FENCED,
+    RESULT_NOT_WRITTEN,
+    RESULT_SOURCE_BUSY,
+    U32_MAX,
+)
+from datastreamer.metrics.counters import Counts
+from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
+from datastreamer.server.publish.apply import Refused
+from datastreamer.server.publish.policy import Publishing, is_token
+from datastreamer.storage.header.records import Source
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.server_stream import Transport
+from datastreamer.transport.tls import ServerTLS
+
+if TYPE_CHECKING:
+    from datastreamer.server.publish.session import Publication
+
+_log = logging.getLogger(__name__)
+
+# No operator raises an epoch so far by hand, and there are always higher ones.
+_MOST_EPOCH: Final = (1 << 63) - 1
+
+
+__all__ = ["Desk", "Publishing"]
+
+
+class Desk:
+    """Where sources ask for the lease of one stream, and the one that has it is known.
+
+    Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
+    `tls`, and `DamagedHeader` if the record of the last epoch is damaged.
+    """
+
+    def __init__(
+        self, terms: Publishing, stream: DataStream, tls: ServerTLS | None, counts: Counts
+    ) -> None:
+        if not stream.writable:
+            raise StreamReadOnly(
+                f"{stream.path}: publishing needs the stream open for writing, in the process "
+                "that serves"
+            )
+        if terms.client_certs and (tls is None or not tls.asks_clients):
+            raise UsageError("client certificates of publishers need TLS with a client CA")
+        terms.tokens()
+        self.terms = terms
+        self.stream = stream
+        self.counts = counts
+        self.last = stream.source
+        # What both copies of the record have for sure: not what a write that was cut off left.
+        self._kept: Source | None = None
+        self.holder: Publication | None = None
+        self._granting = trio.Lock()
+
+    def allows(self, query: PublishQuery, transport: Transport) -> bool:
+        """Whether the source has shown all that it has to show. Takes as long for any token."""
+        terms, allowed = self.terms, True
+        if terms.token_file is not None:
+            try:
+                allowed = is_token(query.token, terms.tokens())
+            except UsageError as error:
+                _log.error("nobody may publish: %s", error)
+                allowed = False
+        if terms.client_certs:
+            names = set(getattr(transport, "peer_names", tuple)())
+            allowed &= not names.isdisjoint(name.lower() for name in terms.client_certs)
+        return allowed
+
+    async def grant(self, query: PublishQuery, source: Publication) -> Lease:
+        """Make `source` the holder, on disk. Who held the lease is over when this returns.
+
+        Raises `Refused`.
+        """
+        async with self._granting:
+            wanted = self._judge(query)
+            try:
+                # Receipts are for what the path leads to.
+                self.stream.ensure_in_place(always=True)
+            except DatastreamerError as error:
+                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            if wanted != self._kept:
+                try:
+                    await trio.to_thread.run_sync(self.stream.keep_source, wanted)
+                except DatastreamerError as error:
+                    what = error.what if isinstance(error, StreamFileError) else error
+                    why = f"the lease cannot be kept on disk: {what}"
+                    raise Refused(RESULT_NOT_WRITTEN, why) from error
+                self.last = self._kept = wanted
+            if self.holder is not None:
+                again = wanted.source_id == self.holder.source_id
+                self.holder.fence(wanted.epoch, again=again)
+                await self.holder.left.wait()
+            return await self._hand_over(wanted, query, source)
+
+    def _judge(self, query: PublishQuery) -> Source:
+        last, holder = self.last, self.holder
+        if query.epoch == ANY_EPOCH:
+            return Source(last.epoch + 1, query.source_id)
+        same = query.source_id == last.source_id
+        if same and query.epoch == last.epoch:
+            return last
+        if query.epoch > last.epoch:
+            if query.epoch > _MOST_EPOCH:
+                raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
+            return Source(query.epoch, query.source_id)
+        if query.epoch:
+            raise Refused(
+                RESULT_FENCED, f"epoch {query.epoch} is over; the last source has {last.epoch}"
+            )
+        if holder is not None and not same:
+            raise Refused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
+        return Source(last.epoch + 1, query.source_id)
+
+    async def _hand_over(self, source: Source, query: PublishQuery, holder: Publication) -> Lease:
+        stream, terms = self.stream, self.terms
+        try:
+            stream.lend(holder)
+        except (OperationOpen, LeaseHeld) as error:
+            raise Refused(RESULT_SOURCE_BUSY, f"the server's own process: {error}") from None
+        except DatastreamerError as error:
+            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+        try:
+            await trio.to_thread.run_sync(stream.sync)
+        except BaseException as error:
+            stream.take_back(holder)
+            if isinstance(error, DatastreamerError):
+                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise
+        self.holder = holder
+        own = round(terms.lease * 1000)
+        return Lease(
+            source.epoch,
+            stream.total_entries,
+            stream.stream_id,
+            min(query.lease_ms or own, own),
+            MOST_BYTES,
+            min(terms.max_underway, U32_MAX),
+            terms.max_operation_bytes,
+        )
+
+    def release(self, source: Publication) -> None:
+        """`source` does not hold the lease any more; its open operation is rolled back."""
+        if self.holder is source:
+            self.holder = None
+            try:
+                self.stream.take_back(source)
+            except CommitInDoubt as error:
+                _log.error("the open operation of a source that has left: %s", error)

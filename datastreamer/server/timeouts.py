@@ -1,0 +1,124 @@
+"""Ends clients that only take up room: one task that looks over all sessions.
+
+Owns what was seen of each client at the last look, and the reasons for an end; tells the gate
+which clients are idle. Nobody is
+ended for being slow: a client that takes a byte, or asks, is alive. Looks about once a
+second, so a time limit is kept to about a second; costs the clients' own tasks nothing
+but what they note anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from datastreamer.server.admission.gate import IDLE_SECONDS
+from datastreamer.server.limits import Limits
+from datastreamer.transport.tcp_info import tcp_info
+
+if TYPE_CHECKING:
+    from datastreamer.server.admission.gate import Gate, Idle
+    from datastreamer.server.session import Session
+
+_LOOK_SECONDS = 1.0
+# The others have their turn after so many sessions, 0.2 to 0.6 ms.
+_SESSIONS_A_TURN = 64
+# To ask the system for a connection's state costs more than the rest: so often, for each.
+_PROBE_SECONDS = 10.0
+
+HANDSHAKE: Final = "handshake_timeout"
+HALF_COMMAND: Final = "command_timeout"
+INACTIVE: Final = "inactivity_timeout"
+STALLED: Final = "write_timeout"
+DEAD_PEER: Final = "dead_peer_timeout"
+
+_WORDS = {
+    HANDSHAKE: "it has sent nothing for {:g} s since it came",
+    HALF_COMMAND: "it has sent half a command, and not the rest for {:g} s",
+    INACTIVE: "it has neither streamed nor asked for {:g} s",
+    STALLED: "it has taken nothing for {:g} s",
+    DEAD_PEER: "its host has not answered for {:g} s",
+}
+LIFETIMES: Final = tuple(_WORDS)
+"""Why a connection is ended here, as the metrics say it."""
+
+# What is still under way to these is of no use to anybody.
+_RESET = (STALLED, DEAD_PEER)
+
+
+class Watch:
+    """What was seen of one client, and when it was last seen to be well in each respect."""
+
+    __slots__ = ("acknowledged", "asked_at", "came_at", "half_at", "moved_at", "probe_at",
+                 "sent", "taken")  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.came_at = self.asked_at = self.half_at = self.moved_at = now
+        self.probe_at = now
+        self.taken = self.acknowledged = 0
+        self.sent = (0, 0)
+
+
+async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> None:
+    """Look after `sessions`, which come and go, and `gate`, for ever."""
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        gate.tick(trio.current_time())
+        idle: list[Idle] = []
+        crowded = gate.crowded
+        for at, session in enumerate(list(sessions)):
+            if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
+                await trio.lowlevel.checkpoint()
+            session.sender.note_received()
+            reason = due(session, limits, trio.current_time())
+            if reason is not None:
+                seconds = getattr(limits, reason)
+                session.end(reason, _WORDS[reason].format(seconds), reset=reason in _RESET)
+            since = session.idle_since() if crowded else None
+            if since is not None and trio.current_time() - since >= IDLE_SECONDS:
+                idle.append((session.standing, since, session))
+        gate.note_idle(idle)
+
+
+def due(session: Session, limits: Limits, now: float) -> str | None:
+    """Why the client is to be ended now, if it is. Notes what it sees."""
+    if session.over:
+        return None
+    watch, waiting, blocked = session.watch, session.waiting, session.blocked
+    asked = session.taken != watch.taken
+    watch.taken = session.taken
+    if not session.heard:
+        if _past(limits.handshake_timeout, watch.came_at, now):
+            return HANDSHAKE
+    elif asked or not (waiting and session.protocol.pending):
+        watch.half_at = now
+    elif _past(limits.command_timeout, watch.half_at, now):
+        return HALF_COMMAND
+    sent, acknowledged = session.sent, watch.acknowledged
+    dead_after = limits.dead_peer_timeout
+    probe = dead_after is not None and now >= watch.probe_at
+    if session.socket is not None and (probe or blocked):
+        info = tcp_info(session.socket)
+        watch.probe_at = now + min(_PROBE_SECONDS, (dead_after or _PROBE_SECONDS) / 4)
+        if info is not None:
+            acknowledged = info.acknowledged
+            if dead_after is not None and info.dead_for(dead_after):
+                return DEAD_PEER
+    moved = sent != watch.sent or acknowledged != watch.acknowledged
+    watch.sent, watch.acknowledged = sent, acknowledged
+    if moved or not blocked:
+        watch.moved_at = now
+    elif _past(limits.write_timeout, watch.moved_at, now):
+        return STALLED
+    # Where neither side waits for the other, the server is at work for it.
+    if asked or (moved and blocked) or session.streaming or not (waiting or blocked):
+        watch.asked_at = now
+    elif _past(limits.inactivity_timeout, watch.asked_at, now):
+        return INACTIVE
+    return None
+
+
+def _past(limit: float | None, since: float, now: float) -> bool:
+    return limit is not None and now - since >= limit

@@ -1,0 +1,160 @@
+"""The serving process of a `StreamServer`: ``python -m datastreamer.service.worker_main ORDER``.
+
+Follows the file on a descriptor that it was given, serves on listeners that it was
+given, and ends with its parent. What the two say to each other stands in `control.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+from typing import Any
+
+import trio
+
+from datastreamer.errors import BadCertificate
+from datastreamer.format import U64_MAX
+from datastreamer.metrics.block import WriterNumbers
+from datastreamer.metrics.exposition import Tally, prepare
+from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.limits import Limits
+from datastreamer.server.metrics import collect
+from datastreamer.server.metrics_http import serve_metrics_of
+from datastreamer.server.server import Server
+from datastreamer.service import control_protocol as control
+from datastreamer.service.log import log_to_stderr
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.tls import ServerTLS
+from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
+
+
+async def _obey(
+    link: trio.abc.Stream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
+) -> None:
+    """Say that clients are served, and do what the parent asks until it asks for the end, or
+    is gone; then `scope` is cancelled. Nobody else sends: the parent may ask before a send has
+    returned."""
+    # It may be gone at any moment, before it heard that clients are served or an answer.
+    with contextlib.suppress(trio.BrokenResourceError):
+        await _answer_all(link, server, tls)
+    scope.cancel()
+
+
+async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | None) -> None:
+    """Until the parent asks for the end. Raises `trio.BrokenResourceError` where it is gone."""
+    await link.send_all(control.READY)
+    waiting = b""
+    # Changes that this process was told of; one that restarted in the middle was not.
+    begun: set[bytes] = set()
+    while got := await link.receive_some():
+        waiting += got
+        while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
+            what, number, words = waiting[:1], waiting[1:5], waiting[5:size]
+            waiting = waiting[size:]
+            told = b""
+            if what in (control.DRAIN, control.QUIT):
+                (milliseconds,) = control.MILLISECONDS.unpack(words)
+                wait = server.drain if what == control.DRAIN else server.finish
+                done = await wait(milliseconds / 1000)
+            elif what == control.RELOAD:
+                done = tls is not None and reload_and_log(tls)
+            elif what == control.STATS:
+                told, done = json.dumps(_stats(server)).encode(), True
+            elif what == control.METRICS:
+                (limit,) = control.NUMBER.unpack(words)
+                told, done = json.dumps(await collect(server, limit=limit)).encode(), True
+            else:
+                start, stop = control.RANGE.unpack(words)
+                if what == control.CHANGE or words in begun:
+                    server.change(start, None if stop == U64_MAX else stop, words in begun)
+                begun = {words} if what == control.CHANGE else set()
+                done = True
+            verdict = control.YES if done else control.NO
+            (asked,) = control.NUMBER.unpack(number)
+            await link.send_all(control.ANSWER.pack(verdict, asked, len(told)) + told)
+            if what == control.QUIT:
+                return
+
+
+def _stats(server: Server) -> dict[str, Any]:
+    """The server's counts by their names, and how many clients it has."""
+    counts = server.counts
+    names = [field.name for field in dataclasses.fields(counts)]
+    values = {name: getattr(counts, name) for name in names}
+    plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
+    plain = {k: v.histogram() if isinstance(v, Tally) else v for k, v in plain.items()}
+    return {**plain, "clients": server.clients}
+
+
+async def _end_with(parent: int, scope: trio.CancelScope) -> None:
+    """A pidfd can be read once its process is gone."""
+    await trio.lowlevel.wait_readable(parent)
+    scope.cancel()
+
+
+async def _serve(order: dict[str, Any]) -> None:
+    listeners = [socket.socket(fileno=fd) for fd in order["listeners"]]
+    metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
+    numbers = None if order["numbers"] is None else WriterNumbers(order["numbers"], write=False)
+    if order["gathered"]:
+        prepare()
+    ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
+    tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(
+            DataStream.open(order["file"], follow=True, name=order["name"], index=order["index"])
+        )
+        # The stream has its own, and closes that where its file is replaced.
+        os.close(order["file"])
+        turns = None
+        if order["turns"] is not None:
+            turns = Turns(order["turns"], order["at"])
+            stack.callback(turns.close)
+        limits = Limits(**order["limits"])
+        server = Server(
+            stream,
+            limits=limits,
+            waker=order["waker"],
+            tls=tls,
+            turns=turns,
+            changes_streams=order["changes_streams"],
+            logs_file=order["at"] == 0,
+        )
+        async with trio.SocketStream(ours) as link, trio.open_nursery() as nursery:
+            await nursery.start(server.run, listeners)
+            if metrics:
+                await nursery.start(serve_metrics_of, server, metrics, numbers)
+            if tls is not None:
+                await nursery.start(reload_on_hangup, tls)
+            if order["parent"] >= 0:
+                nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
+            nursery.start_soon(_obey, link, server, tls, nursery.cancel_scope)
+
+
+def main() -> None:
+    """Serve as the order in the first argument says, until the parent ends it."""
+    # Ctrl-C in the parent's terminal is the parent's, and so is what a service manager sends
+    # to all processes; the parent ends this one in good order, and should it die this one does.
+    for number in control.OF_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, control.OF_PARENT)
+    order = json.loads(sys.argv[1])
+    log_to_stderr(order["log_style"], order["log_level"])
+    given = [order["file"], order["waker"], order["control"], *order["listeners"]]
+    given += [fd for fd in (order["turns"], order["numbers"]) if fd is not None]
+    for fd in (*given, *order["metrics"]):
+        os.set_inheritable(fd, False)
+    try:
+        trio.run(_serve, order)
+    except BadCertificate as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

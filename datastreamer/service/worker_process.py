@@ -1,0 +1,389 @@
+"""A process that serves what this one writes: `child.py`, seen from its parent.
+
+Owns the child's life: it is woken by every commit, ends with its parent and is started
+again if it dies; and how it is asked. What it is asked is `workers.py`'s to know.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from datastreamer.errors import ServerFailed
+from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.limits import Limits
+from datastreamer.service import control_protocol as control
+from datastreamer.service.log import style_of_log
+from datastreamer.storage.stream import DataStream
+from datastreamer.transport.tls import ServerTLS
+
+_log = logging.getLogger(__name__)
+
+_READY_SECONDS = 30.0
+# So often it is looked whether one that starts is still wanted.
+_LOOK_SECONDS = 0.1
+# How often a child that dies is started again before that is given up, and how long
+# one has to live to be counted from the beginning.
+_ATTEMPTS = 5
+_STEADY_SECONDS = 10.0
+_FIRST_PAUSE = 0.1
+# So long a question may wait for its place on the way to the child.
+_LONGEST = 10.0
+
+
+class Unwanted(Exception):
+    """The end came before the beginning was over."""
+
+
+def never() -> bool:
+    """For what is wanted whatever happens."""
+    return False
+
+
+class ServingProcess:
+    """A child that serves what this process writes: started, watched, asked, ended.
+
+    It is started when this is made and serves when `wait_until_ready` has returned.
+    `shared` is the memory that it shares with the others behind the same listeners
+    (`turns.py`), `at` its number among them. It answers with metrics on the listeners
+    `metrics`; where it is to be asked for them instead they are `gathered`.
+    """
+
+    def __init__(
+        self,
+        stream: DataStream,
+        listeners: list[socket.socket],
+        limits: Limits,
+        tls: ServerTLS | None,
+        *,
+        shared: int | None = None,
+        at: int = 0,
+        metrics: Sequence[socket.socket] = (),
+        gathered: bool = False,
+    ) -> None:
+        self._stream = stream
+        self._metrics = metrics
+        self._gathered = gathered
+        self._numbers = stream.share_numbers() if metrics else None
+        # As it is now: a child that is started later finds the index by it, too.
+        self._name = os.path.abspath(stream.path)
+        self._listeners = listeners
+        self._limits = limits
+        self._tls = tls
+        self._at = at
+        self._shared = shared
+        self._turns = None if shared is None else Turns(shared, at)
+        self._waking, self._waker = _waker()
+        self.guard = threading.Lock()
+        """Held by who asks, and while it is started again: `post` and `answer` need it."""
+        self.failure: str | None = None
+        """Why it is not started again any more."""
+        self.closing = False
+        self._control: socket.socket | None = None
+        self._asked = 0
+        self._unread = b""
+        self._watcher: threading.Thread | None = None
+        try:
+            self._process, self._starting = self._spawn()
+        except BaseException:
+            self._release()
+            raise
+
+    def wait_until_ready(self, unwanted: Callable[[], bool] = never) -> None:
+        """Return when it serves; it is watched, and woken by commits, from then on.
+
+        Raises `ServerFailed`, and `Unwanted` when `unwanted()` has become true; then it is still
+        to be given up.
+        """
+        self._control = self._ready(self._process, self._starting, unwanted)
+        self._stream.add_waker(self._waker)
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
+        )
+        self._watcher.start()
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start a child; what it says on the socket tells when it serves."""
+        ours, theirs = socket.socketpair()
+        passed: list[int] = []
+
+        def hand_down(fd: int) -> int:
+            # Not as 0, 1 or 2, which mean something else in the child.
+            passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+            return passed[-1]
+
+        try:
+            order = {
+                "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
+                "file": self._hand_down_file(passed),
+                "waker": hand_down(self._waking),
+                "control": hand_down(theirs.fileno()),
+                "parent": self._hand_down_parent(hand_down),
+                "turns": None if self._shared is None else hand_down(self._shared),
+                "at": self._at,
+                # Of what this process writes there is no other.
+                "changes_streams": self._stream.follows,
+                "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
+                "gathered": self._gathered,
+                "numbers": None if self._numbers is None else hand_down(self._numbers.fd),
+                "name": self._name,
+                "index": self._stream.index_name,
+                "limits": self._limits.as_json(),
+                "tls": None if self._tls is None else self._tls.to_json(),
+                "log_style": style_of_log(),
+                "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
+            }
+            # Until the child ignores these they wait: a service manager signals all at once.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, control.OF_PARENT)
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "datastreamer.service.worker_main", json.dumps(order)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=passed,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in passed:
+                os.close(fd)
+        return process, ours
+
+    def _ready(
+        self,
+        process: subprocess.Popen[bytes],
+        ours: socket.socket,
+        unwanted: Callable[[], bool] = never,
+    ) -> socket.socket:
+        """Wait until the child serves. Raises `ServerFailed`, `Unwanted`; then it is gone."""
+        until = time.monotonic() + _READY_SECONDS
+        try:
+            ours.settimeout(_LOOK_SECONDS)
+            while True:
+                if unwanted():
+                    raise Unwanted
+                try:
+                    told = ours.recv(1)
+                except TimeoutError:
+                    if time.monotonic() < until:
+                        continue
+                    raise ServerFailed(
+                        f"{self._stream.path}: the serving process did not start within "
+                        f"{_READY_SECONDS:g} s; the machine may have too much to do"
+                    ) from None
+                except OSError:
+                    told = b""
+                break
+            if told != control.READY:
+                process.kill()
+                process.wait()
+                raise ServerFailed(
+                    f"{self._stream.path}: the serving process did not start "
+                    f"(exit code {process.returncode}); its own message stands above"
+                )
+        except BaseException:
+            process.kill()
+            process.wait()
+            ours.close()
+            raise
+        self._unread = b""
+        return ours
+
+    def _hand_down_file(self, passed: list[int]) -> int:
+        """A description of its own, for reading: the writer's holds the lock."""
+        # Elsewhere than on Linux /dev/fd gives the same description once more.
+        linux = sys.platform == "linux"
+        name = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            passed.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3))
+        finally:
+            os.close(file)
+        return passed[-1]
+
+    @staticmethod
+    def _hand_down_parent(hand_down: Callable[[int], int]) -> int:
+        """What tells the child that this process is gone; -1: the control socket alone."""
+        if not hasattr(os, "pidfd_open"):
+            return -1
+        parent = os.pidfd_open(os.getpid())
+        try:
+            return hand_down(parent)
+        finally:
+            os.close(parent)
+
+    def _watch(self) -> None:
+        """Start the child again where it dies."""
+        failures, pause = 0, _FIRST_PAUSE
+        while True:
+            started = time.monotonic()
+            code = self._process.wait()
+            if self._turns is not None:
+                self._turns.leave()
+            with self.guard:
+                if self.closing:
+                    return
+            lived = time.monotonic() - started
+            if lived > _STEADY_SECONDS:
+                failures, pause = 0, _FIRST_PAUSE
+            failures += 1
+            _log.error(
+                "%s: the serving process ended (exit code %d) after %.1f s; it is started again",
+                self._stream.path,
+                code,
+                lived,
+                extra={"exit_code": code},
+            )
+            while True:
+                if failures > _ATTEMPTS:
+                    self.failure = (
+                        f"{self._stream.path}: the serving process died {failures} times in a "
+                        f"row (last exit code {code}); it is not started again"
+                    )
+                    _log.error("%s", self.failure)
+                    return
+                time.sleep(pause)
+                pause *= 2
+                with self.guard:
+                    if self.closing:
+                        return
+                    try:
+                        if self._control is not None:
+                            self._control.close()
+                        process, link = self._spawn()
+                        self._control = self._ready(process, link)
+                        self._process = process
+                        break
+                    except (ServerFailed, OSError) as error:
+                        _log.error("%s", error)
+                        failures += 1
+
+    def adopt(self, stream: DataStream) -> None:
+        """Begin with this stream, which another process writes, when it is started again."""
+        with self.guard:
+            self._stream = stream
+
+    @property
+    def pid(self) -> int:
+        """The serving process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    # What it is asked. The caller holds the guard from the question to its answer.
+
+    def post(self, what: bytes, words: bytes = b"", timeout: float = _LONGEST) -> bytes | None:
+        """Ask; gives the question's number, None where nobody is there to hear it."""
+        link = self._control
+        if link is None or self.failure is not None:
+            return None
+        self._asked = (self._asked + 1) & 0xFFFFFFFF
+        number = control.NUMBER.pack(self._asked)
+        try:
+            link.settimeout(timeout)
+            link.sendall(what + number + words)
+        except OSError:
+            return None
+        return number
+
+    def answer(self, number: bytes | None, until: float) -> bytes | None:
+        """What it says to a question by `until` on the monotonic clock: b"" or more for yes;
+        None for no, and where it says nothing in time."""
+        link = self._control
+        if number is None or link is None:
+            return None
+        head = control.ANSWER.size
+        try:
+            while True:
+                # Earlier questions' may come first, too late.
+                while len(self._unread) >= head:
+                    verdict, asked, size = control.ANSWER.unpack_from(self._unread)
+                    if len(self._unread) < head + size:
+                        break
+                    told = self._unread[head : head + size]
+                    self._unread = self._unread[head + size :]
+                    if control.NUMBER.pack(asked) == number:
+                        return told if verdict == control.YES else None
+                link.settimeout(max(0.001, until - time.monotonic()))
+                got = link.recv(65536)
+                if not got:
+                    return None
+                self._unread += got
+        except OSError:
+            return None
+
+    # The end.
+
+    def kill(self) -> None:
+        """End it now. It is started again, unless it is being closed."""
+        self._process.kill()
+
+    def reap(self, until: float) -> None:
+        """After it was asked to quit, with `closing` set: return when it is gone, at the
+        latest some time after `until`."""
+        if self._control is not None:
+            self._control.close()
+        try:
+            self._process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._stream.remove_waker(self._waker)
+        self._release()
+
+    def give_up(self) -> None:
+        """Of one that was not ready yet, or whose fellows are not: end it, and wait for that."""
+        with self.guard:
+            self.closing = True
+        self._starting.close()
+        self._process.kill()
+        self.reap(0)
+
+    def abandon(self) -> None:
+        """In the child of a fork: give up what is the parent's."""
+        if self._control is not None:
+            self._control.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
+        for fd in {self._waking, self._waker}:
+            os.close(fd)
+
+
+def _waker() -> tuple[int, int]:
+    """Two ends, to read and to write, of what tells the child of commits."""
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    return reading, writing
+
+
+def _environment() -> dict[str, str]:
+    """The child imports what the parent does, wherever that was found."""
+    found = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    # And does not take a stray file in the working directory for a module of the library.
+    return {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,218 @@
+"""Where files are: paths, folders and globs, on this machine and on `pyarrow.fs` file systems.
+
+Owns which files a path means, and the opening of one. Must not know what is in them, but for
+the first bytes, which tell a stream file in a folder from its neighbours.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import glob
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyarrow import fs
+
+from datastreamer.errors import FileMissing, StreamFileError, UsageError
+from datastreamer.format import MAGIC
+from datastreamer.spark.read.remote_file import RemoteFile
+
+_SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+_MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One file. `uri` is None for a file of this machine; messages name it by `path`."""
+
+    path: str
+    uri: str | None = None
+
+    def open_remote(self) -> RemoteFile:
+        """The file over the network. Raises `FileMissing`, `StreamFileError`."""
+        assert self.uri is not None
+        system, path = _system(self.uri)
+        try:
+            return RemoteFile(system.open_input_file(path), self.path)
+        except FileNotFoundError:
+            raise FileMissing(self.path, "no such file") from None
+        except OSError as error:
+            raise StreamFileError(self.path, f"cannot be opened: {error}") from error
+
+
+def is_single(paths: tuple[str, ...]) -> bool:
+    """Whether a query reads one file that is named, so all its rows are of one stream."""
+    if len(paths) > 1:
+        return False
+    local = local_path(paths[0])
+    if local is not None:
+        return os.path.isfile(local) or not (
+            _MAGIC_CHARACTERS.search(local) or os.path.isdir(local)
+        )
+    uri, _ = _parts(paths[0])
+    if _MAGIC_CHARACTERS.search(uri):
+        return False
+    system, path = _system(paths[0])
+    return bool(_info(system, path, paths[0]).type != fs.FileType.Directory)
+
+
+def find(paths: tuple[str, ...]) -> list[Place]:
+    """The stream files that `paths` mean, each once, in the order of their names within a path.
+
+    Of a folder those files that begin as streams do; what begins with a dot or an underscore is
+    passed over, as Spark does. Raises `FileMissing` where a path means none.
+    """
+    found: dict[str, Place] = {}
+    for path in paths:
+        local = local_path(path)
+        # Executors work in other folders.
+        places = list(_find_remote(path) if local is None else _find_local(os.path.abspath(local)))
+        if not places:
+            raise FileMissing(_shown(path), "there is no stream file")
+        found |= {place.path: place for place in places}
+    return list(found.values())
+
+
+def _find_local(path: str) -> Iterator[Place]:
+    # A file whose name has a bracket in it is that file.
+    if os.path.isfile(path):
+        yield Place(path)
+    elif os.path.isdir(path):
+        with os.scandir(path) as entries:
+            names = sorted(entry.path for entry in entries if entry.is_file())
+        for name in names:
+            if not _is_hidden(name) and _begins_as_stream(name):
+                yield Place(name)
+    elif _MAGIC_CHARACTERS.search(path):
+        for name in sorted(glob.glob(path)):
+            yield from _find_local(name)
+    elif os.path.exists(path):
+        raise StreamFileError(path, "neither a file nor a folder")
+    else:
+        raise FileMissing(path, "no such file")
+
+
+def _begins_as_stream(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise StreamFileError(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _find_remote(uri: str) -> Iterator[Place]:
+    base, query = _parts(uri)
+    magic = _MAGIC_CHARACTERS.search(base)
+    if magic is not None:
+        # A URI has no brackets: what a file system is told ends before.
+        root, _, pattern = base[: magic.start()].rpartition("/")
+        pattern += base[magic.start() :]
+        system, folder = _system(root + query)
+        for info in _listing(system, folder, uri, deep="/" in pattern):
+            if info.type == fs.FileType.File and _matches(info.path, f"{folder}/{pattern}"):
+                yield _remote_place(root, query, folder, info.path)
+        return
+    system, path = _system(uri)
+    info = _info(system, path, uri)
+    if info.type == fs.FileType.NotFound:
+        raise FileMissing(_shown(uri), "no such file")
+    if info.type == fs.FileType.File:
+        yield _remote_place(base, query, path, path)
+        return
+    for info in _listing(system, path, uri, deep=False):
+        if info.type != fs.FileType.File or _is_hidden(info.path):
+            continue
+        place = _remote_place(base, query, path, info.path)
+        file = place.open_remote()
+        try:
+            if file.read(len(MAGIC), 0) == MAGIC:
+                yield place
+        finally:
+            file.close()
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As a shell has it: no star goes over a slash."""
+    parts, wanted = path.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(
+        fnmatch.fnmatchcase(part, like) for part, like in zip(parts, wanted, strict=True)
+    )
+
+
+def _remote_place(base: str, query: str, asked: str, path: str) -> Place:
+    # The file system's own path stands at the end of the URI: another takes its place.
+    uri = base.rstrip("/")
+    asked = asked.rstrip("/")
+    if not uri.endswith(asked):
+        raise UsageError(f"{_shown(base)}: its path is {asked}, which does not stand in it")
+    uri = uri[: len(uri) - len(asked)] + path
+    return Place(_shown(uri), uri + query)
+
+
+def _listing(system: Any, folder: str, uri: str, *, deep: bool) -> list[Any]:
+    try:
+        found = system.get_file_info(fs.FileSelector(folder, recursive=deep, allow_not_found=True))
+    except OSError as error:
+        raise StreamFileError(_shown(uri), f"cannot be listed: {error}") from error
+    return sorted(found, key=lambda info: info.path)
+
+
+def _info(system: Any, path: str, uri: str) -> Any:
+    try:
+        return system.get_file_info(path)
+    except OSError as error:
+        raise StreamFileError(_shown(uri), f"cannot be looked at: {error}") from error
+
+
+def _is_hidden(path: str) -> bool:
+    return posixpath.basename(path).startswith((".", "_"))
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine; None where it is a URI of something else."""
+    found = _SCHEME.match(path)
+    if found is None:
+        return path.removeprefix("file:")
+    if found[1].lower() != "file":
+        return None
+    try:
+        return fs.FileSystem.from_uri(path)[1]  # type: ignore[no-any-return]
+    except ValueError as error:
+        # With a space or a bracket in it, say: no URI, and meant as it stands there.
+        plain = path[found.end() :]
+        if not plain.startswith("/"):
+            raise UsageError(f"{path}: {str(error).partition(chr(10))[0]}") from None
+        return plain
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    """A URI and its query, which says how the file system is reached."""
+    base, mark, query = uri.partition("?")
+    return base, mark + query
+
+
+def _shown(uri: str) -> str:
+    """A URI as messages name it: without a key, should it have one."""
+    base = _parts(uri)[0] if _SCHEME.match(uri) else uri
+    return re.sub(r"://[^/@]*@", "://", base)
+
+
+@functools.lru_cache(maxsize=16)
+def _system(uri: str) -> tuple[Any, str]:
+    """The file system of a URI, which is kept, and the path in it. Raises `UsageError`."""
+    base, query = _parts(uri)
+    try:
+        # Spark's users know S3 under the names of Hadoop's clients.
+        system, path = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", base) + query)
+    except (ValueError, OSError, NotImplementedError) as error:
+        # Arrow's HDFS tells of each library that it looked for in a line of its own.
+        told = str(error).partition("\n")[0]
+        if "Unable to load" in told:
+            told += "; HDFS needs Hadoop's client: JAVA_HOME, HADOOP_HOME and CLASSPATH say where"
+        raise UsageError(f"{_shown(uri)}: {told}") from None
+    return system, path

@@ -1,0 +1,148 @@
+"""Which entries a query is about: by number and type, by block and batch.
+
+Owns what a filter of Spark's says of a stream, and how much of it is seen to here. Knows no
+file and no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from datastreamer.arrow.tables import ENTRIES
+from datastreamer.format import U32_MAX, U64_MAX
+from datastreamer.spark.read.schemas import number_column
+
+MarkKind = Literal["block", "batch"]
+
+_EQUAL: Final = EqualTo | EqualNullSafe | In
+_BELOW: Final = LessThan | LessThanOrEqual
+_ABOVE: Final = GreaterThan | GreaterThanOrEqual
+
+# Numbers that rise with the entries': table, column -> what they number.
+_RISING: Final[dict[tuple[str, str], MarkKind]] = {
+    ("blocks", "number"): "block",
+    ("blocks", "batch_number"): "batch",
+    ("block_ends", "number"): "block",
+    ("transactions", "l2block_number"): "block",
+    ("batches", "number"): "batch",
+    ("batch_ends", "number"): "batch",
+}
+
+
+class Range(NamedTuple):
+    """Whole numbers, both ends included."""
+
+    first: int = 0
+    last: int = U64_MAX
+
+    def __and__(self, other: Range) -> Range:
+        return Range(max(self.first, other.first), min(self.last, other.last))
+
+    @property
+    def empty(self) -> bool:
+        return self.first > self.last
+
+
+ALL: Final = Range()
+"""Every number that an entry, a block or a batch may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The entries that a query is about: no others are of any use to it.
+
+    `types` are those of entries (None: all); blocks and batches are those to which events
+    belong.
+    """
+
+    entries: Range = ALL
+    types: frozenset[int] | None = None
+    blocks: Range = ALL
+    batches: Range = ALL
+
+    @property
+    def start(self) -> int:
+        """The first entry."""
+        return self.entries.first
+
+    @property
+    def stop(self) -> int:
+        """The entry behind the last."""
+        return self.entries.last + 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether no entry at all is within."""
+        none = self.types is not None and not self.types
+        return none or self.entries.empty or self.blocks.empty or self.batches.empty
+
+    def within(self, start: int, stop: int) -> Bounds:
+        """The same, of the entries from `start` up to, not including, `stop`."""
+        return replace(self, entries=self.entries & Range(start, stop - 1))
+
+
+def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
+    """What the filters together leave of a table, and those that Spark still has to apply.
+
+    Numbers and types of entries are seen to exactly. Numbers of blocks and batches only say
+    where to read, and Spark looks at each row again.
+    """
+    bounds, rest = Bounds(), []
+    for wanted in filters:
+        column, values = _wanted(wanted)
+        if column is None or values is None:
+            rest.append(wanted)
+        elif column == number_column(table):
+            bounds = replace(bounds, entries=bounds.entries & _around(values))
+            if not isinstance(values, Range) and len(values) > 1:
+                rest.append(wanted)
+        elif (table, column) == (ENTRIES, "type") and not isinstance(values, Range):
+            kinds = frozenset(value for value in values if 0 <= value <= U32_MAX)
+            bounds = replace(
+                bounds, types=kinds & (kinds if bounds.types is None else bounds.types)
+            )
+        elif (table, column) in _RISING:
+            of_blocks = _RISING[table, column] == "block"
+            part = bounds.blocks if of_blocks else bounds.batches
+            part &= _around(values)
+            bounds = replace(bounds, blocks=part) if of_blocks else replace(bounds, batches=part)
+            rest.append(wanted)
+        else:
+            rest.append(wanted)
+    return bounds, rest
+
+
+def _wanted(wanted: Filter) -> tuple[str | None, Range | frozenset[int] | None]:
+    """The column that a filter is about, and the values that it lets through; None where it
+    is not about whole numbers."""
+    if not isinstance(wanted, _EQUAL | _BELOW | _ABOVE):
+        return None, None
+    column = wanted.attribute[0] if len(wanted.attribute) == 1 else None
+    values = wanted.value if isinstance(wanted, In) else (wanted.value,)
+    if any(type(value) is not int for value in values):
+        return column, None
+    if isinstance(wanted, _EQUAL):
+        return column, frozenset(values)
+    (value,) = values
+    if isinstance(wanted, _BELOW):
+        return column, Range(last=value - isinstance(wanted, LessThan))
+    return column, Range(first=max(0, value + isinstance(wanted, GreaterThan)))
+
+
+def _around(values: Range | frozenset[int]) -> Range:
+    if isinstance(values, Range):
+        return values
+    return Range(max(0, min(values)), max(values)) if values else Range(1, 0)

@@ -1,0 +1,267 @@
+"""What a streaming query follows: a file that grows, or a server.
+
+Owns how the driver looks at it: how far it goes, what stands before an entry, which parts a
+batch has. Reads no more of it than that; the entries themselves are for the executors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from pyspark.sql.datasource import InputPartition
+
+from datastreamer.client.blocking import BlockingClient
+from datastreamer.errors import (
+    DamagedEntry,
+    DatastreamerError,
+    HistoryChanged,
+    PeerError,
+    StreamFileError,
+    UsageError,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
+from datastreamer.position import KEPT
+from datastreamer.protocol.history import Trail
+from datastreamer.spark.options import Mark, Options
+from datastreamer.spark.read import paths as places
+from datastreamer.spark.read.bookmark_search import MarkSearch
+from datastreamer.spark.read.files import Snapshot, look_at, open_place, reader_of
+from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.read.paths import Place
+from datastreamer.spark.read.planning import pages_of
+from datastreamer.spark.read.pushdown import Bounds
+from datastreamer.spark.read.servers import (
+    Servers,
+    entry_of_mark,
+    history_of,
+    look_at_servers,
+    position_at,
+)
+from datastreamer.spark.stream.offsets import digest_of
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.read.file import StreamFile
+from datastreamer.storage.read.reader import Cursor, Reader
+
+# A look behind: entries before a place are hashed in reads of this size.
+_LOOK: Final = 64 << 10
+
+
+class Upstream(Protocol):
+    """A stream as a streaming query's driver needs it."""
+
+    name: str
+
+    def look(self) -> Header:
+        """How far it goes now. What follows is about the stream as it was at this look.
+
+        Raises `ConnectFailed` and `ConnectionLost` where it is away.
+        """
+
+    def entry_of(self, mark: Mark) -> int:
+        """The entry of a block's or batch's bookmark. Raises `UnknownBookmark`."""
+
+    def digest_before(self, entry: int) -> str:
+        """What stands in the entries before this one; empty where it cannot be read."""
+
+    def entry_behind(self, start: int, size: int) -> int:
+        """The entry up to which it is about `size` bytes from entry `start` on."""
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        """What the tasks of a batch read."""
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        """The error that the entries before this one are not those that were read."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+
+def upstream_of(options: Options) -> Upstream:
+    """What the options name. Raises `UsageError` where that is not one stream."""
+    if options.servers:
+        return ServedStream(options)
+    found = places.find(options.paths)
+    if len(found) != 1 or not places.is_single(options.paths):
+        raise UsageError(
+            f"{', '.join(options.paths)}: a streaming query follows one file; name it, or start a "
+            "query for each of them"
+        )
+    return GrowingFile(found[0], options)
+
+
+class GrowingFile:
+    """A file that another process writes."""
+
+    def __init__(self, place: Place, options: Options) -> None:
+        self.name = place.path
+        self._place = place
+        self._stream_type = options.stream_type
+        self._version = options.version
+        self._file: StreamFile | None = None
+        # Of what is not on this machine, or not open: opened for one look behind.
+        self._snapshot: Snapshot | None = None
+        self._remote: Readable | None = None
+        self._remote_reader: Reader | None = None
+
+    def look(self) -> Header:
+        if self._place.uri is not None:
+            self._close_remote()
+            self._snapshot = look_at(self._place, self._stream_type)
+            return self._snapshot.header
+        file = self._file
+        if file is not None:
+            epoch = file.epoch
+            if self._replaced(file):
+                file = None
+            else:
+                file.refresh()
+                if file.epoch != epoch:
+                    # As the file has it, whatever this reader has seen of it.
+                    file = None
+        if file is None:
+            self.close()
+            self._file = file = StreamFile.open(self._place.path, stream_type=self._stream_type)
+        self._snapshot = Snapshot(self._place, file.header, file.stream_id, file.epoch)
+        return self._snapshot.header
+
+    def _replaced(self, file: StreamFile) -> bool:
+        """Whether another file is at the path now, or none."""
+        return file.opened_by is None or bool(file.opened_by.difference())
+
+    def entry_of(self, mark: Mark) -> int:
+        snapshot, reader = self._seen()
+        version = snapshot.header.version if self._version is None else self._version
+        return MarkSearch(reader, self.name, version, mark.kind).exact(mark.number)
+
+    def digest_before(self, entry: int) -> str:
+        _, reader = self._seen()
+        trail = Trail(max(0, entry - KEPT))
+        with contextlib.suppress(DamagedEntry):
+            for batch in reader.batches(trail.next_number, entry, _LOOK):
+                trail.extend(batch)
+            return digest_of(trail.hashes)
+        return ""
+
+    def entry_behind(self, start: int, size: int) -> int:
+        snapshot, reader = self._seen()
+        try:
+            behind = reader.cursor(start).offset + size
+            if behind >= snapshot.head.length:
+                return snapshot.head.entries
+            page = page_of(behind)
+            first = Cursor(page_start(page), reader.first_number(page))
+            room = behind - first.offset
+            return reader.run(first, room)[1].number if room else first.number
+        except DamagedEntry:
+            return start + int(size / _mean_size(snapshot.header))
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        snapshot, reader = self._seen()
+        pages = pages_of(reader, snapshot, Bounds().within(start, stop))
+        return list(cut_pages(snapshot, pages, start, stop, part_bytes))
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        return StreamFileError(self.name, what)
+
+    def _seen(self) -> tuple[Snapshot, Reader]:
+        assert self._snapshot is not None
+        if self._file is not None:
+            return self._snapshot, self._file.reader
+        if self._remote_reader is None:
+            self._remote = open_place(self._place)
+            self._remote_reader = reader_of(self._remote, self._snapshot)
+        return self._snapshot, self._remote_reader
+
+    def close(self) -> None:
+        self._close_remote()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _close_remote(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+        self._remote = self._remote_reader = None
+
+
+class ServedStream:
+    """A stream that servers serve, the next one where one is lost."""
+
+    def __init__(self, options: Options) -> None:
+        self._servers = Servers(
+            options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
+        )
+        self.name = ", ".join(map(str, options.servers))
+        self._version = options.version
+        self._client: BlockingClient | None = None
+        self._turn = 0
+        self._header: Header | None = None
+
+    def look(self) -> Header:
+        if self._client is not None:
+            # A connection that was good may be stale: its server was started anew, say.
+            with contextlib.suppress(ConnectionError):
+                self._header = self._client.header()
+                return self._header
+            self.close()
+        addresses = self._servers.addresses
+        for left in reversed(range(len(addresses))):
+            try:
+                self._client = self._servers.connect(addresses[self._turn])
+                self._header = self._client.header()
+            except PeerError as error:
+                self.close()
+                self._turn = (self._turn + 1) % len(addresses)
+                if not left or not isinstance(error, ConnectionError):
+                    raise
+            else:
+                return self._header
+        raise AssertionError("there is no address")
+
+    def entry_of(self, mark: Mark) -> int:
+        client, header = self._seen()
+        version = header.version if self._version is None else self._version
+        return entry_of_mark(client, version, *mark)
+
+    def digest_before(self, entry: int) -> str:
+        client, _ = self._seen()
+        return digest_of(position_at(client, entry).trail)
+
+    def entry_behind(self, start: int, size: int) -> int:
+        _, header = self._seen()
+        return min(header.total_entries, start + int(size / _mean_size(header)))
+
+    def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
+        client, header = self._seen()
+        # The connection may be old, and tells what was when it was made.
+        with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
+            known = {self._turn: history_of(fresh)}
+        pieces = cut_entries(header, start, stop, part_bytes)
+        snapshot = look_at_servers(self._servers, client, header, stop, known, len(pieces))
+        return list(parts_of_entries(snapshot, pieces))
+
+    def changed(self, what: str, entry: int) -> DatastreamerError:
+        total = 0 if self._header is None else self._header.total_entries
+        return HistoryChanged(
+            f"{self.name}: {what}", next_entry=entry, total_entries=total, first_differing=None
+        )
+
+    def _seen(self) -> tuple[BlockingClient, Header]:
+        assert self._header is not None
+        if self._client is None:
+            self.look()
+        assert self._client is not None
+        return self._client, self._header
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _mean_size(header: Header) -> float:
+    """The bytes of an entry, in the middle."""
+    size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
+    return max(1.0, size)

@@ -1,0 +1,155 @@
+"""What a bookmark index has to do, whatever keeps it.
+
+An index is derived data: for each key the numbers of all entries that carry it, and a
+watermark that says how far into which file it goes. It takes no decisions; the keeper
+(`keeper.py`) feeds it and judges it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from datastreamer.errors import BadArgument, IndexFailed, StreamFileError
+from datastreamer.storage.bookmarks._pairs import Pairs
+from datastreamer.storage.disk.access import Access
+
+Pace = Callable[[], object]
+"""Called by a backend now and then during a long write; may sleep, so that other threads
+of the process come to their turn, and may raise, which ends the write."""
+
+
+def at_once() -> None:
+    """The pace of a write that nobody has to wait for."""
+
+
+class Watermark(NamedTuple):
+    """How far an index goes, and in which file.
+
+    All bookmarks of the entries before number `entries`, which end at file offset
+    `length`, are in the index; `identity` is the keeper's fingerprint of that file.
+    """
+
+    length: int
+    entries: int
+    identity: bytes
+
+
+class BookmarkIndex(ABC):
+    """A map from key (1 to 16 bytes) to entry numbers.
+
+    Called from several threads for reading, from one at a time for writing. Each method
+    that writes, except `fill`, is atomic: after a crash, or an exception, it happened in
+    full or not at all.
+    """
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether it outlives the process."""
+        return True
+
+    @abstractmethod
+    def watermark(self) -> Watermark | None:
+        """How far the index goes; None where it is new."""
+
+    @abstractmethod
+    def newest(self, key: bytes) -> int | None:
+        """The highest entry number with this key."""
+
+    @abstractmethod
+    def add(
+        self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
+    ) -> None:
+        """Take in bookmarks that lie between the old and the new watermark."""
+
+    def fill(
+        self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
+    ) -> None:
+        """Forget everything and take in these: as many as there are in a whole file.
+
+        `watermark` is asked when all parts were taken. Where this ends early there may be
+        bookmarks and no watermark: that is an index of nothing, to be cleared.
+        """
+        self.clear()
+        whole = Pairs()
+        for part in parts:
+            whole.extend(part)
+        self.add(whole, watermark(), pace)
+
+    @abstractmethod
+    def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
+        """Take out exactly these; durable on return."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything, the watermark too."""
+
+    def upkeep(self, pace: Pace = at_once) -> None:  # noqa: B027
+        """Called every few seconds by the thread that writes the index, between two writes."""
+
+    def in_place(self) -> bool:
+        """Whether who opens the index now gets this one: nobody has taken it away."""
+        return True
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of distinct keys."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what is held. Idempotent."""
+
+
+class IndexDamaged(IndexFailed):
+    """It will not be written again before it was cleared."""
+
+
+class IndexWentBack(IndexFailed):
+    """It covers less of the file than it did, and does not hold what it was asked for."""
+
+
+class IndexElsewhere(IndexFailed):
+    """The stream's path leads to another file by now, and the index there is that file's."""
+
+
+class IndexUnmade(IndexFailed):
+    """Nothing was ever put into it: its maker was ended before."""
+
+
+class IndexUntrusted(IndexFailed):
+    """A link or another user's file is in its place, or others can change it: it is not opened."""
+
+
+class IndexReadOnly(StreamFileError):
+    """An index opened for reading is not there, or cannot be used as it is."""
+
+
+Opener = Callable[[str, bool, Access], BookmarkIndex]
+"""Opens the index of the stream file at a path; the flag says whether it may write. What it makes
+beside the file has at most the permissions that the stream file's `Access` allows."""
+
+LMDB_ANEW: Final = "lmdb-anew"
+"""The backend "lmdb", for who builds the index again and does not look at the old one."""
+
+_openers: dict[str, Opener] = {}
+
+
+def register(name: str, opener: Opener) -> None:
+    """Make a backend known under `name` (the `index=` of `DataStream.open`)."""
+    _openers[name] = opener
+
+
+def opener(name: str) -> Opener:
+    """The backend called `name`; `BadArgument` lists the known ones."""
+    if name not in _openers:
+        from datastreamer.storage.bookmarks import fallback, lmdb, memory
+
+        _openers.setdefault("lmdb", lmdb.open_index)
+        _openers.setdefault(LMDB_ANEW, lmdb.new_index)
+        _openers.setdefault("memory", memory.open_index)
+        _openers.setdefault(fallback.LMDB_OR_MEMORY, fallback.open_index)
+    try:
+        return _openers[name]
+    except KeyError:
+        raise BadArgument(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None

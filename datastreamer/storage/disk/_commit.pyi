@@ -1,0 +1,85 @@
+from collections.abc import Sequence
+from mmap import mmap
+from typing import TypeAlias
+
+from xxhash import xxh3_64
+
+from datastreamer._packer import EntryPacker
+from datastreamer.storage.disk._placement import Placement, Placer
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header.records import CommitLayout, Head
+from datastreamer.storage.write.writer import StreamWriter
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+STEP_DATA: int
+STEP_HEADER: int
+STEP_SYNC: int
+STEP_MARK: int
+
+class CommitStepFailed(OSError):
+    step: int
+
+def write_commit(
+    fd: int,
+    arena: Buffer,
+    segments: Sequence[tuple[int, int, int]],
+    page: Buffer,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    sync: bool,
+    wakers: Sequence[int],
+) -> None: ...
+
+class Descriptor:
+    _fd: int
+    _placer: Placer | None
+    def __init__(self, fd: int) -> None: ...
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None: ...
+    def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placement: ...
+
+class StreamEnd:
+    written: Head
+    base: Head
+    mid: Head
+    first: int
+    running: xxh3_64
+    unfinished: bool
+    limit: int
+    synced: bool
+    commits: int
+    durable: int
+    sequence: int
+    def count_in(self, memory: mmap | bytearray | None) -> None: ...
+    def synced_in(self, ns: int) -> None: ...
+    def refused(self) -> None: ...
+    @property
+    def look_due(self) -> bool: ...
+    def looking(self) -> int: ...
+    def looked(self, began: int, seconds: float) -> None: ...
+    def look_again(self) -> None: ...
+    @property
+    def ready(self) -> bool: ...
+    def commit_on(self, packer: EntryPacker, writer: StreamWriter, wait: bool) -> Head | None: ...
+    def __init__(self, file: File, page: bytearray, head: Head, layout: CommitLayout) -> None: ...
+    def all_on_disk(self, head: Head) -> None: ...
+    def put(
+        self, base: Head, mid: Head, after: Head, first: int, second: int, seen: Head
+    ) -> None: ...
+    def commit(
+        self,
+        packer: EntryPacker,
+        hasher: xxh3_64 | None,
+        seen: Head | None,
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> Head: ...

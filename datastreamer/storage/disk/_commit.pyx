@@ -1,0 +1,640 @@
+"""A commit: the header page's new bytes, and all writes in one call that lets go of the GIL once.
+
+Owns how a stream's end moves on: the hash of what is not on disk, the bytes of header,
+record and mark (where they stand is `record.py`'s to say), and all of it back where the
+writes fail. Takes no decisions; `writer.py` does.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from posix.unistd cimport write
+
+from datastreamer._entry cimport HEADER_PAGE_SIZE, put_u64
+from datastreamer._packer cimport Packed, segment_end
+from datastreamer.storage.disk._placement cimport Piece, pieces_of, write_all, write_pieces
+
+import os
+
+from datastreamer.metrics import block
+from datastreamer.metrics.names import TIME_BOUNDS_NS
+from datastreamer.storage.disk._placement import Placement, Placer
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+cdef new_hash = xxh3_64
+cdef hash_of = xxh3_64_intdigest
+cdef NO_HASH = xxh3_64_intdigest(b"")
+
+cdef extern from *:
+    """
+    #include <unistd.h>
+    #if defined(__APPLE__)
+    #include <fcntl.h>
+    /* fsync leaves the drive's own cache alone there. */
+    static int to_disk(int fd) { return fcntl(fd, F_FULLFSYNC); }
+    #else
+    static int to_disk(int fd) { return fdatasync(fd); }
+    #endif
+    """
+    int to_disk(int fd) noexcept nogil
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <time.h>
+    /* Some milliseconds late at the most, and five times as quick. */
+    #if defined(CLOCK_MONOTONIC_COARSE)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_COARSE
+    #elif defined(CLOCK_MONOTONIC_RAW_APPROX)
+    #define COARSE_CLOCK CLOCK_MONOTONIC_RAW_APPROX
+    #else
+    #define COARSE_CLOCK CLOCK_MONOTONIC
+    #endif
+    static inline uint64_t coarse_ns(void) {
+        struct timespec t;
+        clock_gettime(COARSE_CLOCK, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    static inline uint64_t now_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    }
+    /* One writes, under its locks; others read at any time: whole numbers, no order. */
+    static inline void add_to(uint64_t *slot, uint64_t more) {
+        __atomic_store_n(slot, *slot + more, __ATOMIC_RELAXED);
+    }
+    """
+    uint64_t now_ns() noexcept nogil
+    uint64_t coarse_ns() noexcept nogil
+    void add_to(uint64_t* slot, uint64_t more) noexcept nogil
+
+cdef extern from "Python.h":
+    bint PyMethod_Check(object) noexcept
+    # Borrowed, both.
+    PyObject* PyMethod_GET_FUNCTION(object) noexcept
+    PyObject* PyMethod_GET_SELF(object) noexcept
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept  # borrowed
+    Py_ssize_t Py_SIZE(object) noexcept
+    void PyTuple_SET_ITEM(object, Py_ssize_t at, PyObject* item) noexcept
+    ctypedef struct PyTypeObject:
+        object (*tp_alloc)(type kind, Py_ssize_t count)
+
+STEP_DATA = 0
+STEP_HEADER = 1
+STEP_SYNC = 2
+STEP_MARK = 3
+
+cdef enum:
+    FEW = 8  # pieces or wakers that need no memory of their own
+
+cdef enum:
+    MOST_BOUNDS = 32
+    MOST_SLOTS = 128
+
+# `metrics/block.py` says where what is counted.
+cdef uint64_t[MOST_BOUNDS] BOUNDS
+cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
+cdef Py_ssize_t SLOTS = block.SLOTS
+cdef Py_ssize_t ENTRIES = block.ENTRIES
+cdef Py_ssize_t BYTES = block.BYTES
+cdef Py_ssize_t FAILURES = block.FAILURES
+cdef Py_ssize_t COMMIT_NS = block.COMMIT_NS
+cdef Py_ssize_t COMMIT_BUCKETS = block.COMMIT_BUCKETS
+cdef Py_ssize_t SYNC_NS = block.SYNC_NS
+cdef Py_ssize_t SYNC_BUCKETS = block.SYNC_BUCKETS
+if BOUND_COUNT > MOST_BOUNDS or SLOTS > MOST_SLOTS:
+    raise ImportError("the writer's numbers outgrew their place")
+for _at, _bound in enumerate(TIME_BOUNDS_NS):
+    BOUNDS[_at] = _bound
+
+
+cdef void observe(uint64_t* numbers, Py_ssize_t total, Py_ssize_t first,
+                  uint64_t took) noexcept nogil:
+    """Count a time, in ns, in a histogram."""
+    cdef Py_ssize_t i = 0
+    while i < BOUND_COUNT and took > BOUNDS[i]:
+        i += 1
+    add_to(numbers + first + i, 1)
+    add_to(numbers + total, took)
+
+
+cdef struct Span:
+    int64_t start
+    int64_t end
+
+
+cdef struct Plan:
+    # What a commit writes; the memory behind the pointers is the caller's.
+    const char* arena
+    Piece* pieces
+    Py_ssize_t count
+    const char* page
+    Span before
+    Span after
+    bint sync
+    uint64_t sync_ns    # how long it took; set where it succeeded
+    int* wakers
+    Py_ssize_t waker_count
+
+
+class CommitStepFailed(OSError):
+    """A step of a commit failed; ``step`` says which (the STEP_ numbers)."""
+
+    step = STEP_DATA
+
+
+cdef int sync_data(int fd) noexcept nogil:
+    while to_disk(fd) < 0:
+        if errno != EINTR:
+            return errno
+    return 0
+
+
+cdef int carry_out(int fd, Plan* plan, int* step) noexcept nogil:
+    """0, or the errno of the step that failed."""
+    cdef Py_ssize_t i
+    cdef int failed
+    cdef uint64_t one = 1
+    cdef uint64_t began
+    step[0] = 0
+    failed = write_pieces(fd, plan.arena, plan.pieces, plan.count)
+    if failed:
+        return failed
+    step[0] = 1
+    failed = write_all(fd, plan.page + plan.before.start, plan.before.end - plan.before.start,
+                       plan.before.start)
+    if failed:
+        return failed
+    if plan.sync:
+        step[0] = 2
+        began = now_ns()
+        failed = sync_data(fd)
+        if failed:
+            return failed
+        plan.sync_ns = now_ns() - began
+    step[0] = 3
+    failed = write_all(fd, plan.page + plan.after.start, plan.after.end - plan.after.start,
+                       plan.after.start)
+    if failed:
+        return failed
+    for i in range(plan.waker_count):
+        while write(plan.wakers[i], &one, 8) < 0 and errno == EINTR:
+            pass
+    return 0
+
+
+cdef int run(int fd, Plan* plan, wakers) except -1:
+    """Carry out a plan that is whole but for its wakers."""
+    cdef int[FEW] few
+    cdef int* fds = few
+    cdef int failed, step
+    cdef Py_ssize_t i
+    plan.waker_count = len(wakers)
+    plan.sync_ns = 0
+    if plan.waker_count > FEW:
+        fds = <int*>malloc(plan.waker_count * sizeof(int))
+        if fds == NULL:
+            raise MemoryError
+    try:
+        for i in range(plan.waker_count):
+            fds[i] = wakers[i]
+        plan.wakers = fds
+        with nogil:
+            failed = carry_out(fd, plan, &step)
+    finally:
+        if fds != few:
+            free(fds)
+    if failed:
+        error = CommitStepFailed(failed, os.strerror(failed))
+        error.step = step
+        raise error
+    return 0
+
+
+def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers):
+    """Write an operation and make it known, in this order.
+
+    Every segment (file offset, start in `arena`, length); then `page[before]` at its
+    own place in the file; then, where `sync` is true, one fdatasync; then `page[after]`;
+    then 8 bytes to each descriptor of `wakers` (a full one is awake already).
+    `before` and `after` are (start, end) in bytes.
+
+    Raises `CommitStepFailed`, an `OSError` whose `step` tells how far it came; the
+    steps behind it were not begun.
+    """
+    cdef Py_buffer data
+    cdef Py_buffer head
+    cdef Plan plan
+    plan.count = len(segments)
+    plan.before.start, plan.before.end = before
+    plan.after.start, plan.after.end = after
+    plan.sync = sync
+    plan.pieces = NULL
+    PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
+    except BaseException:
+        PyBuffer_Release(&data)
+        raise
+    try:
+        if not (0 <= plan.before.start <= plan.before.end <= head.len
+                and 0 <= plan.after.start <= plan.after.end <= head.len):
+            raise ValueError("the spans lie outside of the page")
+        plan.pieces = pieces_of(segments, data.len)
+        plan.arena = <const char*>data.buf
+        plan.page = <const char*>head.buf
+        run(fd, &plan, wakers)
+    finally:
+        free(plan.pieces)
+        PyBuffer_Release(&data)
+        PyBuffer_Release(&head)
+
+
+cdef class Descriptor:
+    """A file of the system as far as a commit goes: `disk.File.commit`."""
+
+    cdef public int _fd
+    # From the first `place` on, for as long as there may be others.
+    cdef public object _placer
+
+    def __init__(self, int fd):
+        self._fd = fd
+
+    def commit(self, arena, segments, page, before, after, bint sync, wakers):
+        """See `write_commit`."""
+        write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
+
+    def place(self, arena, segments):
+        """Every segment, as `write_commit`, in a thread that is under way when this returns."""
+        if self._placer is None or not self._placer.free:
+            self._placer = Placer()
+        return Placement(self._fd, arena, segments, self._placer)
+
+
+cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit
+
+
+cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
+                      bint sync, wakers, uint64_t* sync_ns) except -1:
+    """`write_commit` of what a packer holds, without an object for any of it. `sync_ns` is
+    how long its sync took."""
+    cdef Piece[FEW] few
+    cdef Plan plan
+    cdef Py_ssize_t i
+    arena = packed._arena
+    plan.arena = <const char*>arena.memory
+    plan.count = packed._count
+    plan.page = page
+    plan.before = before
+    plan.after = after
+    plan.sync = sync
+    plan.pieces = few
+    if plan.count > FEW:
+        plan.pieces = <Piece*>malloc(plan.count * sizeof(Piece))
+        if plan.pieces == NULL:
+            raise MemoryError
+    # As an export does: what another thread adds meanwhile moves nothing.
+    arena.exports += 1
+    try:
+        for i in range(plan.count):
+            plan.pieces[i].offset = packed._segments[i].file_offset
+            plan.pieces[i].start = packed._segments[i].begin
+            plan.pieces[i].length = segment_end(packed, i) - packed._segments[i].begin
+        run(fd, &plan, wakers)
+        sync_ns[0] = plan.sync_ns
+    finally:
+        arena.exports -= 1
+        if plan.pieces != few:
+            free(plan.pieces)
+    return 0
+
+
+@cython.final
+@cython.no_gc_clear  # a cleared `_hold` would free the page that it holds
+cdef class StreamEnd:
+    """Where a stream that is written ends, and the header page that says so.
+
+    `written` is the end. `base` is known to be on disk; at `mid` the sync that is under way
+    began (without one, mid is base). `first` is the hash of the entries from base to mid,
+    `running` the xxh3 of those from mid to the end. `unfinished` is true between the first
+    write of a commit or change and its end. `commits` counts them, `durable` those known to be
+    on disk. Up to the offset `limit` a commit needs nothing but its writes, with a sync among
+    them where `synced` is true; -1 where somebody has to look. `sequence` is the newest synced
+    header's, which stands in the page. For one thread at a time; `commit_on` sees to that
+    itself.
+    """
+
+    cdef public object written
+    cdef public object base
+    cdef public object mid
+    cdef public object first
+    cdef public object running
+    cdef public bint unfinished
+    cdef public int64_t limit
+    cdef public bint synced
+    cdef public int64_t commits
+    cdef public int64_t durable
+    cdef public uint64_t sequence
+    # The coarse clock's time from which on the file's path is to be looked at before a commit.
+    cdef uint64_t _look_at
+    cdef object _file
+    cdef type _head
+    cdef object _page
+    cdef uint8_t* _bytes
+    cdef Py_buffer _hold
+    # What is counted: in `_own` until it is shared, then in the buffer `_shared` holds.
+    cdef uint64_t[MOST_SLOTS] _own
+    cdef uint64_t* _numbers
+    cdef Py_buffer _shared
+    cdef bint _is_shared
+    cdef Py_ssize_t _totals, _ends, _record_end, _mark, _mark_end
+    cdef Py_ssize_t[2] _slots
+    cdef Py_ssize_t _slot_sequence, _slot_totals, _slot_end
+    cdef Span _nothing, _before_sync, _after_sync, _without_sync
+
+    def __init__(self, file, page, head, layout):
+        """`file` is a `disk.File`; `page`, a bytearray, keeps its size from now on.
+
+        Everything up to `head` is on disk. `layout` is `record.COMMIT_LAYOUT`.
+        """
+        cdef Py_ssize_t where
+        if self._bytes != NULL:
+            raise RuntimeError("a stream's end is made once")
+        (self._totals, self._ends, self._record_end, self._mark, self._mark_end,
+         before, after, without, slots, parts) = layout
+        self._slots[0], self._slots[1] = slots
+        self._slot_sequence, self._slot_totals, self._slot_end = parts
+        self._before_sync.start, self._before_sync.end = before
+        self._after_sync.start, self._after_sync.end = after
+        self._without_sync.start, self._without_sync.end = without
+        for where in (*layout[:5], *before, *after, *without,
+                      *[start + part for start in slots for part in (0, *parts)]):
+            if not 0 <= where <= HEADER_PAGE_SIZE - 64:
+                raise ValueError("a record lies outside of the page")
+        if self._mark > self._mark_end:
+            raise ValueError("a record ends before it begins")
+        if len(page) != HEADER_PAGE_SIZE:
+            raise ValueError("a header page has 4096 bytes")
+        # Held, it cannot change its size.
+        PyObject_GetBuffer(page, &self._hold, PyBUF_WRITABLE)
+        self._page = page
+        self._bytes = <uint8_t*>self._hold.buf
+        self._file = file
+        self._head = type(head)
+        self._numbers = self._own
+        self.limit = -1
+        self.written = head
+        self.all_on_disk(head)
+
+    def __dealloc__(self):
+        if self._bytes != NULL:
+            PyBuffer_Release(&self._hold)
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+
+    def count_in(self, memory):
+        """Count in `memory` from now on, with what was counted before (None: in memory of its
+        own). The layout is that of `metrics.block`."""
+        cdef Py_buffer found
+        cdef uint64_t* numbers = self._own
+        if memory is not None:
+            PyObject_GetBuffer(memory, &found, PyBUF_WRITABLE)
+            if found.len < SLOTS * 8:
+                PyBuffer_Release(&found)
+                raise ValueError("the memory is too small for the numbers")
+            numbers = <uint64_t*>found.buf
+        if numbers != self._numbers:
+            memcpy(numbers, self._numbers, SLOTS * 8)
+        self._numbers = numbers
+        if self._is_shared:
+            PyBuffer_Release(&self._shared)
+        self._is_shared = memory is not None
+        if self._is_shared:
+            self._shared = found
+
+    def synced_in(self, uint64_t ns):
+        """Count a sync that took `ns` and was not a commit's own."""
+        observe(self._numbers, SYNC_NS, SYNC_BUCKETS, ns)
+
+    def refused(self):
+        """Count a write or a sync that the system refused and that was not a commit's own."""
+        add_to(self._numbers + FAILURES, 1)
+
+    @property
+    def look_due(self):
+        """Whether somebody has to look where the file's path leads before the next commit."""
+        return coarse_ns() >= self._look_at
+
+    def looking(self):
+        """The time of a look that is about to begin, for `looked`."""
+        return coarse_ns()
+
+    def looked(self, uint64_t began, double seconds):
+        """A look that began then found the file at its path: for so many seconds after it
+        `look_due` is false."""
+        self._look_at = began + <uint64_t>(seconds * 1e9)
+
+    def look_again(self):
+        """Have `look_due` true at once."""
+        self._look_at = 0
+
+    @property
+    def ready(self):
+        """Whether the next operation may begin with nothing to be looked at."""
+        return self.limit >= 0 and not self.unfinished
+
+    def commit_on(self, packer, writer, bint wait):
+        """`commit` where nothing else is to be seen to, and it is seen when this returns: gives
+        the new end, or None where somebody has to look, and nothing was done.
+
+        Takes the `writer`'s locks, moves its reader's head, has it wake those who look at that,
+        and raise what is to be said of an `OSError`.
+        """
+        if not self.synced:
+            return self._commit_on(packer, writer, False)
+        if not wait:
+            return None
+        syncing = writer._syncing
+        syncing.acquire()
+        try:
+            return self._commit_on(packer, writer, True)
+        finally:
+            syncing.release()
+
+    cdef _commit_on(self, packer, writer, bint sync):
+        cdef Packed packed = packer
+        lock = writer._lock
+        lock.acquire()
+        try:
+            if packed._offset > self.limit or self.unfinished or self.synced != sync:
+                return None
+            if coarse_ns() >= self._look_at:
+                return None
+            # Others that become durable with it are to be told.
+            if sync and self.base is not self.written:
+                return None
+            try:
+                head = self.commit(packer, None, None, sync, writer.wakers)
+            except OSError as error:
+                writer.not_committed(error)
+            writer.reader.head = head
+            self.unfinished = False
+            if writer.inside_wakers:
+                writer.wake_inside()
+            return head
+        finally:
+            lock.release()
+
+    cpdef all_on_disk(self, head):
+        """Everything up to `head` is on disk, and the hash begins anew behind it."""
+        self.base = self.mid = head
+        self.running = new_hash()
+        self.first = NO_HASH
+
+    def put(self, base, mid, after, first, second, seen):
+        """Move header and record, which stand in the page already, on to `after`, and the mark
+        to `seen`.
+
+        What does not change from commit to commit is not written again.
+        """
+        self._put(base, mid, after, first, second, seen)
+
+    cdef int _put(self, base, mid, after, first, second, seen) except -1:
+        cdef uint8_t* page = self._bytes
+        put_head(page + self._totals, after)
+        put_head(page + self._ends, base)
+        put_head(page + self._ends + 16, mid)
+        put_head(page + self._ends + 32, after)
+        put_u64(page + self._ends + 48, first)
+        put_u64(page + self._ends + 56, second)
+        put_sum(page, 0, self._record_end)
+        put_head(page + self._mark_end - 16, seen)
+        put_sum(page, self._mark, self._mark_end)
+        return 0
+
+    cdef int _put_synced(self, head) except -1:
+        """The newest synced header, moved on to `head`, into the other slot."""
+        cdef uint8_t* page = self._bytes
+        cdef Py_ssize_t slot = self._slots[(self.sequence + 1) & 1]
+        memcpy(page + slot, page + self._slots[self.sequence & 1], self._slot_end)
+        self.sequence += 1
+        put_u64(page + slot + self._slot_sequence, self.sequence)
+        put_head(page + slot + self._slot_totals, head)
+        put_sum(page, slot, slot + self._slot_end)
+        return 0
+
+    cpdef commit(self, packer, hasher, seen, bint sync, wakers):
+        """Move the end on over the packer's entries, in the page and in the file; gives it.
+
+        `hasher` is the running hash over what was placed of the operation before (None:
+        nothing was). Readers may go up to `seen` (None: to the new end). Leaves
+        `unfinished` true, for whoever has told them. Raises `OSError` with page and end as
+        they were; `CommitStepFailed` says how far the file got.
+        """
+        cdef Packed packed = packer
+        cdef uint8_t* page = self._bytes
+        cdef uint8_t[HEADER_PAGE_SIZE] old
+        cdef size_t changed = self._without_sync.end
+        cdef uint64_t sequence = self.sequence
+        cdef uint64_t began = now_ns()
+        cdef uint64_t sync_ns = 0
+        cdef uint64_t entries, length
+        cdef Span before, after
+        # As `Head(...)`, without a call.
+        head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
+        set_item(head, 0, packed._offset)
+        set_item(head, 1, packed._number)
+        # A copy, so that a commit that fails may be made again.
+        running = (self.running if hasher is None else hasher).copy()
+        hash_into(running, packed)
+        digest = running.intdigest()
+        before = self._before_sync
+        if sync:
+            after = self._after_sync
+        elif seen is None:
+            before, after = self._nothing, self._without_sync
+        else:
+            after = self._nothing
+        # A signal's handler may raise wherever Python runs.
+        self.unfinished = True
+        memcpy(old, page, changed)
+        try:
+            self._put(self.base, self.mid, head, self.first, digest,
+                      head if seen is None else seen)
+            if sync:
+                self._put_synced(head)
+            write = self._file.commit
+            if PyMethod_Check(write) and PyMethod_GET_FUNCTION(write) == ITS_COMMIT:
+                write_packed((<Descriptor>PyMethod_GET_SELF(write))._fd, packed, <char*>page,
+                             before, after, sync, wakers, &sync_ns)
+            else:
+                write(packer.arena, packer.segments, self._page, (before.start, before.end),
+                      (after.start, after.end), sync, wakers)
+        except OSError:
+            memcpy(page, old, changed)
+            self.sequence = sequence
+            add_to(self._numbers + FAILURES, 1)
+            raise
+        length = <object>PyTuple_GET_ITEM(self.written, 0)
+        entries = <object>PyTuple_GET_ITEM(self.written, 1)
+        add_to(self._numbers + ENTRIES, <uint64_t>packed._number - entries)
+        add_to(self._numbers + BYTES, <uint64_t>packed._offset - length)
+        if sync_ns:
+            observe(self._numbers, SYNC_NS, SYNC_BUCKETS, sync_ns)
+        observe(self._numbers, COMMIT_NS, COMMIT_BUCKETS, now_ns() - began)
+        unhashed = self.mid is self.written
+        self.written = head
+        self.commits += 1
+        if not sync:
+            self.running = running
+            return head
+        self.durable = self.commits
+        if unhashed:
+            # What `all_on_disk` does, but that the hash has not begun.
+            self.base = self.mid = head
+            self.first = NO_HASH
+        else:
+            self.all_on_disk(head)
+        return head
+
+
+cdef inline int set_item(new, Py_ssize_t at, item) except -1:
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(new, at, <PyObject*>item)
+    return 0
+
+
+cdef inline int put_head(uint8_t* p, head) except -1:
+    # Indexing a tuple's subclass goes the long way round.
+    if not isinstance(head, tuple) or Py_SIZE(head) != 2:
+        raise TypeError("a head is a pair of numbers")
+    put_u64(p, <object>PyTuple_GET_ITEM(head, 0))
+    put_u64(p + 8, <object>PyTuple_GET_ITEM(head, 1))
+    return 0
+
+
+cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
+    """The xxh3 of a record, right behind it."""
+    record = PyBytes_FromStringAndSize(<char*>page + start, end - start)
+    put_u64(page + end, <uint64_t>hash_of(record))
+    return 0
+
+
+cdef int hash_into(running, Packed packed) except -1:
+    """Take the packed entries, without padding marks, into a hash."""
+    if packed._count == 1 and not packed._segments[0].padded:
+        # The usual one, without a view of it.
+        packed._arena.used = packed._used
+        running.update(packed._arena)
+    else:
+        for part in packed.entry_spans():
+            running.update(part)
+    return 0

@@ -1,0 +1,71 @@
+"""The size of a stream file that is written: whole pages, and one unused byte at least.
+
+Owns how much a file grows and when. Syncs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
+from datastreamer.storage.disk.file_ops import File
+
+# A file grows by a page at first; a growth that follows the one before within a second
+# doubles the step, up to 256 MiB.
+_MAX_STEP = 256
+
+
+class Room:
+    """`size` is the file's, in bytes."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.size = file.size()
+        self._before = self.size
+        self._step = 1
+        self._grown_at = 0.0
+
+    def round_up(self) -> None:
+        """Bring the size to the form 4096 + k x 1 MiB: a power cut may have left another."""
+        short = -(self.size - HEADER_PAGE_SIZE) % PAGE_SIZE
+        if short:
+            self._resize(self.size + short)
+
+    def make(self, length: int) -> bool:
+        """Have at least one unused byte behind `length`, in whole pages; True if it grew."""
+        if length < self.size:
+            return False
+        needed = page_start(page_of(length) + 1)
+        now = time.monotonic()
+        self._step = min(2 * self._step, _MAX_STEP) if now - self._grown_at < 1 else 1
+        self._grown_at = now
+        size = max(needed, self.size + self._step * PAGE_SIZE)
+        try:
+            self._resize(size)
+        except OSError:
+            # A step that the disk has no room for may have been a generous one.
+            if size == needed:
+                raise
+            self._resize(needed)
+        return True
+
+    def cut_back(self, length: int, size: int) -> None:
+        """Shrink the file to `size`, but not below what a stream that ends at `length` needs.
+
+        Raises `OSError` where the system refuses; the file keeps its size then.
+        """
+        size = max(size, page_start(page_of(length) + 1))
+        if size < self.size:
+            self._resize(size)
+            self._step = 1
+
+    def give_back(self) -> None:
+        """Undo the last growth, as far as that goes."""
+        with contextlib.suppress(OSError):
+            self._file.resize(self._before)
+            self.size = self._before
+
+    def _resize(self, size: int) -> None:
+        self._file.resize(size)
+        self._before, self.size = self.size, size

@@ -1,0 +1,118 @@
+"""What stands in a stream file, believed or not: for people who are asked for help.
+
+Reads and tells. Judges nothing (`recovery.py` does), writes nothing, and gets along with a
+file that no open accepts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from datastreamer._codec import EntryBatch, scan
+from datastreamer.errors import CorruptEntries
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
+from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.records import (
+    NO_ID,
+    CommitRecord,
+    Mark,
+    Source,
+    SyncedHeader,
+    Writer,
+)
+from datastreamer.storage.header.recovery import read_header
+
+
+class Condition(NamedTuple):
+    """The header page of a file in values, and what the system says about the file.
+
+    `size` and `allocated` (what it takes of the disk) are in bytes. `record` is the commit
+    record where it fits the header; `this_boot` tells whether it was written since the
+    machine started. `synced` is newest first. `writer_alive` is about the process that
+    opened the stream for writing last, `locked` about any that writes it now. `undo` tells
+    that the journal of an update stands beside the file. `source` is the last source that was
+    granted a lease to publish, None if the record of it is damaged.
+    """
+
+    size: int
+    allocated: int
+    header: Header
+    record: CommitRecord | None
+    this_boot: bool
+    synced: list[SyncedHeader]
+    mark: Mark | None
+    writer: Writer | None
+    writer_alive: bool
+    locked: bool
+    undo: bool
+    source: Source | None
+
+
+def examine(path: str) -> Condition:
+    """The condition of the file at `path`.
+
+    Raises `OSError`; `NotAStream` and `DamagedHeader` where there is no header to tell of.
+    """
+    file = OsDisk().open(path, write=False)
+    try:
+        page = file.read(HEADER_PAGE_SIZE, 0)
+        header = read_header(page, path)
+        boot = boot_id()
+        synced = records.get_synced(page)
+        record, writer = records.get_record(page), records.get_writer(page)
+        vouching = [known for known in (record, *synced) if known is not None]
+        return Condition(
+            size=file.size(),
+            allocated=512 * os.fstat(file.fileno()).st_blocks,
+            header=header,
+            record=record,
+            this_boot=record is not None and record.boot_id == boot,
+            synced=synced,
+            mark=records.get_mark(page),
+            writer=writer,
+            writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
+            locked=file.locked_elsewhere(),
+            undo=os.path.lexists(journal.place_of(path) + journal.SUFFIX),
+            source=records.get_source(page, vouching[0].stream_id if vouching else NO_ID),
+        )
+    finally:
+        file.close()
+
+
+def readable(path: str, length: int) -> Iterator[EntryBatch]:
+    """Runs of the whole, consecutive entries from the first on, up to the file offset
+    `length` or the first damage, whatever the header counts."""
+    file = OsDisk().open(path, write=False)
+    try:
+        yield from _runs(file, length)
+    finally:
+        file.close()
+
+
+def _runs(file: File, length: int) -> Iterator[EntryBatch]:
+    offset, number = HEADER_PAGE_SIZE, 0
+    while offset < length:
+        near = file.read(min(PAGE_SIZE, length - offset), offset)
+        try:
+            batch, whole = scan(near, number, file_offset=offset), True
+        except CorruptEntries as error:
+            batch, whole = scan(near, number, file_offset=offset, end=error.offset), False
+        if batch:
+            yield batch
+        if not batch or batch.more or not whole:
+            return
+        number, offset = batch.next_number, page_start(page_of(offset) + 1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True

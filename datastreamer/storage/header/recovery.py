@@ -1,0 +1,263 @@
+"""What a header page says, and how much of it to believe.
+
+Takes decisions, changes nothing: `judge` reads, `StreamFile` acts. The rules and the
+reasons stand in ``docs/FILE.md``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from datastreamer._codec import scan
+from datastreamer.errors import (
+    BadFileSize,
+    CorruptEntries,
+    DamagedHeader,
+    NotAStream,
+    WrongStreamType,
+)
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    HEADER_OFFSET,
+    HEADER_PAGE_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    PAGE_SIZE,
+    Header,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.header.records import (
+    NO_ID,
+    CommitRecord,
+    Head,
+    get_changes,
+    get_doubt,
+    get_mark,
+    get_record,
+    get_synced,
+)
+from datastreamer.storage.header.undo_journal import Undo
+from datastreamer.storage.read.reader import doubt
+
+NO_HASH = xxh3_64_intdigest(b"")
+
+
+class Judgement(NamedTuple):
+    """What an open should take a file for.
+
+    `head` is how far the stream goes. `record` is the commit record where it fits the header,
+    or the one that a failed sync left in its place; None where the header was written by a
+    program that does not know it. `head` is less than `record.after` where the bytes behind it
+    are not those that were written.
+    """
+
+    header: Header
+    head: Head
+    record: CommitRecord | None
+    stream_id: bytes
+    epoch: int
+
+
+def read_header(page: bytes, path: str, stream_type: int | None = None) -> Header:
+    """The header in the first 4096 bytes of a file, if it is one.
+
+    Raises `NotAStream`, `DamagedHeader`, `WrongStreamType`.
+    """
+    if page[:HEADER_OFFSET] != MAGIC:
+        what = "is empty" if not page else f"does not begin with {MAGIC.decode()}"
+        raise NotAStream(path, f"no stream file: it {what}")
+    if len(page) < HEADER_PAGE_SIZE:
+        raise NotAStream(path, f"no stream file: the header page is cut at byte {len(page)}")
+    try:
+        header = Header.unpack(page[HEADER_OFFSET:])
+    except ValueError as error:
+        raise DamagedHeader(path, HEADER_OFFSET, str(error)) from None
+    if stream_type is not None and header.stream_type != stream_type:
+        raise WrongStreamType(
+            path, f"the stream is of type {header.stream_type}, not {stream_type}"
+        )
+    return header
+
+
+def judge(file: Readable, page: bytes, path: str, header: Header) -> Judgement:
+    """Decide where the stream in `file` ends.
+
+    What the record does not know to be on disk is judged by its hashes, also if the machine has
+    not restarted: a file system can lose unsynced writes while the kernel runs on.
+
+    Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
+    """
+    record = get_record(page)
+    _check_size(file.size(), header, path, record)
+    head = Head(header.total_length, header.total_entries)
+    if record is None:
+        return _judge_unrecorded(file, page, path, header, head)
+    if record.after != head:
+        raise DamagedHeader(path, HEADER_OFFSET, "the commit record is about another header")
+    # A process may have ended before it had got over a failed sync.
+    record = get_doubt(page, record) or record
+    reached = longest_whole(file, record)
+    return Judgement(
+        header._replace(total_length=reached.length, total_entries=reached.entries),
+        reached,
+        record,
+        record.stream_id,
+        record.epoch,
+    )
+
+
+def _check_size(size: int, header: Header, path: str, record: CommitRecord | None) -> None:
+    """With a `record` the size may be any that holds what was synced: how the file grew after
+    that need not be on disk."""
+    if (size - HEADER_PAGE_SIZE) % PAGE_SIZE and record is None:
+        raise BadFileSize(
+            path, size, f"the file's size is {size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
+        )
+    length, entries = header.total_length, header.total_entries
+    if length < HEADER_PAGE_SIZE or length >= 1 << 63:
+        raise DamagedHeader(path, 38, f"the header's total length {length} is not possible")
+    least = length if record is None else record.base.length
+    if least > size:
+        raise BadFileSize(path, size, f"the file ends there, its data only at byte {least}")
+    if entries > (length - HEADER_PAGE_SIZE) // ENTRY_HEAD_SIZE or (
+        entries == 0 and length != HEADER_PAGE_SIZE
+    ):
+        raise DamagedHeader(
+            path, 46, f"the header counts {entries} entries in {length - HEADER_PAGE_SIZE} bytes"
+        )
+
+
+def _judge_unrecorded(
+    file: Readable, page: bytes, path: str, header: Header, head: Head
+) -> Judgement:
+    """A header that no record vouches for: another program's, or a torn one."""
+    slots = get_synced(page)
+    why = doubt(file, head)
+    if why:
+        ends = dict.fromkeys((s.header.total_entries, s.header.total_length) for s in slots)
+        known = ", ".join(f"entry {entries} at byte {length}" for entries, length in ends)
+        raise DamagedHeader(
+            path,
+            HEADER_OFFSET,
+            f"the header says that the stream ends with {head.entries} entries at byte "
+            f"{head.length}, and its last page does not: {why}; "
+            + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
+        )
+    if slots and slots[0].header[:3] != header[:3]:
+        # No program changes what a stream is.
+        version, system_id, stream_type = slots[0].header[:3]
+        raise DamagedHeader(
+            path,
+            HEADER_OFFSET,
+            f"the header says version {header.version}, system id {header.system_id}, stream type "
+            f"{header.stream_type}; the last one that was on disk says version {version}, system "
+            f"id {system_id}, stream type {stream_type}",
+        )
+    stream_id, epoch = (slots[0].stream_id, slots[0].epoch) if slots else (NO_ID, 0)
+    return Judgement(header, head, None, stream_id, epoch)
+
+
+def longest_whole(file: Readable, record: CommitRecord) -> Head:
+    """The farthest of the record's heads that the bytes in the file reach whole."""
+    base, mid, after = record.base, record.mid, record.after
+    if not is_whole(file, base, mid, record.first_hash):
+        return base
+    return after if is_whole(file, mid, after, record.second_hash) else mid
+
+
+def is_whole(file: Readable, start: Head, stop: Head, expected: int) -> bool:
+    hasher = xxh3_64()
+    return hash_entries(file, start, stop, hasher) and hasher.intdigest() == expected
+
+
+def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bool:
+    """Feed the entries between two heads to `hasher`, padding left out; False if not whole."""
+    offset, number = start
+    while offset < stop.length:
+        near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
+        try:
+            batch = scan(near, number, file_offset=offset)
+        except CorruptEntries:
+            return False
+        if not batch:
+            if number == stop.entries or not near or near[0]:
+                return False
+            offset = page_start(page_of(offset) + 1)
+            continue
+        hasher.update(memoryview(near)[batch.start : batch.end])
+        offset, number = offset + batch.end, batch.next_number
+    return (offset, number) == tuple(stop)
+
+
+def changing(page: bytes) -> bool:
+    """Whether the page was read while entries were being taken back or changed."""
+    record, mark = get_record(page), get_mark(page)
+    return record is not None and mark is not None and mark.epoch < record.epoch
+
+
+def updating(page: bytes) -> int | None:
+    """The entry that was being updated when the page was read, or whose update a crash cut off.
+
+    Its journal stands as long as the page says so: it is made before, and removed when what
+    follows on disk says otherwise.
+    """
+    record = get_record(page)
+    if record is None or not changing(page):
+        return None
+    begun = (it for it in get_changes(page) if it.epoch == record.epoch and it.stop is not None)
+    return next((it.start for it in begun), None)
+
+
+def undone_by(undo: Undo, file: Readable, page: bytes) -> bytes | None:
+    """What stands where the journal's update was, half old and half new maybe; None where the
+    journal is not about the file as it is."""
+    record = get_record(page)
+    if (
+        record is None
+        or record.stream_id != undo.stream_id
+        or not undo.epoch <= record.epoch <= undo.epoch + 1
+        or page[HEADER_OFFSET : HEADER_OFFSET + HEADER_SIZE] != undo.header
+    ):
+        return None
+    return undo.standing(file)
+
+
+def shown(page: bytes, judged: Judgement, boot: bytes) -> Head:
+    """How far a reader goes that opens the file, beside a writer or without one.
+
+    What the record does not know to be on disk is not shown beyond the mark of the writer that
+    wrote it, unless the machine has restarted since: then what is in the file is on disk.
+    """
+    record, mark = judged.record, get_mark(page)
+    if record is None or record.boot_id != boot:
+        return judged.head
+    if mark is None or mark.epoch > record.epoch:
+        return min(judged.head, record.base)
+    if mark.epoch < record.epoch:
+        # A truncation or an update is under way, or was cut off: what it leaves is on disk.
+        return judged.head
+    return min(judged.head, max(mark.head, record.base))
+
+
+def visible(page: bytes) -> tuple[Head, int] | None:
+    """How far a reader beside a living writer may go, and the epoch.
+
+    None where the page was read in the middle of a change and must be read again (or
+    was written by a program that knows no records: then it stays None).
+    """
+    record = get_record(page)
+    if record is None:
+        return None
+    mark = get_mark(page)
+    if mark is None or mark.epoch > record.epoch:
+        return None
+    if mark.epoch < record.epoch:
+        # A truncation or an update is under way; what the header says was on disk before.
+        return record.after, record.epoch
+    if mark.head.length > record.after.length:
+        return None
+    return mark.head, record.epoch

@@ -1,0 +1,165 @@
+"""The undo journal of an update in place: `FILE.undo`, beside the stream file.
+
+While entry data is overwritten, the bytes that stood there are in the journal, on disk;
+it is removed when the new ones are. An open that finds one puts the old bytes back.
+Owns the journal's bytes and its life; knows no headers, locks or entries.
+
+=======  ==========  ======================================================
+offset   size        value
+=======  ==========  ======================================================
+0        8, 4, 4     ``DSundo__``, u32 version = 1, u32 0
+16       16, 8       stream id, epoch before the update
+40       38, 2       the header of the stream file (bytes 16 to 53), zeros
+80       8, 8        file offset of the data, its length n
+96       n           the data before the update
+96 + n   n           the data after it
+96 + 2n  8           xxh3 (64 bits) of all before
+=======  ==========  ======================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import struct
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from datastreamer.errors import StreamFileError, UntrustedFile
+from datastreamer.storage.disk.access import Access
+from datastreamer.storage.disk.atomic_file import new_file
+from datastreamer.storage.disk.file_ops import Disk, Readable
+
+SUFFIX: Final = ".undo"
+
+_HEAD: Final = struct.Struct(">8sII16sQ38s2xQQ")
+_SUM: Final = struct.Struct(">Q")
+_MAGIC: Final = b"DSundo__"
+_PART: Final = 4096
+
+
+class Undo(NamedTuple):
+    """What an update was about to change: `old` to `new` at file offset `offset`."""
+
+    stream_id: bytes
+    epoch: int
+    header: bytes
+    offset: int
+    old: bytes
+    new: bytes
+
+    def pack(self) -> bytes:
+        packed = _HEAD.pack(
+            _MAGIC, 1, 0, self.stream_id, self.epoch, self.header, self.offset, len(self.old)
+        )
+        packed += self.old + self.new
+        return packed + _SUM.pack(xxh3_64_intdigest(packed))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Undo | None:
+        """The journal, or None where it is not whole: then nothing was overwritten yet."""
+        if len(packed) < _HEAD.size + _SUM.size:
+            return None
+        magic, version, _, stream_id, epoch, header, offset, size = _HEAD.unpack_from(packed)
+        if magic != _MAGIC or version != 1 or len(packed) != _HEAD.size + 2 * size + _SUM.size:
+            return None
+        if _SUM.unpack(packed[-_SUM.size :])[0] != xxh3_64_intdigest(packed[: -_SUM.size]):
+            return None
+        middle = _HEAD.size + size
+        return cls(
+            stream_id,
+            epoch,
+            header,
+            offset,
+            packed[_HEAD.size : middle],
+            packed[middle : -_SUM.size],
+        )
+
+    def standing(self, file: Readable) -> bytes | None:
+        """What stands in the file, where each of its bytes is the old or the new one."""
+        found = file.read(len(self.old), self.offset)
+        if len(found) != len(self.old):
+            return None
+        for start in range(0, len(found), _PART):
+            part = slice(start, start + _PART)
+            here, old, new = found[part], self.old[part], self.new[part]
+            # As a rule whole sectors; a write that a process began may end at any byte.
+            if here not in (old, new) and not all(
+                byte in pair for byte, *pair in zip(here, old, new, strict=True)
+            ):
+                return None
+        return found
+
+    def is_half_done(self, file: Readable) -> bool:
+        """Whether some of its bytes in the file are old and some new."""
+        found = self.standing(file)
+        return found is not None and found not in (self.old, self.new)
+
+
+def place_of(path: str | os.PathLike[str]) -> str:
+    """The name beside which the journal of the stream file at `path` stands: the file's own,
+    whatever symbolic link it was opened by."""
+    return os.path.realpath(os.fspath(path))
+
+
+def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
+    """Write the journal of the stream file whose `place_of` is `path` and whose access is
+    `beside`; on disk, with its name, on return.
+
+    Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
+    else none is left where it raises, unless even that fails.
+    """
+    name = path + SUFFIX
+    if disk.exists(name):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+    try:
+        with new_file(disk, name, beside) as file:
+            file.write(undo.pack(), 0)
+    except FileExistsError:
+        raise
+    except BaseException:
+        # It may have its name, and not durably.
+        with contextlib.suppress(OSError):
+            disk.unlink(name)
+        raise
+
+
+def find(disk: Disk, path: str, beside: Access) -> Undo | None:
+    """The journal of the stream file whose `place_of` is `path` and whose access is `beside`, if a
+    whole one stands there. What is a link or belongs to a user who is not trusted is none: its
+    bytes would be written into the stream."""
+    name = path + SUFFIX
+    if not disk.exists(name):
+        return None
+    if os.path.exists(name) and not os.path.isfile(name):
+        # Merely opening a named pipe would wait for somebody at its other end.
+        kind = "folder" if os.path.isdir(name) else "pipe or device"
+        raise StreamFileError(
+            name, f"a {kind} stands where the journal of an update belongs; move it elsewhere"
+        )
+    try:
+        file = disk.open(name, write=False, beside=beside)
+    except (FileNotFoundError, UntrustedFile):
+        return None  # the update is over by now, or this is somebody's who may not write here
+    try:
+        return Undo.unpack(file.read(file.size(), 0))
+    finally:
+        file.close()
+
+
+def remove(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
+    """Take the journal `undo` away, durably; not one that the writer of another file, which is
+    at this path by now, has put there."""
+    with contextlib.suppress(StreamFileError):  # a folder or a pipe
+        if find(disk, path, beside) == undo:
+            disk.unlink(path + SUFFIX)
+
+
+def set_aside(disk: Disk, path: str) -> str:
+    """Give a journal that cannot be used another name, and say which."""
+    name = f"{path}{SUFFIX}.{secrets.token_hex(4)}.unused"
+    disk.publish(path + SUFFIX, name)
+    return name

@@ -1,0 +1,500 @@
+"""Everything that the format promises, checked on a file that may break any of it.
+
+Takes no lock and writes nothing. `verify` reports; `examine` also says where the stream
+ends or should end, which is what `repair.py` acts on.
+
+Where it should end, when header and data disagree: nothing that was not committed is taken
+in, and nothing that was is given up without need. So the entries themselves decide nothing
+on their own - rolled-back ones behind the end look whole, too. An end has to be named: by
+the header, if either of its totals meets the entries; by the header that the commit record's
+sum proves; by a synced header or the mark. Where entries break before that end, the stream
+goes back to the last whole operation that the commit record names, or else to the last
+whole entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from datastreamer._codec import EntryBatch
+from datastreamer.errors import DamagedEntry, NotFound, StreamBusy, UnknownEntry
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    HEADER_OFFSET,
+    HEADER_PAGE_SIZE,
+    PAGE_SIZE,
+    TYPE_BOOKMARK,
+    U64_MAX,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.bookmarks.audit import IndexAudit
+from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.damaged import read_front
+from datastreamer.storage.header.records import NO_ID, CommitRecord, Head
+from datastreamer.storage.header.recovery import longest_whole, undone_by, updating, visible
+from datastreamer.storage.maintain.report import Examination, Help, Report
+from datastreamer.storage.read.change_watch import Watch, steady_page
+from datastreamer.storage.read.file import open_file, os_error
+from datastreamer.storage.read.page_scan import Damage, Walk, entries_before, walk_file
+from datastreamer.storage.read.reader import Reader, doubt, end_of
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many are done."""
+
+_TRIES = 10
+_TOTAL_LENGTH_OFFSET = 38
+_TOTAL_ENTRIES_OFFSET = 46
+
+
+def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
+    """Check a stream file. Damage is reported, never raised.
+
+    Beside a writer it checks what is visible. Raises `FileMissing`, `NotAStream` (a folder or
+    device), `StreamFileError` where the file cannot be read at all, and `StreamBusy` where it is
+    truncated faster than it can be checked.
+    """
+    name = os.fspath(path)
+    file = open_file(OsDisk(), name, name, write=False)
+    try:
+        return examine(file, name, progress).report
+    except OSError as error:
+        raise os_error(name, error, "cannot be read") from error
+    finally:
+        file.close()
+
+
+def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
+    """The same for an open file, and more. Whoever holds the writer's lock with `file` may.
+
+    A pass over entries that are truncated meanwhile proves nothing, so it is repeated, up to
+    where the stream was truncated to. A problem beside a writer is one that two passes find.
+    """
+    most: int | None = None
+    suspected: set[tuple[str, object]] = set()
+    changed = 0
+    for _ in range(_TRIES):
+        page = steady_page(file)
+        watch = Watch(file, page)
+
+        def told(done: int, size: int, watch: Watch = watch) -> None:
+            watch.look()  # in time: the page names some changes only
+            if progress is not None:
+                progress(done, size)
+
+        examiner = _Examiner(file, path, page, told, most)
+        examination, damaged = None, None
+        try:
+            examination = examiner.run()
+        except DamagedEntry as error:
+            # It was there a moment ago.
+            damaged = error
+        changes = watch.take()
+        changed += changes.count
+        claimed = None if examination is None else examination.claimed
+        looked_at = U64_MAX if claimed is None else claimed.entries
+        if changes.unknown or (changes.lowest is not None and changes.lowest.start < looked_at):
+            if changes.lowest is not None:
+                most = min(changes.lowest.start, U64_MAX if most is None else most)
+            continue
+        if damaged is not None:
+            if watch.page == page:
+                raise damaged
+            continue
+        assert examination is not None
+        found = examination.suspects
+        if found <= suspected or (not examination.live and watch.page == page):
+            return examination
+        suspected = found
+    raise StreamBusy(
+        path,
+        f"busy: the stream was truncated or updated {changed} times during {_TRIES} passes over "
+        "it; nothing is known to be damaged: try again, or verify a snapshot",
+    )
+
+
+class _Examiner:
+    """One pass over a file."""
+
+    def __init__(
+        self, file: File, path: str, page: bytes, progress: Progress, most: int | None
+    ) -> None:
+        self._file = file
+        self._path = path
+        self._progress = progress
+        self._most = most
+        self.page = page
+        self._size = file.size()
+        self._report = Report()
+        self._odd_bookmarks = 0
+        self._audit: IndexAudit | None = None
+        self._whole = Head()  # how far the entries go without a break, as far as was looked
+
+    def run(self) -> Examination:
+        if len(self.page) < HEADER_PAGE_SIZE:
+            return self._too_short()
+        front = read_front(self.page)
+        record = front.record
+        live = (
+            self._file.locked_elsewhere()
+            and record is not None
+            and front.proven is None
+            and record.boot_id == boot_id()
+        )
+        self._done = done = Examination(self._report, self.page, self._size, front, live)
+        if (front.wrong and front.wrong[0][0] == 0) and front.known is None:
+            self._done.problem(0, f"{front.wrong[0][1]}: no stream file", Help.NOTHING)
+            return self._finished()
+        self._check_header()
+        self._check_records()
+        done.claimed = self._claim()
+        limit = self._limit()
+        stream_id, epoch = self._identity()
+        if done.claimed is not None:
+            self._audit = IndexAudit(
+                self._file, self._path, stream_id, epoch, done.claimed, live=live
+            )
+        try:
+            walk = self._walk(limit)
+            self._judge_end(walk)
+            self._check_size()
+            self._check_index()
+        finally:
+            if self._audit is not None:
+                self._audit.close()
+        self._check_update()
+        self._look_around()
+        return self._finished()
+
+    def _finished(self) -> Examination:
+        self._done.finish()
+        return self._done
+
+    def _too_short(self) -> Examination:
+        page = self.page.ljust(HEADER_PAGE_SIZE, b"\0")
+        self._done = Examination(self._report, page, self._size, read_front(page), False)
+        what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
+        self._done.problem(self._size, what, Help.NOTHING)
+        return self._finished()
+
+    # The header page.
+
+    def _check_header(self) -> None:
+        front, done = self._done.front, self._done
+        known = front.known
+        for offset, what in front.wrong:
+            self._done.problem(offset, what, Help.HEADER)
+        done.header = front.raw if known is None else known
+        if front.fits:
+            done.header = front.raw
+        elif known is not None and known[:3] != front.raw[:3]:
+            names = ("version", "system id", "stream type")
+            stands = ", ".join(f"{n} {v}" for n, v in zip(names, front.raw[:3], strict=True))
+            last = ", ".join(f"{n} {v}" for n, v in zip(names, known[:3], strict=True))
+            what = f"the header says {stands}; the last one known to be on disk says {last}"
+            self._done.problem(HEADER_OFFSET, what, Help.HEADER)
+
+    def _check_records(self) -> None:
+        front = self._done.front
+        for name, offset in front.broken:
+            self._done.problem(
+                offset, f"the {name} is damaged: its sum does not fit it", Help.RECORDS
+            )
+        if front.fits and front.record is not None and front.record.after != front.raw[3:]:
+            what = "the commit record is about another header, though its sum fits"
+            self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
+        whole = all(name != "source" for name, _ in front.broken)
+        if whole and records.get_source(self.page, self._identity()[0]) is None:
+            what = "the record of the stream's source is about another stream"
+            self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
+
+    def _identity(self) -> tuple[bytes, int]:
+        front = self._done.front
+        if front.record is not None:
+            return front.record.stream_id, front.record.epoch
+        if front.slots:
+            return front.slots[0].stream_id, front.slots[0].epoch
+        return NO_ID, 0
+
+    # How far the stream goes.
+
+    def _claim(self) -> Head | None:
+        """The end that the header names (beside a writer: that is visible), if possible."""
+        if self._done.live:
+            seen, record = visible(self.page), self._done.front.record
+            if seen is not None and record is not None:
+                return self._held_still(self._shown_by_writer(seen[0], record))
+        _, _, _, length, entries = self._done.front.raw
+        if not HEADER_PAGE_SIZE <= length < 1 << 63:
+            what = f"the header's total length {length} is not possible"
+            self._done.problem(_TOTAL_LENGTH_OFFSET, what, Help.TOTALS)
+            return None
+        room = length - HEADER_PAGE_SIZE
+        if entries > room // ENTRY_HEAD_SIZE or (entries == 0 and room):
+            what = f"the header counts {entries} entries in {room} bytes"
+            self._done.problem(_TOTAL_ENTRIES_OFFSET, what, Help.TOTALS)
+            return None
+        if length > self._size:
+            what = f"the file ends there, its data only at byte {length}"
+            self._done.problem(self._size, what, Help.CUT)
+        return Head(length, entries)
+
+    def _shown_by_writer(self, seen: Head, record: CommitRecord) -> Head:
+        """Without the entries that the writer of the stream may be about to cut off."""
+        reached = longest_whole(self._file, record)
+        if reached < seen:
+            self._report.notes.append(
+                f"entries {reached.entries} to {seen.entries - 1} are not what was committed; "
+                "their writer has yet to compare them with the commit record, or lost them by a "
+                "failed sync: they are not checked"
+            )
+        return min(seen, reached)
+
+    def _held_still(self, head: Head) -> Head:
+        """So much of the stream as was not truncated while earlier passes looked at it."""
+        if self._most is None or head.entries <= self._most:
+            return head
+        reader = Reader(self._file, self._path, head)
+        length = 0
+        # Damage may be in the way of the one and not of the other.
+        with contextlib.suppress(DamagedEntry, NotFound):
+            length = reader.cursor(self._most).offset
+        with contextlib.suppress(DamagedEntry, NotFound):
+            length = end_of(reader, self._most)
+        if not length:
+            return head
+        self._report.notes.append(
+            f"entries from {self._most} on were truncated while they were checked; the "
+            f"{self._most} before them were checked"
+        )
+        return Head(length, self._most)
+
+    def _limit(self) -> int:
+        """Up to where to look for entries."""
+        done = self._done
+        if done.claimed is not None:
+            return min(done.claimed.length, self._size)
+        done.end = self._named_end()
+        return HEADER_PAGE_SIZE if done.end is None else min(done.end.length, self._size)
+
+    def _walk(self, limit: int) -> Walk:
+        total = limit - HEADER_PAGE_SIZE
+
+        def told(offset: int) -> None:
+            self._progress(offset - HEADER_PAGE_SIZE, total)
+
+        walk = walk_file(self._file, limit, visit=self._visit, progress=told)
+        self._report.pages = walk.pages
+        self._done.unread = walk.unread
+        self._whole = max(self._whole, walk.whole)
+        self._done.reach = self._whole.length
+        total_entries = None if self._done.claimed is None else self._done.claimed.entries
+        for damage in walk.damages:
+            self._done.problem(damage.offset, _described(damage, total_entries), Help.CUT)
+        return walk
+
+    def _visit(self, batch: EntryBatch, whole: bool) -> None:
+        self._report.entries += len(batch)
+        marks = batch.count(TYPE_BOOKMARK)
+        if marks:
+            usual = len(batch.bookmarks())
+            self._report.bookmarks += usual
+            self._odd_bookmarks += marks - usual
+            if self._audit is not None and whole:
+                self._audit.feed(batch)
+
+    def _judge_end(self, walk: Walk) -> None:
+        """Say where the stream ends; report where that is not what the header says."""
+        done, record = self._done, self._done.front.record
+        claimed = done.claimed
+        if claimed is not None and walk.ends_at(claimed):
+            done.end = claimed
+            self._check_unsynced(claimed)
+            return
+        if claimed is not None and not walk.damages:
+            self._done.problem(
+                _TOTAL_LENGTH_OFFSET,
+                f"the header says that the stream ends with {claimed.entries} entries at byte "
+                f"{claimed.length}; up to there stand {walk.whole.entries} entries, which end at "
+                f"byte {walk.whole.length}",
+                Help.CUT if self._done.front.fits else Help.TOTALS,
+            )
+        if done.unread:
+            return
+        if done.front.fits:
+            assert record is not None
+            done.end = record.after
+        elif claimed is not None:
+            done.end = self._named_end()
+        if done.end is None:
+            return
+        if record is not None and done.end == record.after:
+            done.end = self._last_operation(record)
+        elif done.end.length > self._whole.length:
+            done.end = self._whole
+
+    def _last_operation(self, record: CommitRecord) -> Head:
+        """The last end of an operation that the record names and the entries reach; where they
+        break before its base, the last end of an entry."""
+        base, whole = record.base, self._whole
+        if base.entries <= whole.entries and not doubt(self._file, base):
+            self._done.goes_back = record.base != record.after and not self._done.live
+            return longest_whole(self._file, record)
+        if whole.entries < record.after.entries:
+            return whole
+        # All are there and the last ends elsewhere: its length is wrong.
+        last = record.after.entries - 1
+        return Head(Reader(self._file, self._path, whole).cursor(last).offset, last)
+
+    def _check_unsynced(self, claimed: Head) -> None:
+        """The entries that the record does not know to be on disk, by their hashes."""
+        done, record = self._done, self._done.front.record
+        if done.live or not done.front.fits or record is None or record.base == record.after:
+            return
+        reached = longest_whole(self._file, record)
+        if reached == claimed:
+            self._report.notes.append(
+                f"entries {record.base.entries} to {claimed.entries - 1} were not yet known to be "
+                "on disk; they are whole"
+            )
+            return
+        done.end, done.goes_back = reached, True
+        self._done.problem(
+            reached.length,
+            f"entries {reached.entries} to {claimed.entries - 1} are not what was committed: the "
+            "commit record has another hash of them",
+            Help.CUT,
+        )
+
+    def _named_end(self) -> Head | None:
+        """The best end that somebody names, for a header that cannot be believed."""
+        front, file = self._done.front, self._file
+        full = walk_file(file, self._size, to_first_damage=True).whole
+        self._whole = full
+        self._done.reach = max(self._done.reach, full.length)
+        named = [
+            head
+            for head in front.vouched
+            if head.length <= full.length and entries_before(file, head.length) == head.entries
+        ]
+        length, entries = front.raw[3:]
+        for head in named:
+            if head.length == length or head.entries == entries:
+                return head
+        if HEADER_PAGE_SIZE < length <= full.length:
+            count = entries_before(file, length)
+            if count is not None:
+                return Head(length, count)
+        if 0 < entries <= full.entries:
+            return self._end_of(entries, full)
+        possible = ENTRY_HEAD_SIZE * entries <= length - HEADER_PAGE_SIZE < 1 << 63
+        if possible and entries > 0:
+            # The header is beyond the entries in both: they broke off.
+            return Head(length, entries)
+        return named[0] if named else None
+
+    def _end_of(self, entries: int, full: Head) -> Head | None:
+        if entries == full.entries:
+            return full
+        try:
+            return Head(Reader(self._file, self._path, full).cursor(entries).offset, entries)
+        except (DamagedEntry, UnknownEntry):
+            return None
+
+    # What else.
+
+    def _check_size(self) -> None:
+        if (self._size - HEADER_PAGE_SIZE) % PAGE_SIZE:
+            what = (
+                f"the file's size is {self._size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
+            )
+            self._done.problem(self._size, what, Help.SIZE)
+
+    def _check_index(self) -> None:
+        done, audit = self._done, self._audit
+        if audit is None:
+            return
+        if done.end != done.claimed:
+            self._report.notes.append("the bookmark index was not compared: entries are damaged")
+            return
+        audit.finish()
+        self._report.notes += audit.notes
+        for what in audit.problems:
+            self._done.problem(audit.folder, what, Help.REINDEX)
+        done.left_out += audit.more
+
+    def _look_around(self) -> None:
+        """What is no fault."""
+        done, notes = self._done, self._report.notes
+        front, end = done.front, done.end
+        if front.proven is not None and self._report.ok:
+            notes.append(
+                "a program that keeps no commit record wrote the header last; it fits the entries"
+            )
+        if self._odd_bookmarks:
+            notes.append(
+                f"{self._odd_bookmarks} entries are of the bookmarks' type and their data is not 1 "
+                "to 16 bytes; they are in no index"
+            )
+        if end is None or done.live:
+            return
+        if self._size == end.length and self._size > HEADER_PAGE_SIZE:
+            notes.append("no byte is left behind the last entry; the next writer adds a page")
+        if done.claimed != end:
+            return  # damage ended the stream there: what stands behind may be the rest of it
+        if any(self._file.read(page_start(page_of(end.length) + 1) - end.length, end.length)):
+            notes.append(
+                f"bytes behind the end, from byte {end.length} on, are no part of the stream"
+            )
+
+    def _check_update(self) -> None:
+        """An update in place that a crash may have cut off."""
+        place = journal.place_of(self._path)
+        name = place + journal.SUFFIX
+        if self._done.live:
+            return
+        stands, number = os.path.lexists(name), updating(self.page)
+        undo = journal.find(OsDisk(), place, self._file.access())
+        fits = undo is not None and undone_by(undo, self._file, self.page) is not None
+        self._done.bad_journal = stands and not fits and (undo is None or number is not None)
+        if number is not None and not fits:
+            self._done.unproven = number
+            what = (
+                f"a crash cut off its update, and {name} is missing or damaged: the entry may be "
+                "old in part and new in part"
+            )
+            self._done.problem(f"entry {number}", what, Help.UNPROVEN)
+        elif self._done.bad_journal:
+            what = (
+                "the journal of an update is damaged, a link or another user's; no update is known "
+                "to be under way"
+            )
+            self._done.problem(name, what, Help.JOURNAL)
+        elif stands:
+            self._report.notes.append(
+                f"an update was under way: its journal is {name}; the next open for writing sees "
+                "to it"
+            )
+        if undo is not None and self._done.unproven is None and undo.is_half_done(self._file):
+            self._done.half_updated = True
+            what = f"{len(undo.old)} bytes are half of an update that a crash cut off"
+            self._done.problem(undo.offset, what, Help.UNDO)
+
+
+def _described(damage: Damage, total: int | None) -> str:
+    """A damage, and which entries it costs."""
+    offset, what, first, after = damage
+    del offset
+    if first is None:
+        return f"{what}; nothing on this page can be read"
+    last = (total if after is None else after) or 0
+    if last - first == 1:
+        return f"{what}; entry {first} cannot be read"
+    if last > first:
+        return f"{what}; entries {first} to {last - 1} cannot be read"
+    return what

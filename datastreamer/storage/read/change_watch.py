@@ -1,0 +1,128 @@
+"""What a writer truncates or updates in a stream file while somebody reads it.
+
+Owns how a header page is read whole beside a writer, and how the changes that it names are
+collected. Committed bytes change only under a new epoch, and the header page names the changes
+of the last epochs: what none of them touches is as it was. Knows nothing of entries' places.
+"""
+
+from __future__ import annotations
+
+import time
+
+from datastreamer.format import HEADER_PAGE_SIZE
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header import records
+from datastreamer.storage.header.damaged import read_front
+from datastreamer.storage.header.records import Change, CommitRecord
+
+# A header page that stays damaged for so many reads, a millisecond apart, is damaged.
+_READS = 50
+_PAUSE_SECONDS = 0.001
+
+
+def steady_page(file: File) -> bytes:
+    """The header page. A read beside a writer may return half of each of two pages; it is
+    repeated until every record in it is whole, for 50 ms at most."""
+    page = file.read(HEADER_PAGE_SIZE, 0)
+    for attempt in range(_READS):
+        if len(page) < HEADER_PAGE_SIZE or not read_front(page).broken:
+            break
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        if attempt > 1 and not file.locked_elsewhere():
+            break
+        page = file.read(HEADER_PAGE_SIZE, 0)
+    return page
+
+
+class Changes:
+    """Truncations and updates, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.unknown = False
+        """The stream changed, and nothing says where."""
+        self.lowest: Change | None = None
+        """The truncation to the fewest entries; of several to the same the last one."""
+        self._updated: set[int] = set()
+
+    def add(self, change: Change) -> None:
+        self.count += 1
+        if change.stop is not None:
+            self._updated.update(range(change.start, change.stop))
+        elif self.lowest is None or change.start <= self.lowest.start:
+            self.lowest = change
+
+    def extend(self, later: Changes) -> None:
+        """Add those of `later`."""
+        self.count += later.count
+        self.unknown |= later.unknown
+        self._updated |= later._updated
+        lowest = later.lowest
+        if lowest is not None and (self.lowest is None or lowest.start <= self.lowest.start):
+            self.lowest = lowest
+
+    def updated_below(self, entries: int) -> list[int]:
+        """Which of the first so many entries were updated, ascending; without those that were
+        truncated too."""
+        if self.lowest is not None:
+            entries = min(entries, self.lowest.start)
+        return sorted(number for number in self._updated if number < entries)
+
+    def touch(self, entries: int) -> bool:
+        """Whether any of the first so many entries is concerned."""
+        cut = self.lowest is not None and self.lowest.start < entries
+        return self.unknown or cut or bool(self.updated_below(entries))
+
+
+class Watch:
+    """Collects the changes of a stream file since a header page was read.
+
+    `look` in time: a header page names the last 16 changes only. `page` is that of the last
+    look, `epoch` its epoch (None: a program wrote it that keeps no records).
+    """
+
+    def __init__(self, file: File, page: bytes) -> None:
+        self._file = file
+        self._found = Changes()
+        record = _record(page)
+        self.page = page
+        self.epoch = None if record is None else record.epoch
+        self._stream_id = None if record is None else record.stream_id
+
+    def take(self) -> Changes:
+        """What changed since the last call."""
+        self.look()
+        found, self._found = self._found, Changes()
+        return found
+
+    def look(self) -> None:
+        """Read the header page, and collect the changes that it names."""
+        before, self.page = self.page, steady_page(self._file)
+        if self.page == before:
+            return
+        record = _record(self.page)
+        if record is None or self.epoch is None or record.stream_id != self._stream_id:
+            # Of a program that keeps no records only a header that goes back shows a truncation.
+            was, now = _totals(before), _totals(self.page)
+            shorter = now[0] < was[0]
+            fewer = now[1] < was[1]
+            kept = self.epoch is not None or record is not None
+            self._found.unknown |= kept or shorter or fewer
+        elif record.epoch != self.epoch:
+            changes = records.changes_between(self.page, self.epoch, record.epoch)
+            self.epoch = record.epoch
+            self._found.unknown |= changes is None
+            for change in changes or ():
+                self._found.add(change)
+
+
+def _record(page: bytes) -> CommitRecord | None:
+    """The commit record in a page that may be cut."""
+    return records.get_record(page) if len(page) == HEADER_PAGE_SIZE else None
+
+
+def _totals(page: bytes) -> tuple[int, int]:
+    """Length and entries of the header in a page that may be cut."""
+    raw = read_front(page.ljust(HEADER_PAGE_SIZE, b"\0")).raw
+    return raw.total_length, raw.total_entries

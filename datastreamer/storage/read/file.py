@@ -1,0 +1,423 @@
+"""A stream file, open: what of it may be read, as it is now and as it grows.
+
+Owns what is believed of the header page. Changes nothing in the file; `writer.py` does.
+Knows nothing of bookmarks or operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from datastreamer.errors import (
+    DamagedEntry,
+    DamagedFile,
+    DamagedHeader,
+    FileMissing,
+    NotAStream,
+    StreamFileError,
+    UnknownEntry,
+)
+from datastreamer.format import HEADER_PAGE_SIZE, Header
+from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
+from datastreamer.storage.disk.identity import OpenPath
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.records import Change, Head, Source
+from datastreamer.storage.header.recovery import (
+    Judgement,
+    changing,
+    judge,
+    read_header,
+    shown,
+    undone_by,
+    updating,
+    visible,
+)
+from datastreamer.storage.read.reader import Reader
+
+_TORN_READS = 20
+_PAUSE_SECONDS = 0.001
+_KNOWN_RISES = 64
+_KNOWN_CHANGES = 4096
+# The part of the header page that commits and changes write.
+_SEEN_BYTES = records.WITHOUT_SYNC[1]
+
+
+class _Rise(NamedTuple):
+    old: int
+    new: int
+    told: Sequence[Change] | None
+
+
+class StreamFile:
+    """One stream file, open for reading; `writer.StreamWriter` is one open for writing.
+
+    `header` is what is committed and may be read; `reader` reads it. `path` is for
+    messages only once the file is open.
+    """
+
+    writable = False
+
+    def __init__(self, file: File, path: str, page: bytes, judged: Judgement) -> None:
+        self.path = path
+        self.file = file
+        # None where only a descriptor is known.
+        self.opened_by: OpenPath | None = None
+        self._header = judged.header
+        self.stream_id = judged.stream_id
+        # As it is told; and as the file has it, which a reader that saw entries go without a
+        # word of it (another program's doing, or a failed sync's) is ahead of.
+        self.epoch = self._written_epoch = judged.epoch
+        self.reader = Reader(file, path, judged.head)
+        self._page = bytearray(page)
+        # What of it a reader beside a writer looked at last.
+        self._seen = bytes(page[:_SEEN_BYTES])
+        self._unsettled = False
+        # Whether that was believed for its record: only then commits alone say how it goes on.
+        self._by_record = False
+        # By what name the journal of an update is found; None where only a descriptor is known.
+        self._named: tuple[Disk, str] | None = None
+        # The rises of `epoch` that this reader saw, and what each was about.
+        self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
+        # The newest changes that were made or seen while the file was open: the header page has
+        # room for few.
+        self._known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
+        self._closed = False
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | int,
+        *,
+        stream_type: int | None = None,
+        disk: Disk | None = None,
+        name: str | None = None,
+    ) -> StreamFile:
+        """Open an existing stream file for reading; `path` may be a descriptor.
+
+        Raises what `errors.StreamFileError` has below it.
+        """
+        disk = disk or OsDisk()
+        called = name or (f"descriptor {path}" if isinstance(path, int) else os.fspath(path))
+        file = open_file(disk, path, called, write=False)
+        try:
+            opened = cls._judged(file, called, stream_type)
+            if not isinstance(path, int):
+                opened._named = disk, journal.place_of(path)
+                _ensure_whole(*opened._named, file, called)
+            if name is not None or not isinstance(path, int):
+                opened.opened_by = OpenPath(disk, called, file)
+            return opened
+        except OSError as error:
+            file.close()
+            raise os_error(called, error, "cannot be read") from error
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def _judged(cls, file: File, path: str, stream_type: int | None) -> StreamFile:
+        """The file as it may be read now. Also beside a writer the entries are compared with the
+        record's hashes: the writer may have opened the file a moment ago, and be about to."""
+        boot, before = boot_id(), None
+        for attempt in range(_TORN_READS):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            locked = file.locked_elsewhere()
+            page = read_page(file)
+            if page == before:
+                continue
+            header = read_header(page, path, stream_type)
+            opened, refusal, before = None, None, page
+            try:
+                judged = judge(file, page, path, header)
+            except DamagedFile as error:
+                refusal = error
+            else:
+                opened = cls(file, path, page, judged._replace(head=shown(page, judged, boot)))
+                opened._by_record = locked and _is_whole(judged) and visible(page) is not None
+                opened._unsettled = locked and changing(page)
+            if not locked or (opened is not None and opened._by_record):
+                break
+            # Half of a page that is being written, or entries that are being taken back. If the
+            # page stays as it is, its writer has yet to judge it.
+        if opened is None:
+            assert refusal is not None
+            raise refusal
+        return opened
+
+    # State.
+
+    @property
+    def header(self) -> Header:
+        """The header as it is committed and may be seen."""
+        return self._header_at(self.reader.head)
+
+    def _header_at(self, head: Head) -> Header:
+        version, system_id, stream_type, _, _ = self._header
+        return Header(version, system_id, stream_type, *head)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other thread changes what is known here meanwhile."""
+        with self._lock:
+            yield
+
+    @property
+    def head(self) -> Head:
+        """How far the committed, visible stream goes."""
+        return self.reader.head
+
+    def source(self) -> Source:
+        """The last source that was granted a lease to publish; `Source()` if there was none yet.
+
+        Raises `DamagedHeader` if its record is damaged.
+        """
+        for _ in range(_TORN_READS):
+            found = records.get_source(read_page(self.file), self.stream_id)
+            if found is not None:
+                return found
+        raise DamagedHeader(
+            self.path,
+            records.SOURCE_OFFSETS[0],
+            "the record of the stream's source is damaged, so the last epoch is not known; end "
+            "all sources of the stream, run `datastreamer repair`, which clears the record, and "
+            "start one source with an epoch that no source had before",
+        )
+
+    def refresh(self) -> bool:
+        """Look at the header page again (a reader beside a writer); True if it moved.
+
+        A rise of `epoch` means that entries were taken back or changed.
+        """
+        # As it was: also what an open judged not to have reached the disk stays so.
+        moved = False
+        before = self._seen
+        seen = self.file.read(_SEEN_BYTES, 0)
+        if seen != before:
+            with self._lock:
+                # Where another thread has looked meanwhile, his may be the later look.
+                found = self._see_commits(seen) if self._seen is before else None
+                moved = self._see(read_page(self.file)) if found is None else found
+        self._ensure_whole()
+        return moved
+
+    def _see_commits(self, seen: bytes) -> bool | None:
+        """As `_see`, of the part of the page that commits write; None where more has changed."""
+        if not self._by_record or self._unsettled or len(seen) < _SEEN_BYTES:
+            return None
+        head, before = records.committed_since(seen, self._seen), self.reader.head
+        if head is None or head.length < before.length or head.entries < before.entries:
+            return None
+        self._page[:_SEEN_BYTES] = seen
+        self.reader.head = head
+        self._seen = seen
+        return head != before
+
+    def _ensure_whole(self) -> None:
+        """Raise where the writer died in the middle of an update, and left a mixture."""
+        if self._unsettled and self._named is not None:
+            _ensure_whole(*self._named, self.file, self.path)
+
+    def outdated(self) -> bool:
+        """Whether entries were taken back or changed since this reader last looked.
+
+        What he reads without looking may be of another history then, or of none: bytes of
+        an operation that is not committed, where entries stood that he still counts.
+        """
+        for _ in range(_TORN_READS):
+            page = read_page(self.file)
+            if page[:_SEEN_BYTES] == self._seen:
+                self._ensure_whole()
+                return False
+            record = records.get_record(page)
+            if record is not None:
+                return record.epoch != self._written_epoch
+        # Another program's header; or one of ours that is being written, before which is whole
+        # nothing that stood is written over.
+        taken = read_header(page, self.path).total_entries < self.head.entries
+        return taken and not self.file.locked_elsewhere()
+
+    @property
+    def changing(self) -> bool:
+        """Whether a writer elsewhere takes back or changes entries, as `refresh` saw it.
+
+        What is read of them meanwhile may be half of each.
+        """
+        return self._unsettled and self.file.locked_elsewhere()
+
+    def changes_since(self, epoch: int) -> Sequence[Change] | None:
+        """What was taken back or changed since `epoch` was this reader's; None where nobody
+        tells, and it may be anything."""
+        with self._lock:
+            found: list[Change] = []
+            for rise in self._rises:
+                if rise.old == epoch and rise.told is not None:
+                    found += rise.told
+                    epoch = rise.new
+            return found if epoch == self.epoch else None
+
+    @property
+    def recorded_epoch(self) -> int | None:
+        """The epoch as the file has it, which other processes that read the file agree on; None
+        where a program without records writes it."""
+        record = records.get_record(self._page)
+        return None if record is None else record.epoch
+
+    def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
+        """What was taken back or changed after the file's epoch was `epoch`, in order; None where
+        that is not known, and may be anything."""
+        with self._lock:
+            now = self.recorded_epoch
+            if now is None or epoch > now:
+                return None
+            known = {change.epoch: change for change in records.get_changes(self._page)}
+            known.update((change.epoch, change) for change in self._known_changes)
+            found = [known.get(each) for each in range(max(epoch, now - len(known)) + 1, now + 1)]
+            complete = [change for change in found if change is not None]
+            return complete if len(complete) == now - epoch else None
+
+    def _see(self, page: bytes) -> bool:
+        """Believe a header page; True if the stream moved."""
+        before = (self.head, self._written_epoch)
+        for _ in range(_TORN_READS):
+            header = read_header(page, self.path)
+            record, seen = records.get_record(page), visible(page)
+            by_record = seen is not None
+            if not self.file.locked_elsewhere() and (by_record or read_page(self.file) == page):
+                # No writer of ours is at work, and the page holds still.
+                seen = Head(header.total_length, header.total_entries), self._written_epoch
+                if record is not None:
+                    judged = judge(self.file, page, self.path, header)
+                    seen = shown(page, judged, boot_id()), record.epoch
+                    by_record = by_record and _is_whole(judged)
+            if seen is not None:
+                break
+            page = read_page(self.file)
+        else:
+            return False
+        if record is not None:
+            self.stream_id = record.stream_id
+        self._by_record = by_record
+        self._page[:] = page
+        self._unsettled = changing(page)
+        head, epoch = seen
+        if seen != before:
+            self._written_epoch = epoch
+            self._header = header
+            if _is_another_history(before[0], head) or epoch != before[1]:
+                told = records.changes_between(page, before[1], epoch)
+                old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
+                self._rises.append(_Rise(old, self.epoch, told))
+                if told is None:
+                    self._known_changes.clear()
+                else:
+                    self._known_changes.extend(told)
+                self.reader.forget(head)
+            else:
+                self.reader.head = head
+        # Last: who finds this page in the file again, without the lock, believes the rest.
+        self._seen = page[:_SEEN_BYTES]
+        return seen != before
+
+    # The end.
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.file.close()
+
+    def abandon(self) -> None:
+        """Close the descriptor and touch nothing: for the child of a fork."""
+        self._closed = True
+        self.file.close()
+
+
+def _is_whole(judged: Judgement) -> bool:
+    """Whether the entries are those that the record is about."""
+    return judged.record is not None and judged.record.after == judged.head
+
+
+def _is_another_history(before: Head, head: Head) -> bool:
+    """Whether entries were taken back, maybe others put in their place; as far as that shows."""
+    longer, more = head.length > before.length, head.entries > before.entries
+    return head.entries < before.entries or longer != more or head.length < before.length
+
+
+def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
+    """Raise where an update in place was cut off and its bytes are a mixture."""
+    if file.locked_elsewhere():
+        return
+    page = read_page(file)
+    number, undo = updating(page), journal.find(disk, place, file.access())
+    error = None
+    if number is not None and (undo is None or undone_by(undo, file, page) is None):
+        error = cannot_undo(file, page, path, number, place)
+    elif undo is not None and undo.is_half_done(file):
+        error = DamagedEntry(
+            path,
+            undo.offset,
+            "a crash cut off the update of an entry; open the stream for writing once, which "
+            "puts the old bytes back",
+        )
+    # Whoever sees to it writes the page before the journal goes.
+    if error is not None and not file.locked_elsewhere() and read_page(file) == page:
+        raise error
+
+
+def cannot_undo(file: File, page: bytes, path: str, number: int, place: str) -> DamagedEntry:
+    """The error for an update of entry `number` that was cut off, and has no journal."""
+    try:
+        offset = Reader(file, path, Head(*read_header(page, path)[3:])).cursor(number).offset
+    except (DamagedEntry, UnknownEntry):
+        offset = records.CHANGES_OFFSET
+    return DamagedEntry(
+        path,
+        offset,
+        f"a crash cut off the update of entry {number}, and {place}{journal.SUFFIX}, which has "
+        "its old bytes, is missing, damaged, a link or another user's: put it back (it stands "
+        "beside the name that the stream was updated by), or have `datastreamer repair` keep the "
+        "entry as it is, old in part, maybe, and new in part",
+    )
+
+
+def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, write: bool) -> File:
+    """The file at `path`, or of a descriptor. Raises `FileMissing`, `NotAStream`."""
+    try:
+        if isinstance(path, int):
+            return OsFile(os.dup(path))
+        if os.path.isdir(path):
+            raise NotAStream(shown, "is a folder, not a stream file")
+        if os.path.exists(path) and not os.path.isfile(path):
+            # Merely opening a named pipe would wait for somebody at its other end.
+            raise NotAStream(shown, "is a device or a pipe, not a stream file")
+        return disk.open(os.fspath(path), write=write)
+    except OSError as error:
+        raise os_error(shown, error, "cannot be opened") from error
+
+
+def read_page(file: File) -> bytes:
+    """The header page, as it stands."""
+    return file.read(HEADER_PAGE_SIZE, 0)
+
+
+def os_error(
+    path: str, error: OSError, doing: str, missing: str = "no such file"
+) -> StreamFileError:
+    if isinstance(error, StreamFileError):
+        return error
+    why = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return FileMissing(path, missing)
+    return StreamFileError(path, f"{doing}: {why}")

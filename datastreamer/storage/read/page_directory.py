@@ -1,0 +1,225 @@
+"""What is known of a file's pages: with which entry each begins, where it ends, what is in it.
+
+Owns the page directory, in bounded memory. Believes no number that the page before or after
+it speaks against. Knows nothing of how far a stream goes but what it is told, and nothing of
+changes: another history of the stream begins with an empty directory.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+
+from datastreamer._pages import PageTable, walk
+from datastreamer.errors import CorruptEntries, DamagedEntry, UnknownEntry
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    ENTRY_HEAD_STRUCT,
+    PACKET_ENTRY,
+    PAGE_SIZE,
+    page_of,
+    page_start,
+    pages_for,
+)
+from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.header.records import Head
+
+# Bounds of the directory's memory: 16 bytes and two small ints a page; tables (1.2 KB for
+# a page of entries of 200 bytes, 16 KB at most) of the pages that point reads touched last.
+_KNOWN_PAGES = 1 << 16
+_TABLES = 1024
+# A page is tabulated no further than to the entry that is asked for, in growing steps.
+_FIRST_LOOK = 64 * 1024
+
+
+class Pages:
+    """What is known of the pages of one history of the stream.
+
+    Another history (entries taken back or changed) begins with an empty one: who still
+    reads beside the change keeps what he finds to the old one. `path` is for messages.
+    """
+
+    def __init__(self, file: Readable, path: str) -> None:
+        self._file = file
+        self._path = path
+        self._guard = threading.Lock()
+        self._forget()
+
+    def clear(self) -> None:
+        """Forget all: what stands there is read again."""
+        with self._guard:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._first_numbers: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        # The tables by their first numbers, ascending; replaced, never changed.
+        self.directory: tuple[list[int], list[PageTable]] = [], []
+        # Which table is the next to go, should none be given a second chance.
+        self._hand = 0
+
+    def near(self, head: Head, number: int) -> tuple[int, int, int]:
+        """A known entry at or before `number`: offset, number, end of the search.
+
+        Raises `UnknownEntry`, `DamagedEntry`.
+        """
+        if not 0 <= number < head.entries:
+            raise UnknownEntry(number, head.entries)
+        with self._guard:
+            first_numbers, tables = self.directory
+            at = bisect_right(first_numbers, number) - 1
+            if at >= 0 and number < tables[at].next_number:
+                table = tables[at]
+            else:
+                table = self._tabulate(head, self._page_holding(head, number), number)
+            if not table.first_number <= number < table.next_number:
+                raise DamagedEntry(
+                    self._path,
+                    table.end_offset,
+                    f"the page ends before entry {table.next_number}, and entry {number} is due",
+                )
+            return table.find(number)
+
+    def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
+        """The page's table, as far as the head allows now; damage behind `number` is not
+        looked at. Holds the guard."""
+        start = page_start(page)
+        table = self._table_of(page, start)
+        until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
+        while number >= table.next_number and not table.full:
+            since = table.end_offset
+            content = self._file.read(min(until - since, size), since)
+            try:
+                table.extend(content, since)
+            except CorruptEntries as error:
+                table.extend(content[: error.offset], since)
+                if number >= table.next_number:
+                    raise DamagedEntry(self._path, since + error.offset, error.reason) from None
+                if page and table.next_number == table.first_number + 1:
+                    # Which of the two numbers is wrong, the page before can tell.
+                    self._walk(page - 1, table.first_number)
+            if since + size >= until:
+                break
+            size *= 2
+        return table
+
+    def _table_of(self, page: int, start: int) -> PageTable:
+        """The table of a page, made where there is none yet. Holds the guard."""
+        first_number = self.first_number(page)
+        first_numbers, tables = self.directory
+        at = bisect_left(first_numbers, first_number)
+        if at < len(tables) and tables[at].page_file_offset == start:
+            return tables[at]
+        first_numbers, tables = first_numbers.copy(), tables.copy()
+        table = PageTable(first_number, start)
+        first_numbers.insert(at, first_number)
+        tables.insert(at, table)
+        while len(tables) > _TABLES:
+            self._hand %= len(tables)
+            goes = tables[self._hand]
+            if goes is table or goes.used:
+                goes.used = False
+                self._hand += 1
+            else:
+                del first_numbers[self._hand], tables[self._hand]
+        self.directory = first_numbers, tables
+        return table
+
+    def _page_holding(self, head: Head, number: int) -> int:
+        """The page that holds an entry, if any does; pages that do not begin with one are
+        passed over."""
+        low, high = 0, pages_for(head.length)
+        # Most questions are about the newest entries.
+        newest = self._start_of(head, high - 1)
+        if newest is not None:
+            low, high = (high - 1, high) if number >= newest else (0, high - 1)
+        while high - low > 1:
+            found = self._near_middle(head, low, high)
+            if found is None:
+                break
+            middle, first_number = found
+            if first_number <= number:
+                low = middle
+            else:
+                high = middle
+        if low:
+            before, first = self._start_of(head, low - 1), self.first_number(low)
+            if before is not None and before >= first:
+                raise DamagedEntry(
+                    self._path,
+                    page_start(low),
+                    f"a page starts with entry {first}, the one before it with {before}",
+                )
+        return low
+
+    def _near_middle(self, head: Head, low: int, high: int) -> tuple[int, int] | None:
+        """A page between two, as near the middle as there is one, and its first number."""
+        middle = (low + high) // 2
+        for pages in (range(middle, low, -1), range(middle + 1, high)):
+            for page in pages:
+                first_number = self._start_of(head, page)
+                if first_number is not None:
+                    return page, first_number
+        return None
+
+    def _start_of(self, head: Head, page: int) -> int | None:
+        """As `first_number`; None where the page is damaged there."""
+        try:
+            number = self.first_number(page)
+        except DamagedEntry:
+            return None
+        return number if number <= head.entries else None
+
+    def first_number(self, page: int) -> int:
+        """The number of the entry that data page `page` starts with."""
+        first_numbers = self._first_numbers
+        known = first_numbers.get(page)
+        if known is not None:
+            return known
+        offset = page_start(page)
+        number = self.head_at(offset)
+        if number is None:
+            raise DamagedEntry(self._path, offset, "the page does not start with an entry")
+        if number < page or (number and not page):
+            # Each page before it holds an entry at least.
+            raise DamagedEntry(
+                self._path, offset, f"data page {page} cannot start with entry {number}"
+            )
+        if len(first_numbers) >= _KNOWN_PAGES:
+            first_numbers.clear()
+        first_numbers[page] = number
+        return number
+
+    def head_at(self, offset: int) -> int | None:
+        """The number of the entry at `offset`; None where no sane entry stands there."""
+        found = self._file.read(ENTRY_HEAD_SIZE, offset)
+        if len(found) < ENTRY_HEAD_SIZE:
+            return None
+        packet, length, _, number = ENTRY_HEAD_STRUCT.unpack(found)
+        room = page_start(page_of(offset) + 1) - offset
+        sane = packet == PACKET_ENTRY and ENTRY_HEAD_SIZE <= length <= room
+        return int(number) if sane else None
+
+    def end_of(self, page: int, beyond: int) -> int:
+        """Where the entries of a page end; `beyond` is the number of the one after it."""
+        known = self._ends.get(page)
+        return self._walk(page, beyond) if known is None else known
+
+    def _walk(self, page: int, beyond: int) -> int:
+        """The same, from the page itself."""
+        start, ends = page_start(page), self._ends
+        content = self._file.read(PAGE_SIZE, start)
+        try:
+            end, number = walk(content, self.first_number(page), file_offset=start)
+        except CorruptEntries as error:
+            raise DamagedEntry(self._path, start + error.offset, error.reason) from None
+        if number != beyond:
+            raise DamagedEntry(
+                self._path,
+                start + end,
+                f"the page ends before entry {number}, after it comes entry {beyond}",
+            )
+        if len(ends) >= _KNOWN_PAGES:
+            ends.clear()
+        ends[page] = start + end
+        return int(start + end)

@@ -1,0 +1,124 @@
+"""The entries of some types: looked for in the file, a bounded piece at a time.
+
+Owns the reading ahead of the walk, which is done in C, and what is believed of padding and of
+the end of the data. Knows the head by what `reader.py` tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from datastreamer._filtered import Choice
+from datastreamer.errors import CorruptEntries, DamagedEntry
+from datastreamer.format import (
+    ENTRY_HEAD_SIZE,
+    ENTRY_HEAD_STRUCT,
+    PACKET_ENTRY,
+    page_of,
+    page_start,
+)
+from datastreamer.storage.header.records import Head
+
+SLICE_BYTES = 1 << 20
+"""So much of the file is looked through at once, or a little more."""
+
+# Read at once: what stays in a processor's cache.
+_READ_BYTES = 256 * 1024
+
+
+class Wanted(NamedTuple):
+    """What to look for, from entry `number` on, at or behind file offset `offset`, up to entry
+    `stop` or the head: at most so many, with so many bytes; the first comes even when it is
+    larger, where it is `alone`: nothing was found before."""
+
+    offset: int
+    number: int
+    stop: int
+    choice: Choice
+    most_entries: int
+    most_bytes: int
+    alone: bool = True
+
+
+class Matches(NamedTuple):
+    """What was found up to entry `number`, at or behind file offset `offset`: so many entries,
+    `size` bytes, which are `data`; or, where that is None, stand in the file from `start` to
+    `offset`. `full`: the limits ended it, or a run that is to come alone."""
+
+    entries: int
+    size: int
+    data: bytes | None
+    start: int
+    offset: int
+    number: int
+    full: bool
+    scanned: int
+
+
+def look(wanted: Wanted, head: Head, path: str, read: Callable[[int, int], bytes]) -> Matches:
+    """What `wanted` says, of the next 1 MiB of the file. At least one entry is looked at where
+    any is committed there; none past damage, which raises `DamagedEntry` only where it comes
+    first."""
+    offset, number, stop, choice, most, left, alone = wanted
+    stop = min(stop, head.entries)
+    entries = size = scanned = 0
+    parts: list[bytes] = []
+    full = False
+    while number < stop and scanned < SLICE_BYTES and not full:
+        committed = min(page_start(page_of(offset) + 1), head.length) - offset
+        if committed <= 0:
+            if number > wanted.number:
+                break
+            raise DamagedEntry(path, offset, _short(number, head))
+        near = read(min(committed, _READ_BYTES), offset)
+        try:
+            end, behind, count, data, start, full, padding = choice.gather(
+                near,
+                number,
+                file_offset=offset,
+                committed=committed,
+                stop=stop,
+                most_entries=most - entries,
+                most_bytes=left - size,
+                alone=alone and not entries,
+            )
+        except CorruptEntries as error:
+            if number > wanted.number:
+                break
+            raise DamagedEntry(path, offset + error.offset, error.reason) from None
+        scanned += end
+        if data is None:
+            place = offset + start
+            offset += end
+            return Matches(count, offset - place, None, place, offset, behind, True, scanned)
+        if count:
+            parts.append(data)
+            entries, size = entries + count, size + len(data)
+        if behind == number and not padding and not full:
+            if number > wanted.number:
+                break
+            raise DamagedEntry(path, offset, _short(number, head))
+        offset, number = offset + end, behind
+        if padding and number < stop:
+            following = page_start(page_of(offset) + 1)
+            if following >= head.length or not _begins_with(read, following, number):
+                if number > wanted.number:
+                    break
+                words = f"padding, but the next page does not begin with entry {number}"
+                raise DamagedEntry(path, offset, words)
+            offset = following
+    joined = parts[0] if len(parts) == 1 else b"".join(parts)
+    return Matches(entries, size, joined, offset, offset, number, full, scanned)
+
+
+def _begins_with(read: Callable[[int, int], bytes], offset: int, number: int) -> bool:
+    head = read(ENTRY_HEAD_SIZE, offset)
+    if len(head) < ENTRY_HEAD_SIZE:
+        return False
+    packet, _, _, found = ENTRY_HEAD_STRUCT.unpack(head)
+    return bool(packet == PACKET_ENTRY and found == number)
+
+
+def _short(number: int, head: Head) -> str:
+    return f"the data ends before entry {number}, the header counts {head.entries}"

@@ -1,0 +1,326 @@
+"""The bytes of one client's connection, under Trio: a raw socket, or any of trio's streams.
+
+Owns making connections and the meaning of the system's errors. Must not know what the
+bytes say.
+
+Sockets are used without trio's wrappers: each of those costs a turn of the event loop
+in which nothing happens, and a query is as quick as its loop has few turns.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
+
+import trio
+
+from datastreamer.protocol.authentication import Introduction
+from datastreamer.transport.connection_errors import (
+    connect_failed,
+    connect_timeout,
+    connection_lost,
+    watch_over,
+)
+from datastreamer.transport.endpoint import Place, say_no_tokens
+from datastreamer.transport.listeners import tune
+
+if TYPE_CHECKING:
+    import ssl
+
+# So long a server that takes nothing is waited for to be told of the end.
+_FAREWELL_SECONDS = 1.0
+
+PIECE_BYTES: Final = 512 << 10
+"""What a thread waits for, a moment long: in smaller pieces a stream takes more work."""
+
+_PIECE_MILLISECONDS: Final = 2
+
+TURN_SECONDS: Final = 0.001
+"""So long a stream that comes fast is taken before other tasks have a turn."""
+
+_MOMENT_SECONDS: Final = 0.0002
+"""So long, within a turn, what comes next is waited for; it is due after some 30 us."""
+
+_MUCH_BYTES: Final = 32 << 10
+_SOON_SECONDS: Final = 0.00015
+"""Two pieces of so much, one so soon behind the other, are of a stream that comes as fast as it is
+taken: a turn begins."""
+
+_GATHERED_BYTES: Final = 64 << 10
+"""Within a turn so much is waited for, a moment long: a stream that is taken as fast as it comes
+is taken in too many pieces. Where that takes the whole moment the turn ends: at a slower pace
+others would be held up and nothing be gained."""
+
+_RECEIVE_SIZE: Final = 4096
+
+# What `select` takes: descriptors below that.
+_MOST_DESCRIPTORS: Final = 1024
+
+
+class Channel(Protocol):
+    """A connection's bytes. Errors are `ConnectionLost`."""
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Cancelled, it may have sent a part."""
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Wait for bytes; 0 where the other side ended. Cancelled, it took none."""
+
+    def connection(self) -> socket.socket | None:
+        """The socket at this end, to ask the system about; None where there is none."""
+
+    async def aclose(self) -> None:
+        """Close at once. Whoever waits gets `trio.ClosedResourceError`."""
+
+
+class SocketChannel:
+    """A TCP or Unix connection by its raw non-blocking socket, taken out of trio's stream."""
+
+    # Who had a turn last.
+    _last: ClassVar[SocketChannel | None] = None
+
+    def __init__(self, stream: trio.SocketStream, peer: str) -> None:
+        self._socket = socket.socket(fileno=stream.socket.detach())
+        tune(self._socket)
+        watch_over(self._socket.setsockopt)
+        self._peer = peer
+        # Whether a turn goes on, and until when.
+        self._in_turn = False
+        self._turn_ends = 0.0
+        # Whether the last wait within it took its whole moment.
+        self._slow = False
+        # When a piece came last, outside of a turn.
+        self._came_at = -math.inf
+        # Whether no other connection was heard of since the last turn or piece: where many are
+        # busy, the moments that each waits would add up.
+        self._alone = False
+        # Whether the socket is ready only for `_GATHERED_BYTES`.
+        self._gathers = False
+        self._can_gather = self._socket.fileno() < _MOST_DESCRIPTORS
+
+    async def send(self, data: bytes) -> None:
+        sent = self._send_now(data)
+        while sent < len(data):
+            await trio.lowlevel.wait_writable(self._socket)
+            sent += self._send_now(memoryview(data)[sent:])
+
+    def _send_now(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise connection_lost(self._peer, error) from None
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        # An attempt before the wait would mostly be in vain: an answer takes longer than
+        # the way back here, and a stream comes in larger pieces when it is left alone. Not
+        # so where much comes.
+        if self._in_turn:
+            # By the system's clock, also where the loop has another.
+            if time.monotonic() < self._turn_ends:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await trio.lowlevel.checkpoint()
+                self._begin_turn(time.monotonic())
+            slow = self._alone and self._can_gather and not self._gather()
+            count = self._receive_now(buffer)
+            if count is not None:
+                self._in_turn = not (slow and self._slow) and self._is_much(count, len(buffer))
+                self._slow = slow
+                return count
+        self._set_gathers(False)
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            count = self._receive_now(buffer)
+            if count is not None:
+                break
+        now = time.monotonic()
+        soon = now - self._came_at < _SOON_SECONDS
+        self._came_at = now
+        self._begin_turn(now)
+        self._in_turn = soon and self._is_much(count, len(buffer))
+        return count
+
+    def _is_much(self, count: int, room: int) -> bool:
+        """Whether to go on without the loop; of several that are busy only one whose large buffer
+        is filled by what lies ready."""
+        return count >= (_MUCH_BYTES if self._alone else max(room, PIECE_BYTES >> 1))
+
+    def _begin_turn(self, now: float) -> None:
+        self._turn_ends = now + TURN_SECONDS
+        self._alone, SocketChannel._last = SocketChannel._last is self, self
+
+    def _receive_now(self, buffer: memoryview) -> int | None:
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if self._socket.fileno() < 0:
+                raise trio.ClosedResourceError from None
+            raise connection_lost(self._peer, error) from None
+
+    def _gather(self) -> bool:
+        """Wait for a moment without the loop, the way through which takes as long; whether that
+        was shorter than the moment."""
+        self._set_gathers(True)
+        begin = time.monotonic()
+        # One that was closed meanwhile shows at once, by what is read next.
+        with suppress(ValueError, OSError):
+            select.select((self._socket,), (), (), _MOMENT_SECONDS)
+        return time.monotonic() - begin < _MOMENT_SECONDS
+
+    def _set_gathers(self, gathers: bool) -> None:
+        if gathers != self._gathers:
+            self._set_least(_GATHERED_BYTES if gathers else 1)
+            self._gathers = gathers
+
+    def _set_least(self, least: int) -> None:
+        """The socket is ready from so many bytes on, and at its end."""
+        # Some systems refuse it for a connection that has ended.
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def connection(self) -> socket.socket:
+        return self._socket
+
+    @contextmanager
+    def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
+        """A `receive_into` for a thread that has the socket for itself: it waits for a large
+        piece, a moment long, and gives None where nothing came."""
+        connection = self._socket
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+
+        def receive_into(buffer: memoryview) -> int | None:
+            poll.poll(_PIECE_MILLISECONDS)
+            try:
+                return connection.recv_into(buffer)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise connection_lost(self._peer, error) from None
+
+        self._set_least(PIECE_BYTES)
+        try:
+            yield receive_into
+        finally:
+            self._set_least(1)
+            self._gathers = False
+
+    async def aclose(self) -> None:
+        if SocketChannel._last is self:
+            SocketChannel._last = None
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+
+class StreamChannel:
+    """Any of trio's byte streams: TLS, memory streams in tests."""
+
+    def __init__(self, stream: trio.abc.Stream, peer: str) -> None:
+        self._stream = stream
+        self._peer = peer
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise connection_lost(self._peer, error) from None
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        try:
+            data = await self._stream.receive_some(len(buffer))
+        except trio.BrokenResourceError as error:
+            raise connection_lost(self._peer, error) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def connection(self) -> socket.socket | None:
+        stream = self._stream
+        if isinstance(stream, trio.SSLStream):
+            stream = stream.transport_stream
+        if not isinstance(stream, trio.SocketStream):
+            return None
+        return cast("socket.socket", stream.socket)
+
+    async def aclose(self) -> None:
+        if isinstance(self._stream, trio.SSLStream):
+            with trio.move_on_after(_FAREWELL_SECONDS):
+                await self._stream.aclose()
+        else:
+            await trio.aclose_forcefully(self._stream)
+
+
+def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
+    """The best channel over `stream`, which it takes over."""
+    if isinstance(stream, trio.SocketStream):
+        return SocketChannel(stream, peer)
+    return StreamChannel(stream, peer)
+
+
+async def dial(place: Place, timeout: float) -> trio.abc.Stream:
+    """A connection to `place`, TLS, token and all, within `timeout` seconds.
+
+    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
+    `NotAllowed` where the server does not accept the token.
+    """
+    try:
+        with trio.fail_after(timeout):
+            stream = await _dial(place)
+            if not place.token_request or await _introduce(stream, place):
+                return stream
+            say_no_tokens(place)
+            return await _dial(place)
+    except trio.TooSlowError:
+        raise connect_timeout(place.peer, timeout) from None
+
+
+async def _dial(place: Place) -> trio.abc.Stream:
+    try:
+        if place.path is not None:
+            return await trio.open_unix_socket(place.path)
+        stream = await trio.open_tcp_stream(place.host, place.port)
+    except (OSError, UnicodeError) as error:
+        raise connect_failed(place.peer, error) from None
+    if place.context is None:
+        return stream
+    return await _with_tls(stream, place, place.context)
+
+
+async def _introduce(stream: trio.abc.Stream, place: Place) -> bool:
+    """Show the token; whether the server knows what that is. Else the connection is closed."""
+    introduction, accepted = Introduction(place.token_request, place.peer), None
+    try:
+        await stream.send_all(introduction.request)
+        while accepted is None:
+            accepted = introduction.receive(bytes(await stream.receive_some(_RECEIVE_SIZE)))
+    except trio.BrokenResourceError as error:
+        raise connection_lost(place.peer, error) from None
+    finally:
+        if not accepted:
+            await trio.aclose_forcefully(stream)
+    return accepted
+
+
+async def _with_tls(
+    stream: trio.SocketStream, place: Place, context: ssl.SSLContext
+) -> trio.abc.Stream:
+    from datastreamer.transport.tls import tls_failed
+
+    watch_over(stream.setsockopt)
+    try:
+        secure = trio.SSLStream(stream, context, server_hostname=place.server_name)
+        await secure.do_handshake()
+    except BaseException as error:
+        await trio.aclose_forcefully(stream)
+        if isinstance(error, (trio.BrokenResourceError, ValueError)):
+            raise tls_failed(place.peer, error.__cause__ or error) from None
+        raise
+    return secure

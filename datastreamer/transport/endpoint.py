@@ -1,0 +1,184 @@
+"""Where a server is and how it is spoken to: TCP, TLS, or a Unix socket; for every client.
+
+Owns what can be said about a place, and the making of a blocking connection to it. Must
+not import trio: `channel` dials the same places for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datastreamer.errors import UsageError
+from datastreamer.protocol.authentication import Introduction
+from datastreamer.transport.connection_errors import (
+    answer_timeout,
+    check_port,
+    connect_failed,
+    connect_timeout,
+    connection_lost,
+)
+from datastreamer.transport.listeners import UNIX, address_of, tune, unbracketed
+
+if TYPE_CHECKING:
+    import ssl
+
+_log = logging.getLogger(__name__)
+
+_RECEIVE_SIZE = 4096
+# What TLS has room for.
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server's place. Made by `place_of`."""
+
+    peer: str
+    """As messages name it."""
+
+    path: str | None
+    """Of its Unix socket; None: it is reached over TCP."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext | None
+    """None: without TLS."""
+
+    server_name: str
+    """Whom its certificate is to name."""
+
+    token_request: bytes = b""
+    """What is sent first on each connection, to show a token; empty: nothing is."""
+
+
+def place_of(
+    host: str,
+    port: int,
+    tls: bool | ssl.SSLContext = False,
+    server_name: str | None = None,
+    token_request: bytes = b"",
+) -> Place:
+    """The place of a server; `host` may be ``unix:PATH``, the port says nothing then.
+
+    `tls` True is TLS with the CAs that the system trusts. Raises `UsageError`.
+    """
+    check_place(host, port, tls, server_name)
+    if host.startswith(UNIX):
+        path = os.path.abspath(host[len(UNIX) :])
+        return Place(UNIX + path, path, host, 0, None, "", token_request)
+    host = unbracketed(host)
+    context = None
+    if tls is not False:
+        from datastreamer.transport.tls import client_tls
+
+        context = client_tls() if tls is True else tls
+    # Certificates know nothing of the interface behind a link-local address.
+    name = server_name or host.partition("%")[0]
+    return Place(address_of((host, port)), None, host, port, context, name, token_request)
+
+
+def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None) -> None:
+    """Raises `UsageError` for what is no place of a server, wherever it is."""
+    if server_name is not None and tls is False:
+        raise UsageError("a server name is for TLS; say tls=True or give a context, too")
+    if server_name:
+        try:
+            length = 0 if "\0" in server_name else len(server_name.encode("idna"))
+        except UnicodeError:
+            length = 0
+        if not 1 <= length <= _LONGEST_NAME:
+            raise UsageError(f"tls_server_name: no certificate can name {server_name!r}")
+    if not host.startswith(UNIX):
+        check_port(port)
+    elif tls is not False:
+        raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
+
+
+def connect_blocking(place: Place, timeout: float) -> socket.socket:
+    """A connection to `place`, TLS, token and all, each step of it within `timeout` seconds.
+
+    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
+    `NotAllowed` where the server does not accept the token.
+    """
+    made = _connect_blocking(place, timeout)
+    if not place.token_request:
+        return made
+    with _closed_on_failure(made):
+        if _introduce_blocking(made, place, timeout):
+            return made
+    close_blocking(made)
+    say_no_tokens(place)
+    return _connect_blocking(place, timeout)
+
+
+def _introduce_blocking(made: socket.socket, place: Place, timeout: float) -> bool:
+    """Show the token; whether the server knows what that is."""
+    introduction = Introduction(place.token_request, place.peer)
+    try:
+        made.settimeout(timeout)
+        made.sendall(introduction.request)
+        while (accepted := introduction.receive(made.recv(_RECEIVE_SIZE))) is None:
+            pass
+    except TimeoutError:
+        raise answer_timeout(place.peer, timeout) from None
+    except OSError as error:
+        raise connection_lost(place.peer, error) from None
+    return accepted
+
+
+def say_no_tokens(place: Place) -> None:
+    """A line in the log: the server does not know tokens, or has closed the connection."""
+    _log.warning("%s accepts no tokens; connected to it without one", place.peer)
+
+
+def _connect_blocking(place: Place, timeout: float) -> socket.socket:
+    try:
+        if place.path is None:
+            made = socket.create_connection((place.host, place.port), timeout)
+        else:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(timeout)
+            with _closed_on_failure(made):
+                made.connect(place.path)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except (OSError, UnicodeError) as error:
+        raise connect_failed(place.peer, error) from None
+    tune(made)
+    if place.context is None:
+        return made
+    from datastreamer.transport.tls import tls_failed
+
+    try:
+        with _closed_on_failure(made):
+            made.settimeout(timeout)
+            return place.context.wrap_socket(made, server_hostname=place.server_name)
+    except TimeoutError:
+        raise connect_timeout(place.peer, timeout) from None
+    except (OSError, ValueError) as error:
+        raise tls_failed(place.peer, error) from None
+
+
+def close_blocking(connection: socket.socket) -> None:
+    """Close it; a TLS connection says first that this is its end, and waits for nobody."""
+    unwrap = getattr(connection, "unwrap", None)
+    if unwrap is not None:
+        with contextlib.suppress(OSError, ValueError):
+            connection.settimeout(0)
+            unwrap()
+    connection.close()
+
+
+@contextlib.contextmanager
+def _closed_on_failure(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise

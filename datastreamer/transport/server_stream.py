@@ -1,0 +1,235 @@
+"""What a session talks through: a socket, or any stream of trio's (in memory, for tests).
+
+Owns the descriptor. Knows no protocol; TLS stands in `secure.py`. All errors of a
+connection that is gone come as `trio.BrokenResourceError` or `trio.ClosedResourceError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+from typing import Protocol
+
+import trio
+
+from datastreamer.transport.listeners import address_of, tune
+
+Buffer = bytes | bytearray | memoryview
+
+RECEIVE_SIZE = 64 * 1024
+# What is read of a file where the kernel cannot be pointed to it.
+_FILE_BYTES = 128 * 1024
+# A peer that always has something to say lets the others have a turn after so many.
+_RECEIVES_A_TURN = 16
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Transport(Protocol):
+    """One connection, half closable. One task receives, one sends."""
+
+    peer: str
+
+    @property
+    def socket_fd(self) -> int | None:
+        """The descriptor for sends that never wait; None where there is no plain socket."""
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether `send_file` only points the kernel to the file: what is changed there before
+        the peer has it is what the peer gets."""
+
+    @property
+    def certified(self) -> bool:
+        """Whether the peer has shown a certificate that is accepted."""
+
+    async def receive(self) -> bytes:
+        """Some bytes; none at the end of what the peer sends."""
+
+    async def send(self, data: Buffer) -> None:
+        """All of `data`. Cancelled or failed, the connection is of no more use."""
+
+    def send_now(self, data: Buffer) -> int:
+        """As much of `data` as goes without waiting: bytes taken, maybe 0."""
+
+    async def wait_writable(self) -> None:
+        """Return when `send_now` or `send_file` may get further."""
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        """As `send_now`, straight from a file. Only where there is a `socket_fd`.
+
+        Raises `EOFError` where the file has nothing at `offset`.
+        """
+
+    async def end_sending(self) -> None:
+        """Tell the peer that nothing more comes."""
+
+    def reset(self) -> None:
+        """Have the connection closed in a way that drops what is still under way."""
+
+    async def close(self) -> None: ...
+
+
+class SocketTransport:
+    """A connected TCP or Unix socket, driven directly.
+
+    trio's own socket methods pass through the scheduler at every call; here only a
+    call that has to wait does.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str | None = None) -> None:
+        tune(connection)
+        self._socket = connection
+        self._fd = connection.fileno()
+        self._unpaused = 0
+        # A Unix socket's bytes stand in the peer's queue at once, and a reset does not take
+        # them back: a reference would show what is written over a truncated tail.
+        self._by_reference = sys.platform == "linux" and connection.family != socket.AF_UNIX
+        if peer is None:
+            with contextlib.suppress(OSError):
+                peer = address_of(connection.getpeername())
+        self.peer = peer or "gone"
+
+    @property
+    def socket_fd(self) -> int | None:
+        return self._fd if self._fd >= 0 else None
+
+    @property
+    def by_reference(self) -> bool:
+        return self._by_reference
+
+    @property
+    def certified(self) -> bool:
+        return False
+
+    async def receive(self) -> bytes:
+        try:
+            data = self._receive_now()
+            self._unpaused += 1
+            if data is not None and self._unpaused >= _RECEIVES_A_TURN:
+                self._unpaused = 0
+                await trio.lowlevel.checkpoint()
+            while data is None:
+                self._unpaused = 0
+                await trio.lowlevel.wait_readable(self._socket)
+                data = self._receive_now()
+        except (OSError, ValueError) as error:
+            raise _broken(error) from error
+        return data
+
+    def _receive_now(self) -> bytes | None:
+        try:
+            return self._socket.recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            return None
+
+    async def send(self, data: Buffer) -> None:
+        view = memoryview(data)
+        while view:
+            sent = self.send_now(view)
+            view = view[sent:]
+            if view:
+                await self.wait_writable()
+
+    def send_now(self, data: Buffer) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _broken(error) from error
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        try:
+            if self._by_reference:
+                sent = os.sendfile(self._fd, file, offset, count)
+                at_end = not sent
+            else:
+                data = os.pread(file, min(count, _FILE_BYTES), offset)
+                sent, at_end = self.send_now(data), not data
+            if count and at_end:
+                raise EOFError(f"the file ends at byte {offset}")
+            return sent
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _broken(error) from error
+
+    async def wait_writable(self) -> None:
+        try:
+            await trio.lowlevel.wait_writable(self._socket)
+        except (OSError, ValueError) as error:
+            raise _broken(error) from error
+
+    async def end_sending(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        await trio.lowlevel.checkpoint()
+
+    def reset(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._close_now()
+
+    async def close(self) -> None:
+        self._close_now()
+        await trio.lowlevel.checkpoint()
+
+    def _close_now(self) -> None:
+        if self._fd >= 0:
+            self._fd = -1
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+class StreamTransport:
+    """Any half-closable stream of trio's."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream, peer: str = "stream") -> None:
+        self._stream = stream
+        self._closing = False
+        self.peer = peer
+
+    @property
+    def socket_fd(self) -> int | None:
+        return None
+
+    @property
+    def by_reference(self) -> bool:
+        return False
+
+    @property
+    def certified(self) -> bool:
+        return False
+
+    async def receive(self) -> bytes:
+        return bytes(await self._stream.receive_some(RECEIVE_SIZE))
+
+    async def send(self, data: Buffer) -> None:
+        if self._closing:
+            raise trio.ClosedResourceError("the connection was reset")
+        await self._stream.send_all(data)
+
+    def send_now(self, data: Buffer) -> int:
+        return 0
+
+    async def wait_writable(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        raise RuntimeError("there is no socket to send a file through")
+
+    async def end_sending(self) -> None:
+        await self._stream.send_eof()
+
+    def reset(self) -> None:
+        self._closing = True
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+
+def _broken(error: OSError | ValueError) -> trio.BrokenResourceError:
+    return trio.BrokenResourceError(str(error))

@@ -1,0 +1,263 @@
+"""The records in the header page: where they stand, and that damage does not pass."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datastreamer.format import HEADER_PAGE_SIZE, MAGIC, Header
+from datastreamer.storage.header import records
+from datastreamer.storage.header.records import (
+    Change,
+    CommitRecord,
+    Head,
+    Mark,
+    SyncedHeader,
+    Writer,
+)
+from datastreamer.storage.header.recovery import visible
+
+u64 = st.integers(0, 2**64 - 1)
+heads = st.builds(Head, u64, u64)
+sixteen = st.binary(min_size=16, max_size=16)
+headers = st.builds(Header, st.integers(0, 255), u64, u64, u64, u64)
+commit_records = st.builds(CommitRecord, sixteen, u64, sixteen, heads, heads, heads, u64, u64)
+
+HEADER = Header(3, 1101, 1, 5000, 7)
+RECORD = CommitRecord(
+    b"stream id of 16.", 5, b"boot id of 16 b.", Head(4096, 0), Head(4500, 3), Head(5000, 7), 1, 2
+)
+
+
+def page() -> bytearray:
+    made = records.new_page(HEADER)
+    records.put_record(made, RECORD)
+    return made
+
+
+def test_the_layout_is_laid_down() -> None:
+    """Once and for good: a file of today is read tomorrow."""
+    made = page()
+    assert made[:16] == MAGIC == b"polygonDATSTREAM"
+    assert made[16:54] == struct.pack(">BIBQQQQ", 1, 38, 3, 1101, 1, 5000, 7)
+    fields = struct.pack(
+        ">8sII16sQ16sQQQQQQQQ",
+        *(b"DSrecord", 1, 0, b"stream id of 16.", 5, b"boot id of 16 b."),
+        *(4096, 0, 4500, 3, 5000, 7, 1, 2),
+    )
+    assert made[64:184] == fields
+    assert made[184:192] == xxhash.xxh3_64_digest(bytes(made[:184]))
+    assert made[54:64] == bytes(10)
+    assert made[192:] == bytes(HEADER_PAGE_SIZE - 192)
+
+    records.put_synced(made, 0, SyncedHeader(8, b"s" * 16, 5, HEADER))
+    records.put_synced(made, 1, SyncedHeader(9, b"s" * 16, 5, HEADER))
+    for start, sequence in ((512, 8), (1024, 9)):
+        slot = struct.pack(">8sIIQ16sQ", b"DSsynced", 1, 0, sequence, b"s" * 16, 5)
+        slot += HEADER.pack() + bytes(2)
+        assert made[start : start + len(slot)] == slot
+        assert made[start + len(slot) :][:8] == xxhash.xxh3_64_digest(slot)
+    records.put_mark(made, 5, Head(5000, 7))
+    mark = struct.pack(">8sIIQQQ", b"DSmarked", 1, 0, 5, 5000, 7)
+    assert made[1536:1576] == mark
+    assert made[1576:1584] == xxhash.xxh3_64_digest(mark)
+    assert records.put_writer(made, Writer(1234, b"b" * 16)) == (2048, 2112)
+    writer = struct.pack(">8sIQ16s20x", b"DSwriter", 1, 1234, b"b" * 16)
+    assert made[2048:2104] == writer
+    assert made[2104:2112] == xxhash.xxh3_64_digest(writer)
+
+
+def test_each_kind_has_sectors_of_its_own() -> None:
+    """Header and record go to the disk together, and with nothing else."""
+    assert records.BEFORE_SYNC == (16, 192)
+    assert records.AFTER_SYNC == (512, 1584)
+    assert records.WITHOUT_SYNC == (16, 1584)
+    sectors = [records.RECORD_OFFSET, *records.SLOT_OFFSETS, records.MARK_OFFSET]
+    sectors.append(records.WRITER_OFFSET)
+    assert len({offset // 512 for offset in sectors}) == len(sectors)
+
+
+@given(headers, commit_records)
+def test_a_record_comes_back(header: Header, record: CommitRecord) -> None:
+    made = records.new_page(header)
+    assert records.get_record(made) is None
+    records.put_record(made, record)
+    assert records.get_record(made) == record
+    assert records.get_record(bytes(made)) == record
+    assert Header.unpack(made[16:]) == header
+
+
+@given(st.integers(0, 184 * 8 + 63))
+def test_no_flipped_bit_passes(bit: int) -> None:
+    made = page()
+    made[bit // 8] ^= 1 << bit % 8
+    assert records.get_record(made) is None
+
+
+def test_a_foreign_header_is_noticed() -> None:
+    made = page()
+    records.put_header(made, HEADER._replace(total_entries=8, total_length=5100))
+    assert records.get_record(made) is None
+
+
+@given(headers, sixteen, u64, st.integers(0, 2**63))
+def test_synced_headers_in_turn(header: Header, stream_id: bytes, epoch: int, at: int) -> None:
+    made = page()
+    assert records.get_synced(made) == []
+    older = SyncedHeader(at, stream_id, epoch, header)
+    newer = SyncedHeader(at + 1, stream_id, epoch, header._replace(version=header.version ^ 1))
+    records.put_synced(made, at & 1, older)
+    assert records.get_synced(made) == [older]
+    records.put_synced(made, at + 1 & 1, newer)
+    assert records.get_synced(made) == [newer, older]
+    made[records.SLOT_OFFSETS[at & 1] + 60] ^= 1
+    assert records.get_synced(made) == [newer]
+
+
+@given(u64, heads, st.integers(0, 48 * 8 - 1))
+def test_marks(epoch: int, head: Head, bit: int) -> None:
+    made = page()
+    assert records.get_mark(made) is None
+    records.put_mark(made, epoch, head)
+    assert records.get_mark(made) == Mark(epoch, head)
+    made[1536 + bit // 8] ^= 1 << bit % 8
+    assert records.get_mark(made) is None
+
+
+@given(u64, sixteen, st.integers(0, 64 * 8 - 1))
+def test_writers(pid: int, boot: bytes, bit: int) -> None:
+    made = page()
+    assert records.get_writer(made) is None
+    records.put_writer(made, Writer(pid, boot))
+    assert records.get_writer(made) == Writer(pid, boot)
+    made[2048 + bit // 8] ^= 1 << bit % 8
+    assert records.get_writer(made) is None
+
+
+def test_records_do_not_touch_each_other() -> None:
+    made = page()
+    records.put_synced(made, 0, SyncedHeader(1, b"s" * 16, 5, HEADER))
+    records.put_synced(made, 1, SyncedHeader(2, b"s" * 16, 5, HEADER))
+    records.put_mark(made, 5, Head(5000, 7))
+    records.put_writer(made, Writer(1, b"b" * 16))
+    made[3000:3005] = b"other"  # anything else in the page is somebody else's
+    assert records.get_record(made) == RECORD
+    assert [synced.sequence for synced in records.get_synced(made)] == [2, 1]
+    assert records.get_mark(made) == Mark(5, Head(5000, 7))
+    assert records.get_writer(made) == Writer(1, b"b" * 16)
+    assert made[3000:3005] == b"other"
+
+
+@pytest.mark.parametrize(("offset", "width"), [(72, 4), (520, 4), (1544, 4), (2056, 4)])
+def test_a_later_version_is_not_taken_for_this_one(offset: int, width: int) -> None:
+    made = page()
+    records.put_synced(made, 0, SyncedHeader(1, b"s" * 16, 5, HEADER))
+    records.put_mark(made, 5, Head(5000, 7))
+    records.put_writer(made, Writer(1, b"b" * 16))
+    made[offset : offset + width] = (2).to_bytes(width, "big")
+    for start, size in ((0, 184), (512, 88), (1536, 40), (2048, 56)):
+        if start <= offset < start + size:
+            end = start + size
+            made[end : end + 8] = xxhash.xxh3_64_digest(bytes(made[start:end]))
+    found = [
+        records.get_record(made),
+        records.get_synced(made) or None,
+        records.get_mark(made),
+        records.get_writer(made),
+    ]
+    assert found.count(None) == 1
+
+
+def test_changes_stand_where_they_are_laid_down() -> None:
+    made = page()
+    assert records.get_changes(made) == []
+    assert records.put_change(made, Change(5, 100, 101)) == (3072, 3480)
+    assert records.put_change(made, Change(6, 40, None)) == (3072, 3480)
+    packed = struct.pack(">8sIIQQQQQQ", b"DSchange", 1, 2, 5, 100, 101, 6, 40, 2**64 - 1)
+    assert made[3072 : 3072 + len(packed)] == packed
+    assert made[3472:3480] == xxhash.xxh3_64_digest(bytes(made[3072:3472]))
+    assert records.get_changes(made) == [Change(5, 100, 101), Change(6, 40, None)]
+    assert records.get_record(made) == RECORD
+
+
+def test_the_newest_changes_stay_in_the_page() -> None:
+    made = page()
+    for epoch in range(1, 41):
+        records.put_change(made, Change(epoch, epoch, None))
+    assert [change.epoch for change in records.get_changes(made)] == list(range(25, 41))
+    between = records.changes_between(made, 38, 40)
+    assert between == [Change(39, 39, None), Change(40, 40, None)]
+    assert records.changes_between(made, 23, 40) is None  # one of them is gone
+    assert records.changes_between(made, 38, 41) is None  # one was never told
+    assert records.changes_between(made, 40, 40) is None
+
+
+def test_a_change_that_never_came_to_be_gives_way() -> None:
+    made = page()
+    records.put_change(made, Change(6, 10, None))
+    records.put_change(made, Change(6, 20, 21))
+    assert records.get_changes(made) == [Change(6, 20, 21)]
+
+
+@given(at=st.integers(3072, 3479), bit=st.integers(0, 7))
+def test_damaged_changes_are_none(at: int, bit: int) -> None:
+    made = page()
+    records.put_change(made, Change(6, 10, None))
+    made[at] ^= 1 << bit
+    assert records.get_changes(made) == []
+    assert records.changes_between(made, 5, 6) is None
+
+
+@given(st.data())
+def test_where_commits_alone_came_readers_go_as_far_as_by_a_look_at_each_value(
+    data: st.DataObject,
+) -> None:
+    """And where more was changed, or the page is not whole, nothing is said."""
+    before = page()
+    records.put_mark(before, RECORD.epoch, RECORD.after)
+    after = data.draw(heads)
+    mark = Head(data.draw(u64 | st.just(after.length)), data.draw(u64))
+    made = bytearray(before)
+    changed = data.draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "stream_id": sixteen,
+                "boot_id": sixteen,
+                "epoch": st.integers(4, 7),
+                "marked_epoch": st.integers(4, 7),
+                "version": st.integers(0, 255),
+            },
+        )
+    )
+    version = changed.pop("version", HEADER.version)
+    marked_epoch = changed.pop("marked_epoch", RECORD.epoch)
+    record = RECORD._replace(after=after, first_hash=data.draw(u64), **changed)
+    records.put_header(made, Header(version, 1101, 1, *after))
+    records.put_record(made, record)
+    records.put_mark(made, marked_epoch, mark)
+    found = records.committed_since(bytes(made[:1584]), bytes(before[:1584]))
+    same = record._replace(after=after, first_hash=0) == RECORD._replace(after=after, first_hash=0)
+    if same and (version, marked_epoch) == (HEADER.version, RECORD.epoch):
+        assert (found and (found, record.epoch)) == visible(bytes(made))
+    else:
+        assert found is None
+
+
+@given(st.data())
+def test_of_a_page_that_is_not_whole_no_commit_is_believed(data: st.DataObject) -> None:
+    before = page()
+    records.put_mark(before, RECORD.epoch, RECORD.after)
+    made = bytearray(before)
+    after = Head(6000, 9)
+    records.put_header(made, Header(3, 1101, 1, *after))
+    records.put_record(made, RECORD._replace(after=after))
+    records.put_mark(made, RECORD.epoch, after)
+    assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) == after
+    spoiled = data.draw(st.integers(0, 191) | st.integers(1536, 1583))
+    made[spoiled] ^= data.draw(st.integers(1, 255))
+    assert records.committed_since(bytes(made[:1584]), bytes(before[:1584])) is None
