@@ -434,7 +434,7 @@ async def test_a_header_page_that_cannot_be_read_for_a_while(
             # It cannot be told whether what it asks for still stands.
             await asker.send(wire.entry(1))
             assert await asker.was_reset() == b""
-            assert [r.name.rpartition(".")[2] for r in caplog.records] == ["live", "session"]
+            assert [r.name.rpartition(".")[2] for r in caplog.records] == ["broadcast", "session"]
             os.pwrite(file.fileno(), good, 0)
             append(writer, (1, b"on"))
             await live.expect(modelled(path).packed(2))
