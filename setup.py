@@ -1,12 +1,12 @@
-"""The compiled modules; everything else about the project stands in pyproject.toml."""
+"""The compiled modules; everything else about the project is in pyproject.toml."""
 
 import os
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# DATASTREAMER_CHECKED=1 builds with bounds checks and, where the compiler is told to by
-# CFLAGS, with a sanitizer: slower, for the test suite (`make sanitize`).
+# DATASTREAMER_CHECKED=1 builds with bounds checks and, if CFLAGS asks for it,
+# with a sanitizer: slower, for the test suite (`make sanitize`).
 checked = os.environ.get("DATASTREAMER_CHECKED") == "1"
 flags = ["-O1", "-g"] if checked else ["-O3"]
 modules = {

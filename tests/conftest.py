@@ -19,7 +19,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-# Output is as wide, and as plain, whoever runs the tests.
+# Output has the same width and no color in every environment.
 os.environ["COLUMNS"] = "100"
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR"):
     os.environ.pop(name, None)
@@ -89,7 +89,7 @@ class Golden:
         return target
 
     def database(self, name: str, kind: str = "db") -> Path:
-        """A fresh copy of the bookmark database beside a golden stream file, as a folder.
+        """A fresh copy of the bookmark database of a golden stream file, as a folder.
 
         `kind` is "db", or "db-table" for one without a journal, where there is such.
         """

@@ -1,16 +1,16 @@
-"""Ports for programs that must be told one."""
+"""Ports for programs that need a fixed one."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-# Below those that systems give to connections of their own (from 32768 on, or from 49152).
+# Below the ephemeral ports, which start at 32768 or 49152.
 _FIRST, _STOP = 15_000, 32_000
 
 
 def free_port() -> int:
-    """A TCP port on which nobody listens, and which no connection is given by chance."""
+    """A TCP port without a listener that the system assigns to no connection."""
     while True:
         port = random.randrange(_FIRST, _STOP)
         try:

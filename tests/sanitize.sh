@@ -49,7 +49,7 @@ block = bytes(100)
 ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
 ' >"$scratch/proof" 2>&1 || ! grep -q heap-buffer-overflow "$scratch/proof"; then
     cat "$scratch/proof" >&2
-    echo "sanitize: AddressSanitizer does not see a read behind a buffer; nothing was tested" >&2
+    echo "sanitize: AddressSanitizer does not detect a read past the end of a buffer; no test ran" >&2
     exit 1
 fi
 

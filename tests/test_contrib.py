@@ -104,8 +104,8 @@ def test_the_commands_of_the_compose_file(tmp_path: Path) -> None:
     def relaying(words: list[str]) -> tuple[Running, int, int]:
         ports = ("--port", "0", "--metrics-port", "0")
         process = stack.enter_context(running(*words, *ports, cwd=tmp_path))
-        told = process.err.until(r"metrics on http://0\.0\.0\.0:(\d+)/metrics")
-        return process, process.port(), int(told[1])
+        found = process.err.until(r"metrics on http://0\.0\.0\.0:(\d+)/metrics")
+        return process, process.port(), int(found[1])
 
     with ExitStack() as stack:
         command = SERVICES["sequencer"]["command"]

@@ -1,4 +1,4 @@
-"""The examples as processes that are killed, beside a stream that grows and is cut back."""
+"""The examples as processes that are killed, while the stream grows and is truncated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(words: list[str], cwd: Path) -> Iterator[Running]:
             stream.close()
 
 
-# Whether the place behind a batch is saved before a signal comes from outside, nobody knows.
+# A signal from outside may come before or after the position of a batch is saved.
 DIES_WITHIN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])

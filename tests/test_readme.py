@@ -1,4 +1,4 @@
-"""The README's tour runs as it stands."""
+"""The README's tour runs as it is printed."""
 
 from __future__ import annotations
 

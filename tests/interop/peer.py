@@ -40,7 +40,7 @@ def go_missing() -> str:
     return ""
 
 
-# What every test module beside this one marks its tests with.
+# The marks of every test module in this folder.
 beside_reference = [
     pytest.mark.interop,
     pytest.mark.skipif(bool(go_missing()), reason=go_missing()),
@@ -161,7 +161,7 @@ class GoPeer:
         """The reference's client takes `count` entries (0: all that are there).
 
         Returns ``entries``, ``bytes``, ``seconds``, and with `digest` ``sha256``,
-        over the entries as they stand in the file. It fails if the numbers do not
+        over the entries as they are stored in the file. It fails if the numbers do not
         follow one another, and if the client had to warn of anything (a lost
         connection, say: it connects again by itself).
         """
@@ -239,7 +239,7 @@ class GoPeer:
             self.process.stdin.write(" ".join([command, *map(str, words)]) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise PeerFailed(f"the peer is gone; log: {self._log}") from None
+            raise PeerFailed(f"the peer has exited; log: {self._log}") from None
         return self._answer()
 
     # --- as a server ---

@@ -18,7 +18,7 @@ Step = tuple[Any, ...]
 
 
 class Plain(NamedTuple):
-    """A committed entry: where it stands, and what it is."""
+    """A committed entry: its offset in the file, and its content."""
 
     offset: int
     number: int

@@ -19,7 +19,7 @@ SAMPLE = 20
 
 
 def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
-    """Files as recovery left them behind crashes, no two alike; and what is in them to us."""
+    """Files as recovery left them after crashes, no two alike; and what we read in them."""
     found: list[tuple[Path, list[Item]]] = []
     seen: set[bytes] = set()
 

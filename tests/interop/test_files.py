@@ -1,4 +1,4 @@
-"""One file, two writers: each opens what the other wrote, and goes on in it."""
+"""One file, two writers: each opens the file that the other wrote, and appends to it."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_theirs_goes_live_behind_a_full_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["an entry", "a page", "the totals", "the size"])
 def test_a_repaired_file(tmp_path: Path, broken: str) -> None:
-    """The reference wrote it, something damaged it, and both go on in what repair left."""
+    """The reference wrote the file, it was damaged, and both append to what repair kept."""
     path = tmp_path / "stream.bin"
     with GoPeer.serve(path) as server:
         write_theirs(server, made_up(40))

@@ -164,7 +164,7 @@ def test_filtering_goes_on_from_our_server_to_theirs_and_back(tmp_path: Path) ->
 
 
 def _to_commit(steps: list[Any]) -> int:
-    """How many steps behind the middle the operation ends."""
+    """How many steps after the middle the operation ends."""
     return next(n for n, step in enumerate(steps[len(steps) // 2 :]) if step[0] == "commit") + 1
 
 
@@ -193,7 +193,7 @@ def test_filters_behind_relays_of_both(theirs: tuple[GoPeer, Path], tmp_path: Pa
                 assert plain(client.entries(types=types, stop=total)) == of(entries, types)
 
 
-# --- the reference's client beside ours that filter, or are told commits ---
+# --- the reference's client beside ours with filters, or with commit reports ---
 
 
 def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
             types = {BOOKMARK, scan(path)[1].type}
             ours = [stack.enter_context(BlockingClient(*address)) for _ in range(3)]
             streamed = iter(ours[0].batches(types=types))
-            told = ours[1].batches(commits=True)
+            reported = ours[1].batches(commits=True)
             got: Got = []
             commits: Got = []
             for seed in range(131, 136):
@@ -216,9 +216,9 @@ def test_their_client_is_not_disturbed(tmp_path: Path) -> None:
                 while len(got) < len(of(entries, types)):
                     got += plain(next(streamed))
                 while len(commits) < len(entries):
-                    batch = next(told)
-                    assert told.commit_ahead is not None
-                    assert batch.next_number <= told.commit_ahead <= len(entries)
+                    batch = next(reported)
+                    assert reported.commit_ahead is not None
+                    assert batch.next_number <= reported.commit_ahead <= len(entries)
                     commits += plain(batch)
                 read: Got = []
                 for batch in ours[2].read_batches(types=types):

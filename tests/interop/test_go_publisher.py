@@ -92,7 +92,7 @@ def test_it_publishes(program: Path, tmp_path: Path) -> None:
 
 
 def pass_on(source: socket.socket, to: socket.socket, left: int) -> None:
-    """So many bytes, then the end of both."""
+    """Forward at most this many bytes, then close both connections."""
     with contextlib.suppress(OSError):
         while left and (data := source.recv(min(left, 4096))):
             to.sendall(data)

@@ -239,7 +239,7 @@ async def test_our_client_follows_their_server(tmp_path: Path) -> None:
 
 
 async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> None:
-    """One question on the first connection, and no byte of it taken for anything else."""
+    """One query on the first connection, and no byte of it read as part of anything else."""
     path = tmp_path / "theirs.bin"
     with GoPeer.serve(path) as server, trio.fail_after(PATIENCE):
         write_theirs(server, made_up(4, rollbacks=False))
@@ -320,7 +320,7 @@ async def test_our_client_behind_their_relay(written: Path, tmp_path: Path) -> N
         trio.fail_after(PATIENCE),
     ):
         async with connect(*relay.address) as client:
-            # To whoever joins while it fills its file it may send entries that are not
+            # To a client that joins while the file is being filled it may send entries that are not
             # committed, and others in their place later.
             while (await client.header()).total_entries < len(entries):
                 pass

@@ -36,7 +36,7 @@ def publish(server: GoPeer, messages: list[bytes]) -> None:
 
 
 async def test_what_both_have_together(tmp_path: Path) -> None:
-    """One of them is lost on the way, and comes back; a second run goes on behind the first."""
+    """One of them is lost and reconnects; a second run continues after the first."""
     theirs, ours = tmp_path / "theirs.bin", tmp_path / "ours.bin"
     in_thread = trio.to_thread.run_sync
 

@@ -1,4 +1,4 @@
-"""Relays of both kinds, before and behind servers of both kinds; crowds of their clients."""
+"""Relays of both kinds, upstream and downstream of servers of both kinds; crowds of clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_our_relay_of_their_server(tmp_path: Path) -> None:
             assert len(received(relay.addresses[0], 250)) == 250
             write_theirs(server, made_up(90, 10, rollbacks=False))
             entries = scan(path)
-            # Their client, behind our relay, follows live.
+            # Their client follows our relay live.
             with GoPeer.client(relay.addresses[0]) as client:
                 assert client.header()["system_id"] == 1101
                 client.start(0)
@@ -78,7 +78,7 @@ def test_chains_of_both(tmp_path: Path) -> None:
         assert len(received(second.addresses[0], total)) == total
         third = stack.enter_context(GoPeer.relay(second.addresses[0], tmp_path / "3.bin"))
         end = stack.enter_context(GoPeer.client(third.address))
-        # Nor does it keep count of what it has sent to whoever catches up while it writes.
+        # Nor does it count what it has sent to a client that catches up while it writes.
         while end.header()["total_entries"] < total:
             pass
         end.start(0)
@@ -144,23 +144,23 @@ def test_a_crowd_of_theirs_while_ours_rolls_back_restarts_and_truncates(tmp_path
 
             all_have(server.stream.total_entries)
             for seed in range(96, 100):
-                # Operations that are rolled back among them: nobody sees any of these.
+                # Operations that are rolled back among them: no client receives any of these.
                 server.stream.start_atomic_op()
                 server.stream.add_entries(7, [b"never committed"] * 100)
                 server.stream.rollback_atomic_op()
                 write_ours(server.stream, made_up(seed, 3))
             all_have(server.stream.total_entries)
         with our_server(path, port) as server:
-            # They come back by themselves, and go on where they were.
+            # They reconnect by themselves, and resume where they were.
             write_ours(server.stream, made_up(101, 3, rollbacks=False))
             all_have(server.stream.total_entries)
             before = [len(client.warnings) for client in crowd]
             server.stream.truncate(got - 10)
             write_ours(server.stream, made_up(102, 6, rollbacks=False))
             entries = scan(path)
-            # Each was told by the end of its connection; who begins anew gets what is true.
+            # Each client notices the end of its connection; a new client gets the right entries.
             deadline = time.monotonic() + PATIENCE
-            while any(len(c.warnings) <= told for c, told in zip(crowd, before, strict=True)):
+            while any(len(c.warnings) <= seen for c, seen in zip(crowd, before, strict=True)):
                 assert time.monotonic() < deadline
             answer = GoPeer.read(server.addresses[0])
             assert answer["entries"] == len(entries)
