@@ -35,7 +35,7 @@ test: setup
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 demo: setup
-	@$(PY) -m datastreamer.cli.showcase
+	@$(PY) examples/showcase.py
 
 spark-demo: setup
 	@rm -rf .spark-demo

@@ -30,15 +30,6 @@ def test_tables_are_for_terminals(made: Path) -> None:
     assert (code, shown[:13]) == (0, '{"number": 1,')
 
 
-def test_the_showcase_draws(tmp_path: Path) -> None:
-    words = ("--seconds", "1", "--rate", "30", "--history", "100")
-    code, shown = on_terminal(command(*words, module="datastreamer.cli.showcase"), tmp_path)
-    assert code == 0, shown
-    assert "One process writes 30 blocks a second" in shown
-    assert shown.count("has all") >= 3
-    assert shown.count("equal") == 3
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -14,7 +14,7 @@ from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, Running
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
 def example(name: str, *words: object) -> list[str]:
