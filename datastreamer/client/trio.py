@@ -35,7 +35,7 @@ from datastreamer.protocol.batches import (
     read,
     wait_ms,
 )
-from datastreamer.protocol.following import HashQuery, Known, RangeHash
+from datastreamer.protocol.following import HashQuery, KnownHistory, RangeHash
 from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable, Rollback, streaming
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, check_waits
@@ -373,7 +373,7 @@ class Client:
         )
         return Batches(self._link, work, cursor, on_rollback)
 
-    def follow(self, from_entry: int, known: Known) -> Batches:
+    def follow(self, from_entry: int, known: KnownHistory) -> Batches:
         """As `batches` with `commits`, from a server that can with each change of committed
         entries since the state `known`: see `Batches.begun` and `Batches.changes`.
 

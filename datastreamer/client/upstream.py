@@ -35,7 +35,7 @@ from datastreamer.protocol.following import (
     NOTHING_KNOWN,
     ChangeReceived,
     FollowBegun,
-    Known,
+    KnownHistory,
     Reports,
 )
 from datastreamer.relay.apply_changes import Applying, Rewritten, known_agreement
@@ -154,7 +154,7 @@ async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
         first = await trio.to_thread.run_sync(_first_compared, stream, common)
         known = known_agreement(stream)
         batches = client.follow(
-            first, NOTHING_KNOWN if known is None else Known(known.stream_id, known.epoch)
+            first, NOTHING_KNOWN if known is None else KnownHistory(known.stream_id, known.epoch)
         )
         # Where it went back meanwhile it refuses, or nothing comes: the next attempt sees.
         await batches.__aenter__()

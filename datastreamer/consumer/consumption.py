@@ -26,7 +26,7 @@ from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import PayloadComplete
 from datastreamer.reassembly.merge import Item, Merge, Told
 from datastreamer.reassembly.orderer import Applied, Reorg
-from datastreamer.reassembly.progress import Place, Progress
+from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Memory:
     again from before there, and with `always`, entries are compared as they pass.
     """
 
-    def __init__(self, source: str, place: Place | None, *, always: bool = False) -> None:
+    def __init__(self, source: str, place: SourceProgress | None, *, always: bool = False) -> None:
         self._source = source
         self._place = place
         self._always = always
@@ -173,7 +173,7 @@ class Memory:
             known = read
             if trail is not None and read.next_entry < trail.next_number:
                 known = trail.position(read.stream)
-            place = Place(read.next_entry, known.next_entry, known)
+            place = SourceProgress(read.next_entry, known.next_entry, known)
         return Memory(self._source, place, always=self._always)
 
     def meet(self, total: int) -> Rollback | None:
@@ -339,7 +339,7 @@ class Consumption:
         self._dirty = True
         self._saved_at = None
 
-    def to_save(self, now: float, *, at_end: bool = False) -> Progress | None:
+    def to_save(self, now: float, *, at_end: bool = False) -> ReassemblyProgress | None:
         """What is to be saved now; None: nothing is."""
         if not self._dirty or self._broken or self._amid:
             return None

@@ -46,7 +46,7 @@ from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Rollback, another_stream
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, Recovery, check_waits
-from datastreamer.reassembly.progress import Place
+from datastreamer.reassembly.progress import SourceProgress
 from datastreamer.storage.stream import DataStream
 
 # How often a file is looked at that another process writes.
@@ -93,7 +93,7 @@ class Sources:
     def __init__(
         self,
         sources: Mapping[str, Upstream | str],
-        places: Mapping[str, Place | None],
+        places: Mapping[str, SourceProgress | None],
         reading: Reading,
     ) -> None:
         self._sources = sources

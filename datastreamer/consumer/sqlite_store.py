@@ -16,7 +16,7 @@ from typing import Final
 from datastreamer.errors import CursorFailed, UntrustedFile
 from datastreamer.position import Position
 from datastreamer.reassembly.orderer import Block
-from datastreamer.reassembly.progress import Place, Progress
+from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 from datastreamer.storage.disk.access import Access, create_file, open_file
 
 _PREFIX: Final = 33
@@ -81,14 +81,16 @@ class SqliteStore:
     ) -> None:
         self.close()
 
-    def load(self) -> Progress | None:
+    def load(self) -> ReassemblyProgress | None:
         """What was saved; None where nothing was yet."""
         ask = self._database.execute
         try:
             # First: what is saved meanwhile shows when this is to be saved.
             self._saves = self._saves_there()
             places = {
-                source: Place(_unsigned(position), _unsigned(seen), Position.from_json(read))
+                source: SourceProgress(
+                    _unsigned(position), _unsigned(seen), Position.from_json(read)
+                )
                 for source, position, seen, read in ask("SELECT * FROM reassembly_place")
             }
             known = [
@@ -108,9 +110,9 @@ class SqliteStore:
             raise self._failed("cannot be read", error) from error
         if not (places or known or chain):
             return None
-        return Progress(places, known, len(known), chain)
+        return ReassemblyProgress(places, known, len(known), chain)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: ReassemblyProgress) -> None:
         """Keep it, and commit the transaction that is open."""
         database = self._database
         try:
@@ -205,7 +207,7 @@ class SqliteStore:
             )
         return count + 1
 
-    def _check_numbers(self, progress: Progress) -> None:
+    def _check_numbers(self, progress: ReassemblyProgress) -> None:
         """The chain is kept by number, in order: there they cannot stand for others."""
         for block, _ in progress.chain:
             if not 0 <= block.number <= _MOST:

@@ -74,8 +74,8 @@ async def reassemble(
 
     With `order`, which says the `Block` of a payload, the iterator gives `Applied` and `Reorg`
     instead; `after` is the parent of the first block. Those that wait for a parent take up to the
-    `budget` once more; above that the furthest ahead is `Refused`. All other events go to
-    `on_event`, which is waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Refused`,
+    `budget` once more; above that the furthest ahead is `Rejected`. All other events go to
+    `on_event`, which is waited for: `Conflict`, `Malformed`, `Dropped`, `Gap`, `Rejected`,
     `SourceLost`, `SourceBack`, `SourceRolledBack` and `SourceFailed`; without it the last four are
     logged. `subscribe`, `reorg_threshold`, `budget` and `max_age` are the `Reassembler`'s; of
     several upstreams payloads stay known for 100,000 further ones at least, and without `follow`

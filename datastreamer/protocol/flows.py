@@ -42,7 +42,7 @@ from datastreamer.protocol.following import (
     FollowBegun,
     FollowStart,
     HashQuery,
-    Known,
+    KnownHistory,
     RangeHash,
 )
 from datastreamer.protocol.messages import (
@@ -227,7 +227,7 @@ class Streaming:
         types: tuple[int, ...] | None = None,
         *,
         commits: bool = False,
-        known: Known | None = None,
+        known: KnownHistory | None = None,
     ) -> None:
         self._command: (
             Start

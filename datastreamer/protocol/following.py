@@ -38,14 +38,14 @@ _RANGE_HASH = struct.Struct(">QQQQI")
 _PLAIN_SIZE: Final = 16
 
 
-class Known(NamedTuple):
+class KnownHistory(NamedTuple):
     """A state of a stream, by its id and epoch, with which all entries of a copy agree."""
 
     stream_id: bytes
     epoch: int
 
 
-NOTHING_KNOWN: Final = Known(bytes(STREAM_ID_SIZE), 0)
+NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class FollowStart:
     """As `CommitStart`, with a report of each change of committed entries since `known`."""
 
     from_entry: int
-    known: Known = NOTHING_KNOWN
+    known: KnownHistory = NOTHING_KNOWN
 
     def __str__(self) -> str:
         return f"Start from entry {self.from_entry}, with changes since epoch {self.known.epoch}"
@@ -208,5 +208,5 @@ def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] |
     end = at + layout.size
     if command == COMMAND_FOLLOW_START:
         from_entry, stream_id, epoch = fields
-        return FollowStart(from_entry, Known(stream_id, epoch)), end
+        return FollowStart(from_entry, KnownHistory(stream_id, epoch)), end
     return HashQuery(*fields), end

@@ -32,7 +32,7 @@ from datastreamer.protocol.filter.history import ChosenTrail
 from datastreamer.protocol.filter.messages import servable
 from datastreamer.protocol.filter.reads import ChosenReading
 from datastreamer.protocol.flows import Flow, Streaming
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, Known
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail
 
 Reading: TypeAlias = Streaming | BatchReading | ChosenReading
@@ -78,7 +78,7 @@ class Resumable:
         careful: bool = True,
         batched: Limits | None = None,
         commits: bool = False,
-        known: Known | None = None,
+        known: KnownHistory | None = None,
     ) -> None:
         if isinstance(start, int) and stop is not None and stop < start:
             raise BadRange(f"entries from {start} to {stop} run backwards")
@@ -442,7 +442,7 @@ def streaming(
     careful: bool = True,
     batched: Limits | None = None,
     commits: bool = False,
-    known: Known | None = None,
+    known: KnownHistory | None = None,
 ) -> Resumable:
     """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`,
     `BadBookmark`."""

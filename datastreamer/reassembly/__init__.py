@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.orderer import Block as Block
     from datastreamer.reassembly.orderer import Gap as Gap
     from datastreamer.reassembly.orderer import Orderer as Orderer
-    from datastreamer.reassembly.orderer import Refused as Refused
+    from datastreamer.reassembly.orderer import Rejected as Rejected
     from datastreamer.reassembly.orderer import Reorg as Reorg
     from datastreamer.reassembly.producer import Producer as Producer
     from datastreamer.reassembly.splitter import Splitter as Splitter
@@ -36,7 +36,7 @@ _NAMES = {
     "_reassembler": ("Reassembler",),
     "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
     "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
-    "orderer": ("Applied", "Block", "Gap", "Orderer", "Refused", "Reorg"),
+    "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
     "producer": ("Producer",),
     "splitter": ("Splitter",),
 }

@@ -10,7 +10,7 @@ cdef bytes id_of(Node* payload)
 cdef bytes key_of(Node* prefix)
 
 
-cdef class Source:
+cdef class LedgerSource:
     cdef str name
     cdef uint16_t number
     cdef uint64_t next         # where it goes on; everything before has been received
@@ -42,11 +42,11 @@ cdef class Ledger:
     cdef uint32_t _shares_capacity
     cdef dict _by_name
     cdef object _last_name
-    cdef Source _last_source
+    cdef LedgerSource _last_source
 
     cdef int _enter(self) except -1
     cdef tuple _told(self)
-    cdef Source _source(self, name)
+    cdef LedgerSource _source(self, name)
     cdef int _open_share(self, uint32_t number) except -1
     cdef int _resume(self, resume) except -1
     cdef void _keep_known(self, uint32_t payload) noexcept
@@ -64,11 +64,11 @@ cdef class Ledger:
     cdef void _charge_message(self, Message* message) noexcept
     cdef void _free_message(self, Message* message) noexcept
     cdef void _free_messages(self, Node* node) noexcept
-    cdef int _hold(self, uint32_t item, Source source, uint64_t position) except -1
+    cdef int _hold(self, uint32_t item, LedgerSource source, uint64_t position) except -1
     cdef void _drop_hold(self, uint32_t at) noexcept
     cdef void _leave_flight(self, uint32_t item) noexcept
     cdef void _adopt(self, uint32_t payload, uint32_t prefix) noexcept
     cdef int _join(self, uint32_t payload, uint32_t prefix) except -1
-    cdef void _move_on(self, Source source, uint64_t next_) noexcept
-    cdef object _position(self, Source source)
+    cdef void _move_on(self, LedgerSource source, uint64_t next_) noexcept
+    cdef object _position(self, LedgerSource source)
     cdef tuple _prefixes(self, Node* payload)

@@ -42,7 +42,7 @@ cdef bytes key_of(Node* prefix):
 
 
 @cython.final
-cdef class Source:
+cdef class LedgerSource:
     """What is known of one source."""
 
     def __dealloc__(self):
@@ -114,12 +114,12 @@ cdef class Ledger:
         """From where `source` has to be read again to have all that is unfinished; None: it
         has not given a position. What it had sent twice, or another source had sent before
         it, counts too: any one source can be lost."""
-        cdef Source found = self._by_name.get(source)
+        cdef LedgerSource found = self._by_name.get(source)
         return None if found is None or not found.placed else self._position(found)
 
     def positions(self):
         """`position` of every source that has any."""
-        cdef Source found
+        cdef LedgerSource found
         return {found.name: self._position(found) for found in self._sources if found.placed}
 
     def known(self):
@@ -149,7 +149,7 @@ cdef class Ledger:
 
         `known=False` leaves out what was given out, for who keeps that event by event.
         """
-        cdef Source found
+        cdef LedgerSource found
         return Checkpoint(
             self.positions(),
             {found.name: max(found.next, found.seen_before)
@@ -159,7 +159,7 @@ cdef class Ledger:
 
     def stats(self):
         """Counts so far, and what is in flight now."""
-        cdef Source found
+        cdef LedgerSource found
         return Stats(
             in_flight=self._in_flight,
             messages=self._messages,
@@ -191,8 +191,8 @@ cdef class Ledger:
         self._events.clear()
         return events
 
-    cdef Source _source(self, name):
-        cdef Source found
+    cdef LedgerSource _source(self, name):
+        cdef LedgerSource found
         if name is self._last_name and self._last_source is not None:
             return self._last_source
         found = self._by_name.get(name)
@@ -201,7 +201,7 @@ cdef class Ledger:
                 raise TypeError(f"a source is named by a str, not {type(name).__name__}")
             if len(self._sources) >= 0xFFFF:
                 raise UsageError("more than 65,535 sources; name them by where they come from")
-            found = Source.__new__(Source)
+            found = LedgerSource.__new__(LedgerSource)
             found.name = str(name)
             found.number = <uint16_t>len(self._sources)
             self._open_share(found.number)
@@ -226,7 +226,7 @@ cdef class Ledger:
         return 0
 
     cdef int _resume(self, resume) except -1:
-        cdef Source source
+        cdef LedgerSource source
         cdef uint32_t payload, prefix
         cdef bytes key
         for name, position in resume.positions.items():
@@ -375,7 +375,7 @@ cdef class Ledger:
         cdef uint64_t messages_before = self._messages
         cdef uint64_t bytes_before = self._message_bytes
         cdef object missing = None if waiting else node.part.payload.missing
-        cdef Source source
+        cdef LedgerSource source
         positions = {}
         while hold != NONE:
             source = self._sources[hold_at(&self._holds, hold).source]
@@ -485,7 +485,7 @@ cdef class Ledger:
         free(part.index)
         part.index = NULL
 
-    cdef int _hold(self, uint32_t item, Source source, uint64_t position) except -1:
+    cdef int _hold(self, uint32_t item, LedgerSource source, uint64_t position) except -1:
         """The source has to be read from `position` again as long as this is in flight."""
         cdef Node* node = node_at(&self._nodes, item)
         cdef uint32_t at = node.holds
@@ -513,7 +513,7 @@ cdef class Ledger:
         return 0
 
     cdef void _drop_hold(self, uint32_t at) noexcept:
-        cdef Source source = <Source>self._sources[hold_at(&self._holds, at).source]
+        cdef LedgerSource source = <LedgerSource>self._sources[hold_at(&self._holds, at).source]
         heap_remove(&source.heap, &self._holds, at)
         slab_give(&self._holds, at)
         self._used -= HOLD_CHARGE
@@ -569,17 +569,17 @@ cdef class Ledger:
         while hold != NONE:
             next_ = hold_at(&self._holds, hold).next
             source = self._sources[hold_at(&self._holds, hold).source]
-            self._hold(payload, <Source>source, hold_at(&self._holds, hold).position)
+            self._hold(payload, <LedgerSource>source, hold_at(&self._holds, hold).position)
             self._drop_hold(hold)
             hold = next_
         return 0
 
-    cdef void _move_on(self, Source source, uint64_t next_) noexcept:
+    cdef void _move_on(self, LedgerSource source, uint64_t next_) noexcept:
         if source.next < source.seen_before <= next_ and self._replaying:
             self._replaying -= 1
         source.next = next_
 
-    cdef object _position(self, Source source):
+    cdef object _position(self, LedgerSource source):
         if source.heap.count:
             return min(hold_at(&self._holds, source.heap.holds[0]).position, source.next)
         return source.next

@@ -19,7 +19,7 @@ from libc.string cimport memcmp
 
 from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, get_u32
-from datastreamer.reassembly._ledger cimport Ledger, Source, id_of
+from datastreamer.reassembly._ledger cimport Ledger, LedgerSource, id_of
 from datastreamer.reassembly._shares cimport (
     header_weight, message_weight, share_lose, share_sent, share_sent_again,
 )
@@ -141,7 +141,7 @@ cdef class Reassembler(Ledger):
     # One message
 
     cdef int _take(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
-                   Py_ssize_t value_size, Source source, uint64_t position,
+                   Py_ssize_t value_size, LedgerSource source, uint64_t position,
                    bint placed) except -1:
         cdef str wrong
         self._work_count = 0  # whatever an error left there
@@ -181,7 +181,7 @@ cdef class Reassembler(Ledger):
         return 0
 
     cdef int _take_header(self, const uint8_t* key, const uint8_t* value, Py_ssize_t size,
-                          Source source, uint64_t position, bint placed) except -1:
+                          LedgerSource source, uint64_t position, bint placed) except -1:
         cdef uint32_t payload = self._find(key)
         cdef uint64_t records = hashed(self._secret, value, size)
         cdef Node* node
@@ -208,7 +208,7 @@ cdef class Reassembler(Ledger):
         return self._settle(payload, source, position, placed)
 
     cdef int _take_part(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
-                        Py_ssize_t value_size, Source source, uint64_t position,
+                        Py_ssize_t value_size, LedgerSource source, uint64_t position,
                         bint placed) except -1:
         cdef uint32_t prefix = self._find(key)
         cdef uint32_t payload
@@ -268,7 +268,7 @@ cdef class Reassembler(Ledger):
 
     cdef int _take_late(self, uint32_t prefix, uint32_t hash_, const uint8_t* key,
                         Py_ssize_t key_size, const uint8_t* value, Py_ssize_t value_size,
-                        Source source, uint64_t position, bint placed) except -1:
+                        LedgerSource source, uint64_t position, bint placed) except -1:
         """A message of a payload that was given out."""
         cdef Node* node = node_at(&self._nodes, prefix)
         cdef PrefixPart* part = &node.part.prefix
@@ -302,7 +302,7 @@ cdef class Reassembler(Ledger):
             source.duplicates += 1
         return 0
 
-    cdef inline int _seen_again(self, uint32_t payload, Source source, uint64_t position,
+    cdef inline int _seen_again(self, uint32_t payload, LedgerSource source, uint64_t position,
                                 bint placed) except -1:
         """A source has sent again what is there: it could be read again for that too."""
         cdef Node* node = node_at(&self._nodes, payload)
@@ -326,7 +326,7 @@ cdef class Reassembler(Ledger):
         return None
 
     cdef bint _refused(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* value, Py_ssize_t size, Source source, uint64_t position,
+                       const uint8_t* value, Py_ssize_t size, LedgerSource source, uint64_t position,
                        bint placed) except -1:
         """Whether a header announces what belongs to another payload; says so."""
         cdef Py_ssize_t at = 0
@@ -345,7 +345,7 @@ cdef class Reassembler(Ledger):
         return False
 
     cdef int _announce(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* value, Py_ssize_t size, Source source, uint64_t position,
+                       const uint8_t* value, Py_ssize_t size, LedgerSource source, uint64_t position,
                        bint placed) except -1:
         """Take a header's records; prefixes with messages that wait are put into `_work`."""
         cdef Py_ssize_t at = 0
@@ -383,7 +383,7 @@ cdef class Reassembler(Ledger):
             at += RECORD_SIZE
         return 0
 
-    cdef int _settle(self, uint32_t payload, Source source, uint64_t position,
+    cdef int _settle(self, uint32_t payload, LedgerSource source, uint64_t position,
                      bint placed) except -1:
         """Count the messages that waited for what is announced now; complete what is whole."""
         cdef uint32_t prefix
@@ -455,7 +455,7 @@ cdef class Reassembler(Ledger):
 
     # The end of a payload
 
-    cdef int _complete(self, uint32_t payload, Source source, uint64_t position,
+    cdef int _complete(self, uint32_t payload, LedgerSource source, uint64_t position,
                        bint placed) except -1:
         cdef Node* node = node_at(&self._nodes, payload)
         cdef list parts = self._parts(node)
@@ -590,7 +590,7 @@ cdef class Reassembler(Ledger):
 
     # Events
 
-    cdef int _malformed(self, const uint8_t* key, Py_ssize_t key_size, str why, Source source,
+    cdef int _malformed(self, const uint8_t* key, Py_ssize_t key_size, str why, LedgerSource source,
                         uint64_t position, bint placed) except -1:
         if source is not None:
             source.malformed += 1
@@ -599,7 +599,7 @@ cdef class Reassembler(Ledger):
                                       position if placed else None))
         return 0
 
-    cdef int _excess(self, Node* prefix, const uint8_t* key, Py_ssize_t key_size, Source source,
+    cdef int _excess(self, Node* prefix, const uint8_t* key, Py_ssize_t key_size, LedgerSource source,
                      uint64_t position, bint placed) except -1:
         return self._malformed(
             key, key_size,
@@ -608,7 +608,7 @@ cdef class Reassembler(Ledger):
         )
 
     cdef int _conflict(self, str what, const uint8_t* key, Py_ssize_t key_size,
-                       const uint8_t* prefix, uint32_t payload, Source source,
+                       const uint8_t* prefix, uint32_t payload, LedgerSource source,
                        uint64_t position, bint placed) except -1:
         cdef Node* node = node_at(&self._nodes, payload)
         if source is not None:
@@ -656,7 +656,7 @@ cdef class _Received:
         cdef const uint8_t* p
         cdef Py_ssize_t size, key_size, i
         cdef uint64_t position
-        cdef Source source
+        cdef LedgerSource source
         cdef Reassembler into = self.into
         into._enter()
         try:

@@ -1,7 +1,7 @@
 """Batches of several sources in, whole payloads out, in order where that is wanted; and at each
 moment what to keep so that a later run goes on behind what was given out.
 
-Owns what `Progress` says at which moment. What a message means is the reassembler's, what
+Owns what `ReassemblyProgress` says at which moment. What a message means is the reassembler's, what
 follows what the orderer's. Knows batches and numbers; must not know streams or clocks.
 """
 
@@ -21,9 +21,9 @@ from datastreamer.position import Position
 from datastreamer.reassembly._reassembler import Reassembler
 from datastreamer.reassembly.checkpoint import Checkpoint, Stats
 from datastreamer.reassembly.events import Conflict, Event, PayloadComplete
-from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Refused, Reorg
+from datastreamer.reassembly.orderer import Applied, Block, Gap, Orderer, Rejected, Reorg
 from datastreamer.reassembly.producer import MESSAGE_TYPE
-from datastreamer.reassembly.progress import Name, Place, Progress
+from datastreamer.reassembly.progress import Name, ReassemblyProgress, SourceProgress
 
 _PART_BYTES: Final = 128
 """What a part costs beside its own bytes, as Python's objects."""
@@ -50,7 +50,7 @@ class Payload:
     complete: PayloadComplete | None
 
 
-Told = Event | Applied[Payload] | Reorg[Payload] | Gap | Refused[Payload]
+Told = Event | Applied[Payload] | Reorg[Payload] | Gap | Rejected[Payload]
 """What comes of a batch."""
 
 Item = PayloadComplete | Applied[Payload] | Reorg[Payload]
@@ -76,13 +76,13 @@ class Merge:
         reorg_threshold: int = 1000,
         budget: int = 1 << 30,
         max_age: float | None = 600.0,
-        resume: Progress | None = None,
+        resume: ReassemblyProgress | None = None,
     ) -> None:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
             raise UsageError(
                 f"messages are entries of one type that is no bookmark's, not of {type}"
             )
-        before = Progress() if resume is None else resume
+        before = ReassemblyProgress() if resume is None else resume
         known = reorg_threshold
         if order is not None:
             # A later run reads the chain's payloads again, and those that came between them.
@@ -116,14 +116,14 @@ class Merge:
         self.conflicts: Counter[str] = Counter()
         self._seconds = {name: Tally("datastreamer_reassembly_seconds") for name in self._sources}
 
-    def place(self, source: str) -> Place | None:
+    def place(self, source: str) -> SourceProgress | None:
         """Where a source goes on; None: it has not been read."""
         return self._places.get(source)
 
     def begin(self, source: str, read: Position) -> None:
         """A source that had no place begins there."""
         if source not in self._places:
-            self._places[source] = Place(read.next_entry, read.next_entry, read)
+            self._places[source] = SourceProgress(read.next_entry, read.next_entry, read)
             if self._ordering is not None:
                 self._ordering.begin(source, read.next_entry)
 
@@ -148,7 +148,7 @@ class Merge:
             seen = self._reassembler.checkpoint(known=False).seen
             if read.next_entry >= seen.get(source, 0):
                 del self._back[source]
-        self._places[source] = Place(read.next_entry, read.next_entry, read)
+        self._places[source] = SourceProgress(read.next_entry, read.next_entry, read)
 
     def expire(self, now: float) -> Iterator[Told]:
         """Tell the time where nothing comes."""
@@ -162,9 +162,9 @@ class Merge:
         """
         self._floors[source] = min(self._floors.get(source, 0), read.next_entry)
         self._back[source] = read.next_entry
-        self._places[source] = Place(read.next_entry, read.next_entry, read)
+        self._places[source] = SourceProgress(read.next_entry, read.next_entry, read)
 
-    def progress(self) -> Progress:
+    def progress(self) -> ReassemblyProgress:
         """What to keep once everything that was given so far has been dealt with."""
         positions = self._positions()
         seen = self._reassembler.checkpoint(known=False).seen
@@ -176,12 +176,12 @@ class Merge:
             position = positions[name]
             furthest = seen.get(name, place.seen)
             furthest = max(position, min(furthest, self._back.get(name, furthest)))
-            places[name] = Place(position, furthest, place.read)
+            places[name] = SourceProgress(position, furthest, place.read)
         known = list(self._given.fresh)
         count = self._given.needed(self._reassembler.known_count, read_again)
         if self._ordering is None:
-            return Progress(places, known, count)
-        return Progress(places, known, count, *self._ordering.changed())
+            return ReassemblyProgress(places, known, count)
+        return ReassemblyProgress(places, known, count, *self._ordering.changed())
 
     def kept(self) -> None:
         """What `progress` said is kept."""
@@ -296,7 +296,7 @@ class _Ordering:
         after: bytes | None,
         threshold: int,
         budget: int,
-        before: Progress,
+        before: ReassemblyProgress,
         given: _Given,
     ) -> None:
         self.block_of = order
@@ -356,10 +356,10 @@ class _Ordering:
                     self._apply([told.block])
                 case Reorg():
                     self._apply([each for each, _ in told.applied])
-                case Refused(why="room"):
+                case Rejected(why="room"):
                     # A later run reads it again: here it cannot come a second time.
                     self._payloads.pop(self._held[told.block.hash].name[0], None)
-                case Refused():
+                case Rejected():
                     self._settle(told.block.hash)
             # Before it is given: what is kept then is already without them.
             self._settle_old()

@@ -62,7 +62,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Generic[T]):
+class Rejected(Generic[T]):
     """A block that is given up: it will not be applied unless it comes again.
 
     `why` is "old": it, or the place where its branch leaves the chain, is further down than
@@ -75,7 +75,7 @@ class Refused(Generic[T]):
     payload: T
 
 
-class _Known(NamedTuple, Generic[T]):
+class _KnownBlock(NamedTuple, Generic[T]):
     block: Block
     payload: T
 
@@ -118,12 +118,12 @@ class Orderer(Generic[T]):
         self._most_waiting = most_waiting
         self._budget = budget
         self._size_of = size_of
-        self._known: dict[bytes, _Known[T]] = {}
+        self._known: dict[bytes, _KnownBlock[T]] = {}
         self._chain: OrderedDict[bytes, None] = OrderedDict()  # of hashes, the oldest first
         self._by_number: dict[int, set[bytes]] = {}
         self._lowest = 0
         self._head: Block | None = None
-        self._waiting: dict[bytes, dict[bytes, _Known[T]]] = {}  # by the parent's hash
+        self._waiting: dict[bytes, dict[bytes, _KnownBlock[T]]] = {}  # by the parent's hash
         self._waits_for: dict[bytes, bytes] = {}
         self._sizes: dict[bytes, int] = {}  # of those that wait
         self._waiting_bytes = 0
@@ -131,12 +131,12 @@ class Orderer(Generic[T]):
         for block, payload in applied:
             if self._head is None:
                 self._after = block.parent
-                self._put_fork(_Known(block, payload))
+                self._put_fork(_KnownBlock(block, payload))
             elif block.parent != self._head.hash or block.number != self._head.number + 1:
                 raise UsageError(
                     f"no chain: block {block.number} does not follow block {self._head.number}"
                 )
-            self._put(_Known(block, payload))
+            self._put(_KnownBlock(block, payload))
             self._chain[block.hash] = None
             self._head = block
         if self._head is not None:
@@ -172,22 +172,22 @@ class Orderer(Generic[T]):
 
     def receive(
         self, block: Block, payload: T, source: str | None = None
-    ) -> list[Applied[T] | Reorg[T] | Gap | Refused[T]]:
+    ) -> list[Applied[T] | Reorg[T] | Gap | Rejected[T]]:
         """Take a block; gives what is to be done now, in order. A block that is known, or
         waits, is nothing new. `UsageError`: its parent is itself."""
         if block.hash == block.parent:
             raise UsageError(f"block 0x{block.hash.hex()} is its own parent")
-        events: list[Applied[T] | Reorg[T] | Gap | Refused[T]] = []
+        events: list[Applied[T] | Reorg[T] | Gap | Rejected[T]] = []
         if block.hash in self._known or block.hash in self._waits_for:
             return events
         fits = self._is_first(block) or block.parent in self._known
         if not fits and self._head is not None and block.number <= self._floor():
-            return [Refused("old", block, payload)]
+            return [Rejected("old", block, payload)]
         if not fits:
             if not self._waits_for or block.number < self._lowest_waiting:
                 self._lowest_waiting = block.number
             told = block.parent in self._waiting or block.parent in self._waits_for
-            self._waiting.setdefault(block.parent, {})[block.hash] = _Known(block, payload)
+            self._waiting.setdefault(block.parent, {})[block.hash] = _KnownBlock(block, payload)
             self._waits_for[block.hash] = block.parent
             if self._size_of is not None:
                 self._sizes[block.hash] = size = self._size_of(payload)
@@ -197,7 +197,7 @@ class Orderer(Generic[T]):
             while self._too_much():
                 events.append(self._give_up_furthest())
             return events
-        ready = [_Known(block, payload)]
+        ready = [_KnownBlock(block, payload)]
         while ready:
             found = ready.pop()
             # Of children of one parent the first to come is taken first.
@@ -218,7 +218,7 @@ class Orderer(Generic[T]):
         return self._head.number - self._threshold
 
     def _take(
-        self, found: _Known[T], events: list[Applied[T] | Reorg[T] | Gap | Refused[T]]
+        self, found: _KnownBlock[T], events: list[Applied[T] | Reorg[T] | Gap | Rejected[T]]
     ) -> bool:
         """Put a block behind its parent, which is known; False where it does not follow it."""
         block = found.block
@@ -229,7 +229,7 @@ class Orderer(Generic[T]):
         else:
             parent = self._known[block.parent].block
             if block.heavy <= parent.heavy or block.number != parent.number + 1:
-                events.append(Refused("weight", *found))
+                events.append(Rejected("weight", *found))
                 return False
         self._put(found)
         if self._head is None or block.parent == self._head.hash:
@@ -240,23 +240,23 @@ class Orderer(Generic[T]):
             events.append(self._reorg(found))
         return True
 
-    def _put_fork(self, first: _Known[T]) -> None:
+    def _put_fork(self, first: _KnownBlock[T]) -> None:
         """Have the first block's parent to fork from: it is never rolled back."""
         self._lowest = first.block.number - 1
         before = Block(self._lowest, first.block.parent, b"", -1)
-        self._put(_Known(before, first.payload))
+        self._put(_KnownBlock(before, first.payload))
         self._chain[before.hash] = None
 
-    def _put(self, found: _Known[T]) -> None:
+    def _put(self, found: _KnownBlock[T]) -> None:
         self._known[found.block.hash] = found
         self._by_number.setdefault(found.block.number, set()).add(found.block.hash)
 
-    def _reorg(self, found: _Known[T]) -> Reorg[T] | Refused[T]:
+    def _reorg(self, found: _KnownBlock[T]) -> Reorg[T] | Rejected[T]:
         applied = [found]
         while applied[-1].block.parent not in self._chain:
             parent = self._known.get(applied[-1].block.parent)
             if parent is None:
-                return Refused("old", *found)
+                return Rejected("old", *found)
             applied.append(parent)
         fork = applied[-1].block.parent
         rolled_back = []
@@ -269,7 +269,7 @@ class Orderer(Generic[T]):
         self._head = found.block
         return Reorg([(b, p) for b, p in rolled_back], [(b, p) for b, p in applied])
 
-    def _forget(self) -> list[Refused[T]]:
+    def _forget(self) -> list[Rejected[T]]:
         """Forget blocks too old to be rolled back to, and give up what waits below them."""
         assert self._head is not None
         floor = self._floor()
@@ -286,7 +286,7 @@ class Orderer(Generic[T]):
             self._give_up(known.block)
         numbers = [known.block.number for known in all_waiting if known.block.number > floor]
         self._lowest_waiting = min(numbers, default=0)
-        return [Refused("old", *known) for known in waited]
+        return [Rejected("old", *known) for known in waited]
 
     def _too_much(self) -> bool:
         waiting = len(self._waits_for)
@@ -305,10 +305,10 @@ class Orderer(Generic[T]):
         if not siblings:
             del self._waiting[parent]
 
-    def _give_up_furthest(self) -> Refused[T]:
+    def _give_up_furthest(self) -> Rejected[T]:
         known = max(
             (known for children in self._waiting.values() for known in children.values()),
             key=lambda known: (known.block.number, known.block.hash),
         )
         self._give_up(known.block)
-        return Refused("room", *known)
+        return Rejected("room", *known)

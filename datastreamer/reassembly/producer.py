@@ -18,7 +18,7 @@ MESSAGE_TYPE: Final = 0x10
 """The type of the entries that hold messages, unless said otherwise."""
 
 
-class Operation(Protocol):
+class PayloadOperation(Protocol):
     """What is asked of an atomic operation."""
 
     def add_bookmark(self, key: bytes) -> int: ...
@@ -61,7 +61,7 @@ class Producer:
         """
         # Everything that can be wrong with it shows before the operation begins.
         entries = [pack_message(*message) for message in self._splitter.split(id, parts)]
-        operation: Operation
+        operation: PayloadOperation
         with self._stream.atomic_op() as operation:
             operation.add_bookmark(id[:MAX_BOOKMARK_SIZE])
             return operation.add_entries(self._type, entries)

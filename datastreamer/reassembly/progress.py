@@ -17,7 +17,7 @@ Name: TypeAlias = tuple[bytes, tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceProgress:
     """Where one source stands. It is read again from entry `position` on; `seen` is how far it
     had been read, and `read` how far in whole batches, with what tells its history from another.
     """
@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReassemblyProgress:
     """Where a reassembly goes on, and what it must not give out again.
 
     To be kept: `places` by source (those of other sources stay); `known`, the payloads given
@@ -40,7 +40,7 @@ class Progress:
     When it is loaded, `known` and `chain` are all that was kept.
     """
 
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, SourceProgress] = field(default_factory=dict)
     known: Sequence[Name] = ()
     known_count: int = 0
     chain: Sequence[tuple[Block, Name]] = ()
@@ -53,8 +53,8 @@ class ReassemblyStore(Protocol):
     The Trio version calls both in a thread, one at a time; what they raise ends the iteration.
     """
 
-    def load(self) -> Progress | None:
+    def load(self) -> ReassemblyProgress | None:
         """What was saved, all together; None where nothing was yet."""
 
-    def save(self, progress: Progress) -> None:
-        """Keep this, beside what `Progress` says stays: all of it, or nothing."""
+    def save(self, progress: ReassemblyProgress) -> None:
+        """Keep this, beside what `ReassemblyProgress` says stays: all of it, or nothing."""

@@ -16,6 +16,7 @@ from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.protocol.retry import MOST_SECONDS
+from datastreamer.zkevm.keys import BookmarkName, Kind
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 ON_ERROR: Final[dict[Mode, OnError]] = {
@@ -48,18 +49,11 @@ _NOT_TOLD: Final = (
 )
 
 
-class Mark(NamedTuple):
-    """A place in a stream that a block's or a batch's bookmark names."""
-
-    kind: Literal["block", "batch"]
-    number: int
-
-
-Offset: TypeAlias = int | Mark
+Offset: TypeAlias = int | BookmarkName
 """The number of an entry, or the place of a block or batch."""
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """A server's address."""
 
     host: str
@@ -86,7 +80,7 @@ class Options:
     """The options of a query. Made by `read_options`; either `paths` or `servers` are given."""
 
     paths: tuple[str, ...] = ()
-    servers: tuple[Address, ...] = ()
+    servers: tuple[ServerAddress, ...] = ()
     table: str = ENTRIES
     mode: Mode = "FAILFAST"
     start: Offset = 0
@@ -205,17 +199,17 @@ class _Texts:
             raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
         return (*((one,) if one else ()), *paths)
 
-    def servers(self) -> tuple[Address, ...]:
+    def servers(self) -> tuple[ServerAddress, ...]:
         text = self._texts.get("server", "")
         return tuple(self._address(part.strip()) for part in text.split(",") if part.strip())
 
-    def _address(self, text: str) -> Address:
+    def _address(self, text: str) -> ServerAddress:
         if text.startswith("unix:") and text != "unix:":
-            return Address(text, 0)
+            return ServerAddress(text, 0)
         found = _ADDRESS.fullmatch(text)
         if found is None or not 0 < int(found["port"]) < 1 << 16:
             raise self._bad("server", "HOST:PORT, or several of them with commas between")
-        return Address(found["v6"] or found["host"], int(found["port"]))
+        return ServerAddress(found["v6"] or found["host"], int(found["port"]))
 
     def choice(
         self, name: str, choices: tuple[str, ...], default: str, *, upper: bool = False
@@ -232,7 +226,7 @@ class _Texts:
         if text == word:
             return cast("int", default)
         if found is not None and _is_number(found[2], U64_MAX):
-            return Mark(cast("Literal['block', 'batch']", found[1]), int(found[2]))
+            return BookmarkName(cast("Kind", found[1]), int(found[2]))
         if _is_number(text, U64_MAX):
             return int(text)
         raise self._bad(name, f"{word}, an entry's number, block:N or batch:N")

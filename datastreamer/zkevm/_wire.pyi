@@ -10,7 +10,7 @@ from datastreamer.zkevm.schema import Message
 
 _T = TypeVar("_T", bound=NamedTuple)
 
-class Layout(Generic[_T]):
+class MessageCodec(Generic[_T]):
     def __init__(
         self, cls: type[_T], message: Message, enums: Mapping[str, type[IntEnum]]
     ) -> None: ...

@@ -1,7 +1,7 @@
 """Protobuf messages to tuples and back, by a table of their fields.
 
 Owns the wire format of flat messages of numbers, bytes and one text. Knows no streams and
-no event: what is read and written is said by the `schema` that a `Layout` is made from.
+no event: what is read and written is said by the `schema` that a `MessageCodec` is made from.
 
 Reading follows proto3: fields in any order, the last of several counts, unknown fields are
 skipped, numbers are cut to the width of their field. More strictly than that, a known field
@@ -26,10 +26,10 @@ cdef tuple _WIRE_NAMES = ("a varint", "8 bytes", "bytes with a length", "a group
                           "the end of a group", "4 bytes", "wire type 6", "wire type 7")
 
 
-cdef class Layout:
+cdef class MessageCodec:
     """How messages of one kind are read and written.
 
-    ``Layout(cls, schema.Message, {field name: enum})``: `cls` is a NamedTuple with the
+    ``MessageCodec(cls, schema.Message, {field name: enum})``: `cls` is a NamedTuple with the
     message's fields in order, all with defaults.
     """
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.errors import BadEvent, DecodeFailed
 from datastreamer.zkevm import events, fixed
-from datastreamer.zkevm._wire import Layout
+from datastreamer.zkevm._wire import MessageCodec
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, MESSAGES, TYPE_BOOK_MARK
 
 Event: TypeAlias = (
@@ -26,7 +26,7 @@ Event: TypeAlias = (
     | fixed.StartL2Block
     | fixed.L2Tx
     | fixed.EndL2Block
-    | fixed.UpdateGER
+    | fixed.FixedUpdateGER
 )
 
 _ENUMS: Final[dict[str, dict[str, Any]]] = {
@@ -34,8 +34,8 @@ _ENUMS: Final[dict[str, dict[str, Any]]] = {
     "BatchStart": {"type": events.BatchType},
 }
 # By entry type, the layouts of streams of version 2 and later ...
-LAYOUTS: Final[dict[int, Layout[Any]]] = {
-    number: Layout(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
+CODECS: Final[dict[int, MessageCodec[Any]]] = {
+    number: MessageCodec(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
     for number, message in MESSAGES.items()
 }
 
@@ -50,27 +50,32 @@ class _Codec(NamedTuple):
 
 # ... and both generations in one form.
 _PROTOBUF: Final = {
-    number: _Codec(layout.name, layout.read, layout.write) for number, layout in LAYOUTS.items()
+    number: _Codec(layout.name, layout.read, layout.write) for number, layout in CODECS.items()
 }
 _FIXED: Final = {
     TYPE_BOOK_MARK: _Codec("BookMark", fixed.unpack_mark, fixed.pack_mark),
     **{
-        number: _Codec(cls.__name__, cls.unpack, cls.pack)
+        number: _Codec(cls.__name__.removeprefix("Fixed"), cls.unpack, cls.pack)
         for number, cls in (
             (fixed.TYPE_START_L2_BLOCK, fixed.StartL2Block),
             (fixed.TYPE_L2_TX, fixed.L2Tx),
             (fixed.TYPE_END_L2_BLOCK, fixed.EndL2Block),
-            (fixed.TYPE_UPDATE_GER, fixed.UpdateGER),
+            (fixed.TYPE_UPDATE_GER, fixed.FixedUpdateGER),
         )
     },
 }
 _TYPES: Final[dict[type, int]] = {
-    **{layout.cls: number for number, layout in LAYOUTS.items()},
+    **{layout.cls: number for number, layout in CODECS.items()},
     fixed.StartL2Block: fixed.TYPE_START_L2_BLOCK,
     fixed.L2Tx: fixed.TYPE_L2_TX,
     fixed.EndL2Block: fixed.TYPE_END_L2_BLOCK,
-    fixed.UpdateGER: fixed.TYPE_UPDATE_GER,
+    fixed.FixedUpdateGER: fixed.TYPE_UPDATE_GER,
 }
+
+
+def event_name(event: Event) -> str:
+    """The name of the event's kind, which is the same in all versions."""
+    return "UpdateGER" if isinstance(event, fixed.FixedUpdateGER) else type(event).__name__
 
 
 def _codecs(version: int) -> dict[int, _Codec]:

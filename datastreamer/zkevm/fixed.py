@@ -212,7 +212,7 @@ class EndL2Block(NamedTuple):
         return cls(*_END.unpack(data))
 
 
-class UpdateGER(NamedTuple):
+class FixedUpdateGER(NamedTuple):
     """A global exit root came in outside of blocks. The first generation has no chain id."""
 
     batch_number: int
@@ -233,7 +233,7 @@ class UpdateGER(NamedTuple):
         return _pack(self, _GER, *head, self.chain_id, state_root)
 
     @classmethod
-    def unpack(cls, data: bytes) -> UpdateGER:
+    def unpack(cls, data: bytes) -> FixedUpdateGER:
         """Read either generation. Raises `ValueError` for bytes that are none."""
         if len(data) == _GER_FIRST.size:
             batch, timestamp, root, coinbase, fork, state_root = _GER_FIRST.unpack(data)

@@ -25,7 +25,7 @@ _FIXED_KINDS: Final[dict[Kind, int]] = {"block": 0, "batch": 1}
 _PROTOBUF_KINDS: Final[dict[Kind, int]] = {"block": 2, "batch": 1}
 
 
-class Mark(NamedTuple):
+class BookmarkName(NamedTuple):
     """What a key stands for: a block or a batch, by its number."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
         return f"{self.kind}:{self.number}"
 
 
-def key_of(version: int, mark: Mark) -> bytes:
+def key_of(version: int, mark: BookmarkName) -> bytes:
     """The key of a block's or batch's bookmark in a stream of this version."""
     return raw_key(version, _kinds(version)[mark.kind], mark.number)
 
@@ -64,7 +64,7 @@ def raw_key(version: int, kind: int, number: int) -> bytes:
     return key
 
 
-def mark_of(version: int, key: bytes) -> Mark | None:
+def name_of_key(version: int, key: bytes) -> BookmarkName | None:
     """What `key` stands for in a stream of this version; None where it is another thing."""
     if version < _FIRST_PROTOBUF:
         if len(key) != _FIXED.size:
@@ -77,7 +77,7 @@ def mark_of(version: int, key: bytes) -> Mark | None:
         found, number = fields
     for kind, value in _kinds(version).items():
         if value == found:
-            return Mark(kind, number)
+            return BookmarkName(kind, number)
     return None
 
 

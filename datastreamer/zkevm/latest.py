@@ -19,7 +19,7 @@ from datastreamer.zkevm.schema import FIRST_BLOCK_END_VERSION, TYPE_BOOK_MARK
 _LOOK_BACK: Final = 4096
 
 
-class Readable(Protocol):
+class EntrySource(Protocol):
     """What is looked at: `datastreamer.DataStream`."""
 
     @property
@@ -29,7 +29,7 @@ class Readable(Protocol):
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[EntryBatch]: ...
 
 
-class Standing(NamedTuple):
+class SequencerState(NamedTuple):
     """Where a stream stands: what its newest batch and block are, None where it has none."""
 
     batch: int | None = None
@@ -42,37 +42,37 @@ class Standing(NamedTuple):
     block_ends: bool = False
 
 
-def standing_of(stream: Readable) -> Standing:
+def latest_state(stream: EntrySource) -> SequencerState:
     """Where the stream stands; looks back from its end as far as the newest batch and block."""
     version = stream.header.version
-    standing = Standing(block_ends=version >= FIRST_BLOCK_END_VERSION)
+    state = SequencerState(block_ends=version >= FIRST_BLOCK_END_VERSION)
     batch_known = False
     stop = stream.total_entries
-    while stop and not (batch_known and standing.block is not None):
+    while stop and not (batch_known and state.block is not None):
         start = max(0, stop - _LOOK_BACK)
         for _, event in reversed(list(_events(stream, start, stop))):
-            if isinstance(event, events.L2BlockEnd) and standing.block is None:
-                standing = standing._replace(block_ends=True)
-            elif isinstance(event, events.L2Block) and standing.block is None:
-                standing = standing._replace(
+            if isinstance(event, events.L2BlockEnd) and state.block is None:
+                state = state._replace(block_ends=True)
+            elif isinstance(event, events.L2Block) and state.block is None:
+                state = state._replace(
                     block=event.number, timestamp=event.timestamp, state_root=event.state_root
                 )
             elif isinstance(event, events.BatchStart | events.BatchEnd) and not batch_known:
                 batch_known = True
                 is_open = isinstance(event, events.BatchStart)
-                standing = standing._replace(batch=event.number, batch_open=is_open)
-            elif isinstance(event, fixed.StartL2Block) and standing.block is None:
+                state = state._replace(batch=event.number, batch_open=is_open)
+            elif isinstance(event, fixed.StartL2Block) and state.block is None:
                 batch_known = True
-                standing = standing._replace(
+                state = state._replace(
                     batch=event.batch_number, block=event.number, timestamp=event.timestamp
                 )
-            if batch_known and standing.block is not None:
+            if batch_known and state.block is not None:
                 break
         stop = start
-    return standing
+    return state
 
 
-def _events(stream: Readable, start: int, stop: int) -> Iterator[tuple[int, Event]]:
+def _events(stream: EntrySource, start: int, stop: int) -> Iterator[tuple[int, Event]]:
     """The events of a range; what is none is left out."""
     version = stream.header.version
     for batch in stream.batches(start, stop):

@@ -25,7 +25,7 @@ class FixedOrder(Order):
             fixed.StartL2Block: self._start_l2_block,
             fixed.L2Tx: self._l2_tx,
             fixed.EndL2Block: self._end_l2_block,
-            fixed.UpdateGER: self._update_ger,
+            fixed.FixedUpdateGER: self._update_ger,
         }
 
     def notes(self) -> list[str]:
@@ -72,7 +72,7 @@ class FixedOrder(Order):
             )
         self._block = self._root = None
 
-    def _update_ger(self, entry: int, event: fixed.UpdateGER) -> None:
+    def _update_ger(self, entry: int, event: fixed.FixedUpdateGER) -> None:
         self._marked(entry, BookmarkType.BATCH, event.batch_number, due=False)
         self._drop_marks()
         if self._block is not None:

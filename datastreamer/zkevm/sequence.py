@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DecodeFailed
-from datastreamer.zkevm.decoding import decode_data, kind_of
+from datastreamer.zkevm.decoding import decode_data, event_name, kind_of
 from datastreamer.zkevm.order import Order
 from datastreamer.zkevm.order_fixed import FixedOrder
 from datastreamer.zkevm.order_messages import MessageOrder
@@ -28,7 +28,7 @@ class Breach(NamedTuple):
     what: str
 
 
-class Report(NamedTuple):
+class SequenceReport(NamedTuple):
     """What a check has found. `events` counts kinds of events; spans are first and last number.
 
     `parents` counts the blocks whose parent's hash could be checked, `broken` the breaches by
@@ -95,13 +95,13 @@ class SequenceCheck:
                 self._complain(number, "decode", error.reason)
                 counts[kind_of(entry.type, version) or f"type {entry.type}"] += 1
                 continue
-            counts[type(event).__name__] += 1
+            counts[event_name(event)] += 1
             on[type(event)](number, event)
 
-    def report(self) -> Report:
+    def report(self) -> SequenceReport:
         """What was found up to here."""
         order = self._order
-        return Report(
+        return SequenceReport(
             version=self._version,
             entries=self._entries,
             events=dict(sorted(self._counts.items())),

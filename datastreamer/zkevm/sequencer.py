@@ -16,7 +16,7 @@ from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.decoding import Event, encode
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
-from datastreamer.zkevm.latest import Readable, standing_of
+from datastreamer.zkevm.latest import EntrySource, latest_state
 from datastreamer.zkevm.schema import (
     FIRST_PROTOBUF_VERSION,
     TYPE_BOOK_MARK,
@@ -29,7 +29,7 @@ _NO_ADDRESS: Final = bytes(20)
 _LEAVE: Final = 255
 
 
-class Stream(Readable, Protocol):
+class Stream(EntrySource, Protocol):
     """What is written to: `datastreamer.DataStream`, open for writing."""
 
     def start_atomic_op(self) -> None: ...
@@ -81,7 +81,7 @@ class Sequencer:
             chain_id = stream.header.system_id & (U32_MAX if narrow else U64_MAX)
         self.chain_id = chain_id
         self.atomic = atomic
-        self.standing = standing_of(stream)
+        self.state = latest_state(stream)
         self._busy = False
 
     def batch(
@@ -91,34 +91,34 @@ class Sequencer:
         type: BatchType | int = BatchType.REGULAR,
         local_exit_root: bytes = _NO_HASH,
         debug: str | None = None,
-    ) -> Batch:
+    ) -> BatchWriter:
         """The next batch, as a context manager: it begins and ends with the ``with``.
 
         `number` is the one after the newest batch's where it is None, 0 in an empty stream.
         `local_exit_root` is for the batch's end and may be set on the batch until then.
         Raises `UsageError` where another one is open.
         """
-        if self._busy or self.standing.batch_open:
+        if self._busy or self.state.batch_open:
             raise UsageError(
-                f"batch {self.standing.batch} has not ended; resume() goes on with it"
+                f"batch {self.state.batch} has not ended; resume() goes on with it"
                 if not self._busy
                 else "a batch is being written; it ends with its with statement"
             )
         if number is None:
-            newest = self.standing.batch
+            newest = self.state.batch
             number = 0 if newest is None else newest + 1
         start = events.BatchStart(number, type, self.fork_id, self.chain_id, debug)
-        return Batch(self, number, start, local_exit_root)
+        return BatchWriter(self, number, start, local_exit_root)
 
-    def resume(self, *, local_exit_root: bytes = _NO_HASH) -> Batch:
+    def resume(self, *, local_exit_root: bytes = _NO_HASH) -> BatchWriter:
         """The batch that the stream ends in, to go on with: nothing is written at its start.
 
         Raises `UsageError` where the stream's last batch has ended, or none has begun.
         """
-        if self._busy or not self.standing.batch_open:
+        if self._busy or not self.state.batch_open:
             raise UsageError("the stream ends in no open batch; batch() begins the next one")
-        assert self.standing.batch is not None
-        return Batch(self, self.standing.batch, None, local_exit_root)
+        assert self.state.batch is not None
+        return BatchWriter(self, self.state.batch, None, local_exit_root)
 
     def update_ger(
         self,
@@ -135,11 +135,11 @@ class Sequencer:
 
         `batch_number` is the newest batch's where it is None.
         """
-        number = (self.standing.batch or 0) if batch_number is None else batch_number
+        number = (self.state.batch or 0) if batch_number is None else batch_number
         common = (number, timestamp, global_exit_root, coinbase, self.fork_id, self.chain_id)
         event: Event
         if self.version < FIRST_PROTOBUF_VERSION:
-            event = fixed.UpdateGER(*common, state_root)
+            event = fixed.FixedUpdateGER(*common, state_root)
         else:
             event = events.UpdateGER(*common, state_root, debug)
         alone = self.atomic == "block" or (self.atomic == "batch" and not self._busy)
@@ -164,7 +164,7 @@ class Sequencer:
             self.stream.commit_atomic_op()
 
 
-class Batch:
+class BatchWriter:
     """A batch that is being written; made by `Sequencer.batch`, a context manager."""
 
     def __init__(
@@ -180,16 +180,16 @@ class Batch:
         # The root that it ends with: its last block's, if none is set.
         self.state_root: bytes | None = None
         self._start = start
-        self._before = sequencer.standing
+        self._before = sequencer.state
         # Between its beginning and its end, and in that the block that is being written.
         self._open = False
-        self._block: Block | None = None
+        self._block: BlockWriter | None = None
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> BatchWriter:
         sequencer = self.sequencer
         if sequencer._busy:
             raise UsageError("a batch is being written; it ends with its with statement")
-        if sequencer.standing is not self._before:
+        if sequencer.state is not self._before:
             raise UsageError(
                 f"the stream has gone on since batch {self.number} was made for it: make another"
             )
@@ -224,14 +224,14 @@ class Batch:
 
     def _roll_back(self, whole: bool) -> None:
         if whole:
-            self.sequencer.standing = self._before
+            self.sequencer.state = self._before
             self.sequencer.stream.rollback_atomic_op()
 
     def _end(self) -> None:
         sequencer, found = self.sequencer, list(self._beginning())
         if sequencer.version >= FIRST_PROTOBUF_VERSION:
-            standing = sequencer.standing
-            root = standing.state_root if self.state_root is None else self.state_root
+            state = sequencer.state
+            root = state.state_root if self.state_root is None else self.state_root
             found.append(events.BatchEnd(self.number, self.local_exit_root, root))
         sequencer._write(found, committing=sequencer.atomic == "block" and bool(found))
         self._begun(batch_open=False)
@@ -245,7 +245,7 @@ class Batch:
 
     def _begun(self, **changes: Any) -> None:
         self._start = None
-        self.sequencer.standing = self.sequencer.standing._replace(batch=self.number, **changes)
+        self.sequencer.state = self.sequencer.state._replace(batch=self.number, **changes)
 
     def block(
         self,
@@ -263,25 +263,25 @@ class Batch:
         block_gas_limit: int = 0,
         block_info_root: bytes = b"",
         debug: str | None = None,
-    ) -> Block:
+    ) -> BlockWriter:
         """The next block, as a context manager: it is written when the ``with`` is left.
 
         `number` is the one after the newest block's where it is None, and `delta_timestamp`
         the time since that one. Version 1 has no place for `min_timestamp`,
         `block_gas_limit`, `block_info_root` and `debug`.
         """
-        standing = self.sequencer.standing
+        state = self.sequencer.state
         if number is None:
-            number = 0 if standing.block is None else standing.block + 1
+            number = 0 if state.block is None else state.block + 1
         if delta_timestamp is None:
-            passed = 0 if standing.block is None else timestamp - standing.timestamp
+            passed = 0 if state.block is None else timestamp - state.timestamp
             if passed < 0:
                 raise BadEvent(
-                    f"block {number} is of {timestamp}, before block {standing.block} of "
-                    f"{standing.timestamp}"
+                    f"block {number} is of {timestamp}, before block {state.block} of "
+                    f"{state.timestamp}"
                 )
             delta_timestamp = passed
-        return Block(
+        return BlockWriter(
             self,
             events.L2Block(
                 number,
@@ -302,23 +302,23 @@ class Batch:
         )
 
 
-class Block:
-    """A block that is being written; made by `Batch.block`, a context manager."""
+class BlockWriter:
+    """A block that is being written; made by `BatchWriter.block`, a context manager."""
 
-    def __init__(self, batch: Batch, block: events.L2Block) -> None:
+    def __init__(self, batch: BatchWriter, block: events.L2Block) -> None:
         self.number = block.number
         self._batch = batch
         self._block = block
-        self._before = batch.sequencer.standing
+        self._before = batch.sequencer.state
         self._transactions: list[events.Transaction] = []
 
-    def __enter__(self) -> Block:
+    def __enter__(self) -> BlockWriter:
         batch = self._batch
         if not batch._open:
             raise UsageError(f"batch {batch.number} is not being written, so no block of it is")
         if batch._block is not None:
             raise UsageError(f"block {batch._block.number} is being written; it ends with its with")
-        if batch.sequencer.standing is not self._before:
+        if batch.sequencer.state is not self._before:
             raise UsageError(
                 f"the stream has gone on since block {self.number} was made for it: make another"
             )
@@ -339,7 +339,7 @@ class Block:
         found = [*batch._beginning(), BookMark(BookmarkType.L2_BLOCK, self.number)]
         is_fixed = sequencer.version < FIRST_PROTOBUF_VERSION
         found += self._fixed() if is_fixed else [block, *self._transactions]
-        if not is_fixed and sequencer.standing.block_ends:
+        if not is_fixed and sequencer.state.block_ends:
             found.append(events.L2BlockEnd(self.number))
         sequencer._write(found, committing=sequencer.atomic == "block")
         batch._begun(

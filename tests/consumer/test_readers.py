@@ -12,7 +12,7 @@ from datastreamer.consumer.consumption import SourceBack, SourceFailed, SourceLo
 from datastreamer.consumer.trio import reassemble
 from datastreamer.errors import ConnectionLost, ProtocolViolation, UsageError
 from datastreamer.reassembly import Dropped
-from datastreamer.reassembly.progress import Progress
+from datastreamer.reassembly.progress import ReassemblyProgress
 from tests.network.network import SOON, Network, Serve, entries, hosts, messages_of, own
 from tests.network.stub import Stub
 
@@ -20,14 +20,14 @@ from tests.network.stub import Stub
 class Kept:
     """A store in memory that remembers when it was asked."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: ReassemblyProgress | None = None) -> None:
         self.progress = progress
-        self.saves: list[Progress] = []
+        self.saves: list[ReassemblyProgress] = []
 
-    def load(self) -> Progress | None:
+    def load(self) -> ReassemblyProgress | None:
         return self.progress
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: ReassemblyProgress) -> None:
         self.saves.append(progress)
 
 

@@ -15,7 +15,7 @@ from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.errors import CursorFailed
 from datastreamer.position import Position
 from datastreamer.reassembly import Block, Splitter, pack_message
-from datastreamer.reassembly.progress import Place, Progress
+from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 from datastreamer.storage.stream import DataStream
 
 CONNECTIONS: list[dict[str, Any]] = [{}, {"isolation_level": None}]
@@ -27,9 +27,11 @@ def own(number: int) -> bytes:
     return b"%032d" % number
 
 
-def progress(number: int) -> Progress:
+def progress(number: int) -> ReassemblyProgress:
     name = (own(number), (b"\x01" + own(number),))
-    return Progress({"a": Place(number, number, Position(number))}, [name], number + 1)
+    return ReassemblyProgress(
+        {"a": SourceProgress(number, number, Position(number))}, [name], number + 1
+    )
 
 
 @pytest.fixture
@@ -82,9 +84,9 @@ def test_all_of_it_or_nothing(tmp_path: Path, how: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("position", [2**63 - 1, 2**63, 2**64 - 3])
 def test_positions_of_all_64_bits(tmp_path: Path, position: int) -> None:
-    place = Place(position, position + 1, Position(position))
+    place = SourceProgress(position, position + 1, Position(position))
     with SqliteStore(tmp_path / "db") as store:
-        store.save(Progress({"a": place}))
+        store.save(ReassemblyProgress({"a": place}))
     with SqliteStore(tmp_path / "db") as store:
         found = store.load()
     assert found is not None
@@ -98,9 +100,11 @@ def test_a_block_whose_number_it_cannot_hold(
 ) -> None:
     """It is named, and nothing of that save is there, the results included."""
 
-    def chain(number: int) -> Progress:
+    def chain(number: int) -> ReassemblyProgress:
         block = Block(number, b"h", b"p", 2**80)
-        return Progress({"a": Place(7, 7, Position(7))}, chain=[(block, (own(1), ()))])
+        return ReassemblyProgress(
+            {"a": SourceProgress(7, 7, Position(7))}, chain=[(block, (own(1), ()))]
+        )
 
     path = tmp_path / "db"
     with closing(sqlite3.connect(path, **how)) as database:
@@ -113,7 +117,7 @@ def test_a_block_whose_number_it_cannot_hold(
         with pytest.raises(CursorFailed, match=f"block {number} is not in 0 to"):
             store.save(chain(number))
         # It goes on with what it can hold.
-        store.save(Progress({"a": Place(8, 8, Position(8))}))
+        store.save(ReassemblyProgress({"a": SourceProgress(8, 8, Position(8))}))
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT id FROM result").fetchall() == []
         found = SqliteStore(database).load()

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from datastreamer.protocol.filter.messages import FilteredRead, FilteredStart, FilteredStartBookmark
-from datastreamer.protocol.following import FollowStart, HashQuery, Known
+from datastreamer.protocol.following import FollowStart, HashQuery, KnownHistory
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -45,7 +45,7 @@ def recorded() -> list[bytes]:
             FilteredRead(0, tuple(range(64))),
             FilteredStart(0, (0xB0,)),
             FilteredStartBookmark(b"key", (1, 2, 3)),
-            FollowStart(7, Known(b"stream id of 16.", 8)),
+            FollowStart(7, KnownHistory(b"stream id of 16.", 8)),
             HashQuery(7, 99, 1 << 20),
         )
     }

@@ -22,7 +22,7 @@ from datastreamer.protocol.following import (
     FollowBegun,
     FollowStart,
     HashQuery,
-    Known,
+    KnownHistory,
     RangeHash,
     Reports,
     encode_truncation,
@@ -50,7 +50,7 @@ def packed(*numbers: int, data: bytes = b"data", kind: int = 7) -> bytes:
 
 def follows(from_entry: int = 5) -> ClientConnection:
     connection = ClientConnection(1, peer="stub:1")
-    connection.request(FollowStart(from_entry, Known(ID, 3)))
+    connection.request(FollowStart(from_entry, KnownHistory(ID, 3)))
     connection.feed(OK)
     assert isinstance(connection.next_event(), ResultReceived)
     return connection
@@ -69,7 +69,7 @@ def events(connection: ClientConnection) -> list[Event]:
 
 def test_bytes() -> None:
     """As `docs/RELAY.md` has them."""
-    start = encode_command(FollowStart(7, Known(ID, 8)), 1)
+    start = encode_command(FollowStart(7, KnownHistory(ID, 8)), 1)
     assert start == struct.pack(">QQQ16sQ", 0x1006, 1, 7, ID, 8)
     query = encode_command(HashQuery(7, 9, 1 << 20), 1)
     assert query == struct.pack(">QQQQI", 0x1007, 1, 7, 9, 1 << 20)
@@ -82,7 +82,9 @@ def test_bytes() -> None:
     assert Capabilities().features & 32
     assert Capabilities().changes
     assert not Capabilities(31).changes
-    assert str(FollowStart(7, Known(ID, 8))) == "Start from entry 7, with changes since epoch 8"
+    assert (
+        str(FollowStart(7, KnownHistory(ID, 8))) == "Start from entry 7, with changes since epoch 8"
+    )
     assert str(HashQuery(7, 9)) == "a hash of entries 7 to 8"
 
 
@@ -90,7 +92,7 @@ def test_bytes() -> None:
     "command",
     [
         FollowStart(1 << 64),
-        FollowStart(0, Known(ID, -1)),
+        FollowStart(0, KnownHistory(ID, -1)),
         HashQuery(-1, 7),
         HashQuery(7, 1 << 64),
         HashQuery(7, 9, 1 << 32),
@@ -104,7 +106,7 @@ def test_what_cannot_be_asked(command: FollowStart | HashQuery) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_server_takes_both(size: int) -> None:
     connection = ServerConnection(1)
-    commands = [HashQuery(7, 9, 5), FollowStart(7, Known(ID, 8)), HashQuery(7, 9)]
+    commands = [HashQuery(7, 9, 5), FollowStart(7, KnownHistory(ID, 8)), HashQuery(7, 9)]
     sent = b"".join(encode_command(command, 1) for command in commands)
     found: list[object] = []
     for at in range(0, len(sent), size):
@@ -218,7 +220,7 @@ def test_nobody_hears_of_changes_who_did_not_ask(command: Start | CommitStart, d
 
 def test_a_streaming_hands_out_a_run_of_nothing_for_each_change() -> None:
     connection = ClientConnection(1)
-    streaming = Streaming(5, commits=True, known=Known(ID, 3))
+    streaming = Streaming(5, commits=True, known=KnownHistory(ID, 3))
     for due in streaming.begin(connection):
         if due is None:
             connection.feed(OK + BEGUN.pack() if streaming.begun is None else b"")

@@ -18,13 +18,13 @@ from datastreamer.reassembly import (
     Block,
     Gap,
     PayloadComplete,
-    Refused,
+    Rejected,
     Reorg,
     Splitter,
     pack_message,
 )
 from datastreamer.reassembly.merge import Merge, Payload
-from datastreamer.reassembly.progress import Place, Progress
+from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 from tests.oracle import pack
 from tests.reassembly.made_up import name
 
@@ -54,11 +54,11 @@ def test_a_place_is_true_to_the_event_that_was_given_last() -> None:
         event = next(events)
         assert isinstance(event, PayloadComplete)
         assert int(event.id) == number
-        assert merge.progress().places["a"] == Place(3 * number, 3 * number, Position(0))
+        assert merge.progress().places["a"] == SourceProgress(3 * number, 3 * number, Position(0))
         assert [int(own) for own, _ in merge.progress().known] == [number]
         merge.kept()
     assert list(events) == []
-    assert merge.progress() == Progress({"a": Place(6, 6, Position(6))}, [], 2)
+    assert merge.progress() == ReassemblyProgress({"a": SourceProgress(6, 6, Position(6))}, [], 2)
 
 
 def test_what_is_not_whole_is_read_again_from_all() -> None:
@@ -80,11 +80,11 @@ def test_a_source_that_took_entries_back_is_where_it_is_now() -> None:
         3,
     ]
     merge.take_back("a", Position(4))
-    assert merge.progress().places == {"a": Place(4, 4, Position(4))}
+    assert merge.progress().places == {"a": SourceProgress(4, 4, Position(4))}
     assert taken(merge, "a", batch_of(*messages_of(4), first=4)) == [4]
-    assert merge.progress().places == {"a": Place(7, 7, Position(7))}
+    assert merge.progress().places == {"a": SourceProgress(7, 7, Position(7))}
     assert taken(merge, "a", batch_of(*messages_of(5), *messages_of(6), first=7)) == [5, 6]
-    assert merge.progress().places == {"a": Place(13, 13, Position(13))}
+    assert merge.progress().places == {"a": SourceProgress(13, 13, Position(13))}
 
 
 def test_a_source_that_is_again_where_it_was_has_places_as_any_other() -> None:
@@ -95,7 +95,7 @@ def test_a_source_that_is_again_where_it_was_has_places_as_any_other() -> None:
     events = merge.take("a", batch_of(*messages_of(4), *messages_of(5), first=6), Position(12))
     assert isinstance(next(events), PayloadComplete)
     # To the message, not to the batch.
-    assert merge.progress().places["a"] == Place(9, 9, Position(6))
+    assert merge.progress().places["a"] == SourceProgress(9, 9, Position(6))
 
 
 def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
@@ -103,7 +103,7 @@ def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
     assert taken(first, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
     again = Merge(["a"], resume=first.progress())
     again.take_back("a", Position(3))
-    assert again.progress().places == {"a": Place(3, 3, Position(3))}
+    assert again.progress().places == {"a": SourceProgress(3, 3, Position(3))}
     assert taken(again, "a", batch_of(*messages_of(3), *messages_of(4), first=3)) == [3, 4]
 
 
@@ -152,7 +152,7 @@ def block_of(payload: PayloadComplete) -> Block:
 
 
 def test_a_chain_goes_on_while_what_it_had_is_read_again() -> None:
-    def ordered(resume: Progress | None) -> Merge:
+    def ordered(resume: ReassemblyProgress | None) -> Merge:
         return Merge(["a", "b"], order=block_of, after=b"0", reorg_threshold=2, resume=resume)
 
     def applied(merge: Merge, source: str, first: int, *numbers: int) -> list[int]:
@@ -190,7 +190,7 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
         ]
     }
 
-    def ordered(resume: Progress | None) -> Merge:
+    def ordered(resume: ReassemblyProgress | None) -> Merge:
         return Merge(
             ["a", "b"], order=lambda payload: tree[int(payload.id)], after=b"0", resume=resume
         )
@@ -256,7 +256,7 @@ def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
         first.begin(source, Position(0))
     ahead = batch_of(*(bare(number) for number in range(2, 10_003)))
     *_, refused = first.take("a", ahead, Position(ahead.next_number))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert (refused.why, refused.block.number) == ("room", 10_002)
     parent = batch_of(bare(1))
     assert numbers_of(first.take("b", parent, Position(1))) == list(range(1, 10_002))
@@ -270,7 +270,7 @@ def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
 def test_two_payloads_of_one_block_are_told_once() -> None:
     """What came second is known, too, when the block is too old to be looked for."""
 
-    def ordered(resume: Progress | None) -> Merge:
+    def ordered(resume: ReassemblyProgress | None) -> Merge:
         return Merge(
             ["a", "b"],
             order=lambda payload: block_of_(int(payload.id) % 100),
@@ -304,7 +304,7 @@ class Kept:
     """What a store keeps of what it is told."""
 
     def __init__(self) -> None:
-        self.progress = Progress()
+        self.progress = ReassemblyProgress()
 
     def save(self, merge: Merge) -> None:
         told, before = merge.progress(), self.progress
@@ -315,7 +315,9 @@ class Kept:
             chain = [each for each in chain if told.chain_floor <= each[0].number < begin]
             chain += told.chain
         known = known[max(0, len(known) - told.known_count) :]
-        self.progress = Progress({**before.places, **told.places}, known, len(known), chain)
+        self.progress = ReassemblyProgress(
+            {**before.places, **told.places}, known, len(known), chain
+        )
         merge.kept()
 
 
@@ -338,7 +340,7 @@ def test_what_a_slow_source_brings_is_known_however_blocks_are_settled(
         tree[number] = made
         tip = max(tip, made, key=lambda block: block.number)
 
-    def ordered(resume: Progress | None) -> Merge:
+    def ordered(resume: ReassemblyProgress | None) -> Merge:
         return Merge(
             ["a", "b"],
             order=lambda payload: tree.get(int(payload.id)),
@@ -387,7 +389,7 @@ def test_blocks_that_wait_take_no_more_than_the_budget() -> None:
     for number in range(2, 22):
         at = 2 * (number - 2)
         events = first.take("a", batch_of(*large(number), first=at), Position(at + 2))
-        refused += [event.block.number for event in events if isinstance(event, Refused)]
+        refused += [event.block.number for event in events if isinstance(event, Rejected)]
     # Of 1,161 bytes each eight are below it.
     assert refused == list(range(10, 22))
     assert applied(first.take("b", batch_of(*large(1)), Position(2))) == list(range(1, 10))

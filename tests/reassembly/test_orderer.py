@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer.errors import UsageError
-from datastreamer.reassembly import Applied, Block, Gap, Orderer, Refused, Reorg
+from datastreamer.reassembly import Applied, Block, Gap, Orderer, Rejected, Reorg
 
 START = b"start"
 
@@ -212,7 +212,7 @@ def test_two_first_blocks_with_a_restart_between() -> None:
     assert again.chain == [(side[0], 1), (side[1], 2)]
     # Not where the first block is the last that can be rolled back to.
     last: Orderer[int] = Orderer(applied=[(main[0], 1)], reorg_threshold=0)
-    assert last.receive(side[0], 1) == [Refused("old", side[0], 1)]
+    assert last.receive(side[0], 1) == [Rejected("old", side[0], 1)]
 
 
 def test_a_branch_from_too_far_down_is_refused() -> None:
@@ -229,9 +229,9 @@ def test_a_branch_from_too_far_down_is_refused() -> None:
     assert orderer.receive(side[2], 8) == []
     assert orderer.receive(side[3], 9) == []
     assert orderer.receive(side[4], 10) == []
-    assert orderer.receive(side[5], 11) == [Refused("old", side[5], 11)]
+    assert orderer.receive(side[5], 11) == [Rejected("old", side[5], 11)]
     assert orderer.receive(chain(3, 4, "c", b"?")[0], 3) == [
-        Refused("old", Block(3, b"c3", b"?"), 3)
+        Rejected("old", Block(3, b"c3", b"?"), 3)
     ]
     assert orderer.head == main[-1]
 
@@ -244,7 +244,9 @@ def test_what_waits_too_long_is_given_up() -> None:
     events: list[Any] = []
     for block in chain(2, 6, parent=b"a1"):
         events += orderer.receive(block, block.number)
-    assert [event for event in events if isinstance(event, Refused)] == [Refused("old", orphan, 3)]
+    assert [event for event in events if isinstance(event, Rejected)] == [
+        Rejected("old", orphan, 3)
+    ]
     assert orderer.waiting == 0
 
 
@@ -256,7 +258,7 @@ def test_each_that_waits_is_given_up_when_its_own_time_has_come() -> None:
     for number, orphan in orphans.items():
         orderer.receive(orphan, number)
     for block in main[1:]:
-        given_up = [Refused("old", orphans[n], n) for n in (block.number - 2,) if n in orphans]
+        given_up = [Rejected("old", orphans[n], n) for n in (block.number - 2,) if n in orphans]
         assert orderer.receive(block, block.number) == [Applied(block, block.number), *given_up]
 
 
@@ -265,7 +267,7 @@ def test_the_furthest_ahead_goes_first_where_too_many_wait() -> None:
     blocks = chain(1, 6)
     orderer.receive(blocks[4], 5)
     orderer.receive(blocks[1], 2)
-    assert orderer.receive(blocks[2], 3) == [Refused("room", blocks[4], 5)]
+    assert orderer.receive(blocks[2], 3) == [Rejected("room", blocks[4], 5)]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ def test_the_furthest_ahead_goes_first_where_too_many_wait() -> None:
 def test_a_block_that_does_not_follow_its_parent(wrong: Block) -> None:
     orderer: Orderer[int] = Orderer()
     orderer.receive(Block(1, b"a1", START, 5), 1)
-    assert orderer.receive(wrong, 0) == [Refused("weight", wrong, 0)]
+    assert orderer.receive(wrong, 0) == [Rejected("weight", wrong, 0)]
 
 
 def test_wrong_use() -> None:
@@ -301,14 +303,14 @@ def test_what_waits_is_bounded_in_bytes() -> None:
     assert orderer.waiting_bytes == 100
     # The furthest ahead go, as many as it takes.
     assert orderer.receive(block(4), bytes(50)) == [
-        Refused("room", block(9), bytes(40)),
-        Refused("room", block(5), bytes(20)),
+        Rejected("room", block(9), bytes(40)),
+        Rejected("room", block(5), bytes(20)),
     ]
     assert (orderer.waiting, orderer.waiting_bytes) == (2, 90)
     # Itself, where it is the one.
     assert orderer.receive(block(7), bytes(11)) == [
         Gap(b"6", 6, block(7), None),
-        Refused("room", block(7), bytes(11)),
+        Rejected("room", block(7), bytes(11)),
     ]
     # What is applied does not wait any more.
     orderer.receive(block(1), bytes(1000))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from datastreamer.errors import UsageError
-from datastreamer.spark.options import TLS, Address, Mark, Options, read_options
+from datastreamer.spark.options import TLS, Options, ServerAddress, read_options
+from datastreamer.zkevm.keys import BookmarkName
 
 
 def test_what_is_not_said_has_a_default() -> None:
     assert read_options({"path": "a.bin"}) == Options(paths=("a.bin",))
-    assert read_options({"server": "a:1"}) == Options(servers=(Address("a", 1),))
+    assert read_options({"server": "a:1"}) == Options(servers=(ServerAddress("a", 1),))
 
 
 @pytest.mark.parametrize(
@@ -27,19 +28,25 @@ def test_what_is_not_said_has_a_default() -> None:
         ({"path": "a", "endingOffset": "latest"}, Options(("a",))),
         (
             {"path": "a", "startingOffset": "7", "endingOffset": "block:9"},
-            Options(("a",), start=7, stop=Mark("block", 9)),
+            Options(("a",), start=7, stop=BookmarkName("block", 9)),
         ),
         ({"path": "a", "systemId": "true"}, Options(("a",), system_id=True)),
         ({"path": "a", "streamVersion": "3"}, Options(("a",), version=3)),
         ({"path": "a", "spark.anything": "x"}, Options(("a",))),
         (
             {"server": "a:1, [::1]:6900,unix:/run/s"},
-            Options(servers=(Address("a", 1), Address("::1", 6900), Address("unix:/run/s", 0))),
+            Options(
+                servers=(
+                    ServerAddress("a", 1),
+                    ServerAddress("::1", 6900),
+                    ServerAddress("unix:/run/s", 0),
+                )
+            ),
         ),
-        ({"server": "a:1", "tls": "true"}, Options(servers=(Address("a", 1),), tls=TLS())),
+        ({"server": "a:1", "tls": "true"}, Options(servers=(ServerAddress("a", 1),), tls=TLS())),
         (
             {"server": "a:1", "tlsCa": "ca.pem", "retryFor": "0.5"},
-            Options(servers=(Address("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
+            Options(servers=(ServerAddress("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
         ),
     ],
 )

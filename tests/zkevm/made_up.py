@@ -65,7 +65,7 @@ layouts = {
     1: starts,
     2: st.builds(fixed.L2Tx, st.integers(0, 255), st.booleans(), none | hash32, st.binary()),
     3: st.builds(fixed.EndL2Block, u64, hash32, hash32),
-    4: st.builds(fixed.UpdateGER, u64, u64, hash32, address, u16, none | u32, hash32),
+    4: st.builds(fixed.FixedUpdateGER, u64, u64, hash32, address, u16, none | u32, hash32),
 }
 
 

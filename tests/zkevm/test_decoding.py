@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from datastreamer import Entry
 from datastreamer.errors import BadEvent, DatastreamerError, DecodeFailed
 from datastreamer.zkevm import decode, decode_batch, decode_data, encode, events, fixed
-from datastreamer.zkevm.decoding import LAYOUTS, as_json, kind_of
+from datastreamer.zkevm.decoding import CODECS, as_json, kind_of
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
 from datastreamer.zkevm.schema import MESSAGES
 from tests.zkevm.made_up import changes, layouts, messages, mutated
@@ -106,7 +106,7 @@ def compare(number: int, data: bytes) -> None:
     expected = oracle(name, data)
     found, refused = None, ""
     try:
-        found = LAYOUTS[number].read(data)._asdict()
+        found = CODECS[number].read(data)._asdict()
     except ValueError as error:
         refused = str(error)
     # The one thing that we refuse and protobuf skips: a known field of another wire type.
@@ -119,7 +119,7 @@ def test_mutated_messages_as_the_protobuf_library_reads_them(number: int) -> Non
 
     @given(messages[number], changes)
     def check(event: Any, how: list[tuple[int, int, int]]) -> None:
-        compare(number, mutated(LAYOUTS[number].write(event), how))
+        compare(number, mutated(CODECS[number].write(event), how))
 
     check()
 

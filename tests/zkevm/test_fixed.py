@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datastreamer.zkevm.fixed import EndL2Block, L2Tx, StartL2Block, UpdateGER
+from datastreamer.zkevm.fixed import EndL2Block, FixedUpdateGER, L2Tx, StartL2Block
 
 
 def test_start() -> None:
@@ -61,10 +61,10 @@ def test_a_start_of_older_generations(data: str, event: StartL2Block) -> None:
 
 @pytest.mark.parametrize("chain_id, shown", [(None, ""), (137, "00000089")])
 def test_an_exit_root(chain_id: int | None, shown: str) -> None:
-    event = UpdateGER(1, 2, b"g" * 32, b"c" * 20, 9, chain_id, b"s" * 32)
+    event = FixedUpdateGER(1, 2, b"g" * 32, b"c" * 20, 9, chain_id, b"s" * 32)
     numbers = "00000000000000010000000000000002"
     assert event.pack().hex() == numbers + TAIL + shown + "73" * 32
-    assert UpdateGER.unpack(event.pack()) == event
+    assert FixedUpdateGER.unpack(event.pack()) == event
 
 
 @pytest.mark.parametrize("size", [0, 16, 77, 121, 200])

@@ -7,45 +7,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer.errors import BadBookmark
-from datastreamer.zkevm.keys import Mark, key_of, mark_of, raw_key
+from datastreamer.zkevm.keys import BookmarkName, key_of, name_of_key, raw_key
 
 U64 = 2**64 - 1
-marks = st.builds(Mark, st.sampled_from(["block", "batch"]), st.integers(0, U64))
+marks = st.builds(BookmarkName, st.sampled_from(["block", "batch"]), st.integers(0, U64))
 
 
 @pytest.mark.parametrize(
     "version, mark, key",
     [
-        (1, Mark("block", 0), "000000000000000000"),
-        (1, Mark("block", 258), "000000000000000102"),
-        (1, Mark("batch", U64), "01ffffffffffffffff"),
-        (2, Mark("batch", 0), "0801"),
-        (2, Mark("batch", 1), "08011001"),
-        (2, Mark("batch", 300), "080110ac02"),
-        (3, Mark("block", 0), "0802"),
-        (3, Mark("block", U64), "080210ffffffffffffffffff01"),
+        (1, BookmarkName("block", 0), "000000000000000000"),
+        (1, BookmarkName("block", 258), "000000000000000102"),
+        (1, BookmarkName("batch", U64), "01ffffffffffffffff"),
+        (2, BookmarkName("batch", 0), "0801"),
+        (2, BookmarkName("batch", 1), "08011001"),
+        (2, BookmarkName("batch", 300), "080110ac02"),
+        (3, BookmarkName("block", 0), "0802"),
+        (3, BookmarkName("block", U64), "080210ffffffffffffffffff01"),
     ],
 )
-def test_known_keys(version: int, mark: Mark, key: str) -> None:
+def test_known_keys(version: int, mark: BookmarkName, key: str) -> None:
     assert key_of(version, mark).hex() == key
-    assert mark_of(version, bytes.fromhex(key)) == mark
+    assert name_of_key(version, bytes.fromhex(key)) == mark
 
 
 @given(st.sampled_from([1, 2, 3, 255]), marks)
-def test_every_mark_comes_back(version: int, mark: Mark) -> None:
+def test_every_mark_comes_back(version: int, mark: BookmarkName) -> None:
     key = key_of(version, mark)
     assert 1 <= len(key) <= 16
-    assert mark_of(version, key) == mark
+    assert name_of_key(version, key) == mark
 
 
 @given(st.sampled_from([1, 2]), st.binary(max_size=20))
 def test_what_is_read_is_written_that_way(version: int, key: bytes) -> None:
-    mark = mark_of(version, key)
+    mark = name_of_key(version, key)
     if mark is not None and version == 1:
         assert key_of(version, mark) == key
     elif mark is not None:
         # A varint can be written longer than it need be.
-        assert mark_of(version, key_of(version, mark)) == mark
+        assert name_of_key(version, key_of(version, mark)) == mark
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_read_is_written_that_way(version: int, key: bytes) -> None:
     ],
 )
 def test_other_keys_are_no_marks(version: int, key: str) -> None:
-    assert mark_of(version, bytes.fromhex(key)) is None
+    assert name_of_key(version, bytes.fromhex(key)) is None
 
 
 def test_raw_keys() -> None:
@@ -93,7 +93,7 @@ def test_the_real_stream_names_its_bookmarks_so(real_stream: object) -> None:
     from tests.interop.plain import BOOKMARK, scan
 
     entries = [entry for entry in scan(real_stream) if entry.type == BOOKMARK]  # type: ignore[arg-type]
-    found = [mark_of(2, entry.data) for entry in entries]
+    found = [name_of_key(2, entry.data) for entry in entries]
     assert None not in found
     assert [key_of(2, mark) for mark in found if mark] == [entry.data for entry in entries]
     assert [m.number for m in found if m and m.kind == "batch"] == list(range(102))

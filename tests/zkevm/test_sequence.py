@@ -14,13 +14,13 @@ from datastreamer.errors import ExtraMissing
 from datastreamer.zkevm import SequenceCheck, encode, events, fixed, order_messages
 from datastreamer.zkevm.decoding import Event, decode_batch
 from datastreamer.zkevm.events import BookMark, BookmarkType
-from datastreamer.zkevm.sequence import Breach, Report
+from datastreamer.zkevm.sequence import Breach, SequenceReport
 
 H = [bytes([n]) * 32 for n in range(20)]
 Raw = tuple[int, bytes]
 
 
-def report(version: int, story: list[Event | Raw], first: int = 0) -> Report:
+def report(version: int, story: list[Event | Raw], first: int = 0) -> SequenceReport:
     """What the check says to these events, or types and data, in this order."""
     packed = [
         event if type(event) is tuple else encode(event, version=version)  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ def old_story() -> list[Any]:
         start(1, 0, 101, 1),  # 6
         fixed.L2Tx(255, True, None, b"a"),
         fixed.EndL2Block(1, H[2], H[1]),  # 8
-        fixed.UpdateGER(1, 102, H[0], H[0][:20], 9, 779, H[0]),
+        fixed.FixedUpdateGER(1, 102, H[0], H[0][:20], 9, 779, H[0]),
         batch_mark(2),  # 10
         block_mark(2),
         start(2, 2, 103, 2),  # 12
@@ -319,7 +319,7 @@ OLD_BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]
     (left_out(4), [(5, "order", "block 1 begins before the EndL2Block of block 0")]),
     (put_in(5, fixed.EndL2Block(0, H[2], H[1])), [(5, "order", "block 0 ends, and none is open")]),
     (put_in(5, fixed.L2Tx(1, True, None, b"")), [(5, "order", "a transaction outside of a block")]),
-    (put_in(4, fixed.UpdateGER(0, 102, H[0], H[0][:20], 9, None, H[0])), [
+    (put_in(4, fixed.FixedUpdateGER(0, 102, H[0], H[0][:20], 9, None, H[0])), [
         (4, "order", "UpdateGER inside block 0"),
     ]),
     (replaced(4, fixed.EndL2Block(0, H[2], H[2])), [

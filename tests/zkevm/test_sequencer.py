@@ -12,8 +12,8 @@ from datastreamer import DataStream
 from datastreamer.errors import BadEvent, NoOperation, UsageError
 from datastreamer.zkevm import SequenceCheck, decode, events, fixed
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
-from datastreamer.zkevm.keys import Mark, key_of
-from datastreamer.zkevm.latest import Standing, standing_of
+from datastreamer.zkevm.keys import BookmarkName, key_of
+from datastreamer.zkevm.latest import SequencerState, latest_state
 from datastreamer.zkevm.sequencer import Sequencer
 
 H = [bytes([n]) * 32 for n in range(8)]
@@ -100,8 +100,8 @@ def test_messages(make: Make, version: int, atomic: Any) -> None:
         events.BatchEnd(1, H[6], H[6]),
     ]
     assert in_order(stream)
-    assert stream.entry(stream.bookmark(key_of(version, Mark("block", 2))) + 1).type == 2
-    assert sequencer.standing == standing_of(stream)
+    assert stream.entry(stream.bookmark(key_of(version, BookmarkName("block", 2))) + 1).type == 2
+    assert sequencer.state == latest_state(stream)
 
 
 @pytest.mark.parametrize("atomic", ["block", "batch"])
@@ -171,7 +171,7 @@ def test_a_batch_that_is_broken_off_stays_open(make: Make) -> None:
         *("BookMark", "BatchStart", "BookMark", "L2Block", "Transaction", "L2BlockEnd")
     ]
     for going_on in (sequencer, Sequencer(stream)):
-        assert going_on.standing == Standing(0, True, 0, 100, H[1], True)
+        assert going_on.state == SequencerState(0, True, 0, 100, H[1], True)
         with pytest.raises(UsageError, match=r"batch 0 has not ended; resume\(\) goes on"):
             going_on.batch()
     with going_on.resume(local_exit_root=H[7]) as batch, batch.block(timestamp=102):
@@ -189,7 +189,7 @@ def test_a_batch_of_one_operation_is_not_there_at_all(make: Make) -> None:
     with pytest.raises(RuntimeError):
         broken(sequencer)
     assert stream.total_entries == 0
-    assert sequencer.standing == Standing(block_ends=True)
+    assert sequencer.state == SequencerState(block_ends=True)
     two_batches(sequencer)
     assert in_order(stream)
 
@@ -294,11 +294,11 @@ def test_goes_on_behind_other_entries(make: Make) -> None:
     with stream.atomic_op() as op:
         op.add_entries(99, [b"x"] * 5000)
         op.add_entry(2, b"\xff")
-    assert Sequencer(stream).standing == Standing(1, False, 2, 103, H[6], False)
+    assert Sequencer(stream).state == SequencerState(1, False, 2, 103, H[6], False)
 
 
 def test_blocks_go_on_having_ends_where_they_had_some(make: Make) -> None:
     stream = make(2)
     with stream.atomic_op() as op:
         op.add_entry(6, b"")
-    assert Sequencer(stream).standing == Standing(block_ends=True)
+    assert Sequencer(stream).state == SequencerState(block_ends=True)

@@ -44,12 +44,12 @@ class Sequencer:
         """How many entries a block and its batch are."""
         if self._alone.version < FIRST_PROTOBUF_VERSION:
             return ENTRIES_PER_OPERATION
-        return 6 + self._alone.standing.block_ends
+        return 6 + self._alone.state.block_ends
 
     @property
     def block(self) -> int:
         """The number of the block that is due."""
-        newest = self._alone.standing.block
+        newest = self._alone.state.block
         return 0 if newest is None else newest + 1
 
     def write(self) -> None:
@@ -58,15 +58,15 @@ class Sequencer:
 
     def add(self) -> None:
         """Add the next block to the operation that is open."""
-        self._inside.standing = self._alone.standing
+        self._inside.state = self._alone.state
         self._add(self._inside)
-        self._alone.standing = self._inside.standing
+        self._alone.state = self._inside.state
 
     def _publisher(self, atomic: Atomic) -> Publisher:
         return Publisher(self._stream, fork_id=_FORK_ID, atomic=atomic)
 
     def _add(self, publisher: Publisher) -> None:
-        batch = publisher.resume() if publisher.standing.batch_open else publisher.batch()
+        batch = publisher.resume() if publisher.state.batch_open else publisher.batch()
         number = self.block
         with batch, batch.block(number, **self._fields(number)) as block:
             block.tx(_transaction(self._seed, number))

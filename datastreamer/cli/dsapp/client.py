@@ -21,7 +21,7 @@ from datastreamer.cli.shared.exit_codes import (
 from datastreamer.cli.shared.options import LogLevel, number_option, read_number
 from datastreamer.cli.shared.source import ServerSource, Source, check_start, read_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
-from datastreamer.zkevm.keys import Mark, key_of, mark_of, raw_key
+from datastreamer.zkevm.keys import BookmarkName, key_of, name_of_key, raw_key
 
 _log = logging.getLogger(__name__)
 
@@ -136,11 +136,11 @@ def _check(source: Source, header: Header, begin: int | bytes) -> None:
 
 def _dump_batch(source: Source, header: Header, number: int) -> None:
     """Print the entries from the batch's bookmark up to the next batch's."""
-    mark = Mark("batch", number)
+    mark = BookmarkName("batch", number)
     batches = source.batches(key_of(header.version, mark), header.total_entries)
     for place, entry in enumerate(chain.from_iterable(batches)):
         if entry.type == TYPE_BOOKMARK:
-            found = mark_of(header.version, entry.data)
+            found = name_of_key(header.version, entry.data)
             if found is not None and found.kind == "batch" and found != mark:
                 return
         if not place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from datastreamer._codec import EntryBatch
-from datastreamer.zkevm.keys import Kind, mark_of
+from datastreamer.zkevm.keys import Kind, name_of_key
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Sanity:
             self._complain("entry", batch.first_number, batch.first_number, due)
         self._entries = first, batch.next_number
         for key, number in batch.bookmarks():
-            mark = mark_of(self._version, key)
+            mark = name_of_key(self._version, key)
             if mark is None:
                 continue
             first, due = self._marks.get(mark.kind, (mark.number, mark.number))

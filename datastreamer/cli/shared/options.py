@@ -19,7 +19,7 @@ from datastreamer.cli.shared import logs
 from datastreamer.errors import BadBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
 from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
-from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, key_of
 
 if TYPE_CHECKING:
     import ssl
@@ -301,7 +301,7 @@ class Key:
     """A bookmark's key as it was written; its bytes may depend on the stream's version."""
 
     def __init__(self, text: str) -> None:
-        self._mark: Mark | None = None
+        self._mark: BookmarkName | None = None
         self._bytes = b""
         kind, colon, number = text.partition(":")
         if text[:2].lower() == "0x":
@@ -313,7 +313,7 @@ class Key:
                 ) from None
         elif colon and kind in ("block", "batch"):
             value = read_number(number, U64_MAX, f"what follows {kind}:")
-            self._mark = Mark("block" if kind == "block" else "batch", value)
+            self._mark = BookmarkName("block" if kind == "block" else "batch", value)
         else:
             self._bytes = os.fsencode(text)
         if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:

@@ -15,7 +15,7 @@ from datastreamer._lines import json_lines
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.printable import json_text
-from datastreamer.zkevm.keys import mark_of
+from datastreamer.zkevm.keys import name_of_key
 
 Entries = EntryBatch | Sequence[Entry]
 
@@ -95,7 +95,7 @@ class Table:
     def _row(self, entry: Entry) -> str:
         data = entry.data
         if entry.type == TYPE_BOOKMARK:
-            mark = mark_of(self._version, data)
+            mark = name_of_key(self._version, data)
             shown = f"0x{data.hex()}" if mark is None else f"0x{data.hex()} ({mark})"
         else:
             shown = f"0x{data[: self._data].hex()}"
@@ -128,7 +128,7 @@ def one_entry(entry: Entry, format: Format, version: int) -> bytes:
         f"type    {type_name(entry.type)}",
         f"length  {len(entry.data)}",
     ]
-    mark = mark_of(version, entry.data) if entry.type == TYPE_BOOKMARK else None
+    mark = name_of_key(version, entry.data) if entry.type == TYPE_BOOKMARK else None
     if mark is not None:
         lines.append(f"key     {mark}")
     shown = entry.data[:_DUMP_BYTES]

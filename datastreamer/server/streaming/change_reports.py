@@ -15,7 +15,7 @@ from datastreamer.format import MAX_HASH_BYTES
 from datastreamer.protocol.following import (
     FollowBegun,
     HashQuery,
-    Known,
+    KnownHistory,
     RangeHash,
     Reports,
     encode_truncation,
@@ -37,7 +37,7 @@ class Outrun(Exception):
 class Following:
     """Reports of changes to one client that knows the stream as it was at `known`."""
 
-    def __init__(self, live: Live, known: Known) -> None:
+    def __init__(self, live: Live, known: KnownHistory) -> None:
         self._live = live
         self._stream = live.stream
         self._known = known

@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from datastreamer.errors import DecodeFailed, ExtraMissing, StreamFileError
-from datastreamer.spark.pipeline.manifest import Range, Ranges
+from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 
 TABLES: Final = ("blocks", "transactions", "batches", "batch_ends")
 """What there is in the folder; blocks and transactions by day."""
@@ -40,7 +40,7 @@ class Ingest:
     """One stream's tables in the folder `out`, which every executor has to see.
 
     `source` is how the stream is found: the options of `spark.read`, ``{"path": ...}`` or
-    ``{"server": ...}``. The folder is this one's alone until `close`. Raises what `Ranges` does,
+    ``{"server": ...}``. The folder is this one's alone until `close`. Raises what `Manifest` does,
     and `ExtraMissing` where transactions cannot be opened.
     """
 
@@ -51,7 +51,7 @@ class Ingest:
         self._spark = spark
         self._source = dict(source)
         self._out = Path(out).absolute()
-        self._ranges = Ranges(self._source, out)
+        self._ranges = Manifest(self._source, out)
         try:
             for begun in self._ranges.begun():
                 # A crash cut it off.
@@ -76,7 +76,7 @@ class Ingest:
         before = self.done
         total = self._ranges.total()
         while self.done < total:
-            self._write(Range(self.done, min(total, self.done + chunk)))
+            self._write(EntryRange(self.done, min(total, self.done + chunk)))
         return self.done - before
 
     def follow(self, seconds: float = 10.0, *, available_now: bool = False) -> StreamingQuery:
@@ -111,11 +111,11 @@ class Ingest:
                 f"entry {self.done} is due, and the query's checkpoint goes on with {first}: the "
                 "folder is not whole; ingest into another one",
             )
-        self._write(Range(self.done, last + 1))
+        self._write(EntryRange(self.done, last + 1))
 
     # One range.
 
-    def _write(self, wanted: Range) -> None:
+    def _write(self, wanted: EntryRange) -> None:
         """All tables' rows of a range, in the place of what there is of it already."""
         self._ranges.begin(wanted)
         self._clear(wanted)
@@ -125,7 +125,7 @@ class Ingest:
             self._save(self._read(table, wanted), table, wanted)
         self._ranges.finish(wanted)
 
-    def _clear(self, wanted: Range) -> None:
+    def _clear(self, wanted: EntryRange) -> None:
         """Remove what was written of a range: other entries may stand in the stream there now,
         of other days."""
         for table in TABLES:
@@ -137,7 +137,7 @@ class Ingest:
                         what = f"cannot be removed: {error.strerror}"
                         raise StreamFileError(str(left), what) from None
 
-    def _read(self, table: str, wanted: Range, start: int | None = None) -> DataFrame:
+    def _read(self, table: str, wanted: EntryRange, start: int | None = None) -> DataFrame:
         return (
             self._spark.read.format("datastream")
             .options(**self._source)
@@ -152,7 +152,7 @@ class Ingest:
         day = f.date_from_unix_date(f.floor(f.col("timestamp") / 86400).cast("int"))
         return blocks.withColumn("day", f.when(f.col("timestamp").between(*_DATES), day))
 
-    def _transactions(self, wanted: Range) -> DataFrame:
+    def _transactions(self, wanted: EntryRange) -> DataFrame:
         """Transactions, opened, with the day and time of their blocks; null where there is no
         such block."""
         rows = self._read("transactions", wanted)
@@ -187,7 +187,9 @@ class Ingest:
         joined = opened.join(blocks, own, "left").drop(blocks["l2block_number"])
         return joined.drop("_from", "_to")
 
-    def _save(self, rows: DataFrame, table: str, wanted: Range, *, by_day: bool = False) -> None:
+    def _save(
+        self, rows: DataFrame, table: str, wanted: EntryRange, *, by_day: bool = False
+    ) -> None:
         columns = ["day", "range"] if by_day else ["range"]
         rows = rows.withColumn("range", f.lit(wanted.name))
         # Of a table without a row there is no file that tells its columns.

@@ -22,15 +22,16 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.position import Identity
-from datastreamer.spark.options import Mark, read_options
+from datastreamer.spark.options import read_options
 from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.spark.stream.sources import upstream_of
+from datastreamer.spark.stream.sources import followed_stream
+from datastreamer.zkevm.keys import BookmarkName
 
 _FIRST_VERSION: Final = 2
 _RANGE: Final = re.compile(r"(\d{20})-(\d{20})")
 
 
-class Range(NamedTuple):
+class EntryRange(NamedTuple):
     """Entries, from `start` up to, not including, `stop`."""
 
     start: int
@@ -42,7 +43,7 @@ class Range(NamedTuple):
         return f"{self.start:020d}-{self.stop:020d}"
 
 
-class Ranges:
+class Manifest:
     """The ranges of one stream in the folder `out`, which is this one's alone until `close`.
 
     Raises `UsageError` for a stream of version 1, and `StreamFileError` where the folder cannot
@@ -52,7 +53,7 @@ class Ranges:
     def __init__(self, source: Mapping[str, str], out: str | os.PathLike[str]) -> None:
         self._out = Path(out).absolute()
         self.folder = self._out / "_ranges"
-        self._upstream = upstream_of(read_options(source))
+        self._upstream = followed_stream(read_options(source))
         # How the range ends that is being written.
         self._end: StreamOffset | None = None
         self._lock: int | None = None
@@ -76,24 +77,24 @@ class Ranges:
         """The entry of a block's bookmark, as the stream is now; `default` where there is none."""
         self._upstream.look()
         try:
-            return self._upstream.entry_of(Mark("block", number))
+            return self._upstream.entry_of(BookmarkName("block", number))
         except UnknownBookmark:
             return default
 
-    def begun(self) -> list[Range]:
+    def begun(self) -> list[EntryRange]:
         """The ranges that were begun and not finished."""
         return _recorded(self.folder, "begun")
 
-    def begin(self, wanted: Range) -> None:
+    def begin(self, wanted: EntryRange) -> None:
         """Record that a range is being written, or written again."""
         self._end = self._end_of(wanted)
         self._record(wanted, "begun").touch()
 
-    def forget(self, begun: Range) -> None:
+    def forget(self, begun: EntryRange) -> None:
         """A range that was begun is none any more: the stream ends before it does."""
         self._record(begun, "begun").unlink()
 
-    def finish(self, wanted: Range) -> None:
+    def finish(self, wanted: EntryRange) -> None:
         """Record that a range is there whole, and how it ends.
 
         Raises what `begin` does, and also where it ends otherwise than it did then: its tables
@@ -114,14 +115,14 @@ class Ranges:
             os.close(self._lock)
             self._lock = None
 
-    def _end_of(self, wanted: Range) -> StreamOffset:
+    def _end_of(self, wanted: EntryRange) -> StreamOffset:
         header = self._upstream.look()
         if header.total_entries < wanted.stop:
             raise self._gone(wanted)
         digest = self._upstream.digest_before(wanted.stop)
         return StreamOffset(wanted.stop, digest, Identity.of(header))
 
-    def _gone(self, wanted: Range) -> DatastreamerError:
+    def _gone(self, wanted: EntryRange) -> DatastreamerError:
         return self._upstream.changed(
             f"entries before {wanted.stop} were taken back while they were ingested; run it again",
             wanted.stop,
@@ -163,11 +164,11 @@ class Ranges:
                 )
         return due
 
-    def _record(self, of: Range, state: str) -> Path:
+    def _record(self, of: EntryRange, state: str) -> Path:
         return self.folder / f"{of.name}.{state}"
 
 
-def done_in(out: str | os.PathLike[str]) -> list[Range]:
+def done_in(out: str | os.PathLike[str]) -> list[EntryRange]:
     """The ranges that are whole in a folder of tables. Raises `FileMissing` where there is none."""
     done = _recorded(Path(out) / "_ranges", "done")
     if not done:
@@ -175,11 +176,11 @@ def done_in(out: str | os.PathLike[str]) -> list[Range]:
     return done
 
 
-def _recorded(folder: Path, state: str) -> list[Range]:
+def _recorded(folder: Path, state: str) -> list[EntryRange]:
     """The ranges of a state, in order."""
     found = []
     for path in sorted(folder.glob(f"*.{state}")):
         numbers = _RANGE.fullmatch(path.stem)
         if numbers is not None:
-            found.append(Range(int(numbers[1]), int(numbers[2])))
+            found.append(EntryRange(int(numbers[1]), int(numbers[2])))
     return found

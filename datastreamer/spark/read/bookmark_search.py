@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from datastreamer.errors import DamagedEntry, UnknownBookmark
 from datastreamer.format import page_start, pages_for
-from datastreamer.spark.read.pushdown import ALL, MarkKind, Range
+from datastreamer.spark.read.pushdown import ALL, NumberRange
 from datastreamer.storage.read.reader import Cursor, Reader
-from datastreamer.zkevm.keys import Mark, key_of, mark_of
+from datastreamer.zkevm.keys import BookmarkName, Kind, key_of, name_of_key
 
 # Of a page that is looked at; twice as much where no bookmark stands in it.
 _LOOK: Final = 64 << 10
@@ -29,10 +29,10 @@ class Found(NamedTuple):
     entry: int
 
 
-class MarkSearch:
+class BookmarkSearch:
     """The bookmarks of one kind in one file. Raises what reading raises."""
 
-    def __init__(self, reader: Reader, path: str, version: int, kind: MarkKind) -> None:
+    def __init__(self, reader: Reader, path: str, version: int, kind: Kind) -> None:
         self._reader = reader
         self._path = path
         self._version = version
@@ -50,11 +50,11 @@ class MarkSearch:
         if before is None or before.number != number:
             if self._damage is not None:
                 raise self._damage
-            key = key_of(self._version, Mark(self._kind, number))
+            key = key_of(self._version, BookmarkName(self._kind, number))
             raise UnknownBookmark(key, f"{self._path}: no bookmark {self._kind}:{number}")
         return before.entry
 
-    def entries_of(self, wanted: Range) -> Range:
+    def entries_of(self, wanted: NumberRange) -> NumberRange:
         """Entries that hold all of these blocks or batches, and perhaps others."""
         found = ALL
         before = behind = None
@@ -65,9 +65,9 @@ class MarkSearch:
         elif behind is None or wanted.last > wanted.first:
             behind = self._around(wanted.last, _PATIENCE)[1]
         if before is not None:
-            found &= Range(first=before.entry)
+            found &= NumberRange(first=before.entry)
         if behind is not None:
-            found &= Range(last=behind.entry - 1)
+            found &= NumberRange(last=behind.entry - 1)
         return found
 
     def _around(self, number: int, patience: int) -> tuple[Found | None, Found | None]:
@@ -120,6 +120,6 @@ class MarkSearch:
             batch, cursor = reader.run(cursor, size)
             size *= 2
             for key, entry in batch.bookmarks():
-                mark = mark_of(self._version, key)
+                mark = name_of_key(self._version, key)
                 if mark is not None and mark.kind == self._kind:
                     yield Found(mark.number, entry)

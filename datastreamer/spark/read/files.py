@@ -14,7 +14,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
-from datastreamer.spark.read.paths import Place
+from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import OsDisk, Readable
 from datastreamer.storage.header.records import NO_ID, Head, get_record
@@ -37,10 +37,10 @@ class Lost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FileSnapshot:
     """A stream file as it was when it was looked at: what was committed, and of which history."""
 
-    place: Place
+    place: FileLocation
     header: Header
     stream_id: bytes
     epoch: int
@@ -56,14 +56,14 @@ class Snapshot:
         return pages_for(self.header.total_length)
 
 
-def open_place(place: Place) -> Readable:
+def open_place(place: FileLocation) -> Readable:
     """The file, for reading. Raises `StreamFileError`."""
     if place.uri is not None:
         return place.open_remote()
     return open_file(OsDisk(), place.path, place.path, write=False)
 
 
-def look_at(place: Place, stream_type: int) -> Snapshot:
+def look_at(place: FileLocation, stream_type: int) -> FileSnapshot:
     """What the file holds now: what is committed and may be seen.
 
     Raises what opening a stream file raises.
@@ -71,7 +71,7 @@ def look_at(place: Place, stream_type: int) -> Snapshot:
     if place.uri is None:
         file = StreamFile.open(place.path, stream_type=stream_type)
         try:
-            return Snapshot(place, file.header, file.stream_id, file.epoch)
+            return FileSnapshot(place, file.header, file.stream_id, file.epoch)
         finally:
             file.close()
     remote = place.open_remote()
@@ -84,15 +84,15 @@ def look_at(place: Place, stream_type: int) -> Snapshot:
         remote.close()
     head = judged.head if seen is None else min(judged.head, seen[0])
     header = header._replace(total_length=head.length, total_entries=head.entries)
-    return Snapshot(place, header, judged.stream_id, judged.epoch)
+    return FileSnapshot(place, header, judged.stream_id, judged.epoch)
 
 
-def reader_of(file: Readable, snapshot: Snapshot) -> Reader:
+def reader_of(file: Readable, snapshot: FileSnapshot) -> Reader:
     """Where entries stand in an open file."""
     return Reader(file, snapshot.place.path, snapshot.head)
 
 
-def read_pages(snapshot: Snapshot, first: int, stop: int) -> Iterator[EntryBatch | Lost]:
+def read_pages(snapshot: FileSnapshot, first: int, stop: int) -> Iterator[EntryBatch | Lost]:
     """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
 
     What cannot be read comes as `Lost`, in its place; the other pages are as good as before.
@@ -114,7 +114,7 @@ def read_pages(snapshot: Snapshot, first: int, stop: int) -> Iterator[EntryBatch
 
 
 def _sweep(
-    file: Readable, snapshot: Snapshot, first: int, stop: int
+    file: Readable, snapshot: FileSnapshot, first: int, stop: int
 ) -> Iterator[EntryBatch | Lost]:
     path, head = snapshot.place.path, snapshot.head
     chain = Chain(None if first else 0)
@@ -191,7 +191,7 @@ def _lost(path: str, damages: list[Damage]) -> Iterator[Lost]:
     damages.clear()
 
 
-def ensure_same(file: Readable, snapshot: Snapshot) -> None:
+def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
     """Raise `StreamFileError` where the file does not hold the snapshot's entries any more,
     `BadFileSize` where it ends before them.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
-from datastreamer.spark.read.files import Snapshot
+from datastreamer.spark.read.files import FileSnapshot
 from datastreamer.spark.read.servers import ServerSnapshot
 
 
@@ -22,7 +22,7 @@ class FilePart(InputPartition):
     """Pages of a file, from `first_page` up to, not including, `stop_page`; of their entries
     those from `start` up to, not including, `stop`."""
 
-    snapshot: Snapshot
+    snapshot: FileSnapshot
     first_page: int
     stop_page: int
     start: int
@@ -41,7 +41,7 @@ class ServerPart(InputPartition):
 
 
 def cut_pages(
-    snapshot: Snapshot, pages: range, start: int, stop: int, part_bytes: int
+    snapshot: FileSnapshot, pages: range, start: int, stop: int, part_bytes: int
 ) -> Iterator[FilePart]:
     """The parts of these pages, of about `part_bytes` each."""
     for first, behind in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):

@@ -27,7 +27,7 @@ _MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileLocation:
     """One file. `uri` is None for a file of this machine; messages name it by `path`."""
 
     path: str
@@ -61,13 +61,13 @@ def is_single(paths: tuple[str, ...]) -> bool:
     return bool(_info(system, path, paths[0]).type != fs.FileType.Directory)
 
 
-def find(paths: tuple[str, ...]) -> list[Place]:
+def find(paths: tuple[str, ...]) -> list[FileLocation]:
     """The stream files that `paths` mean, each once, in the order of their names within a path.
 
     Of a folder those files that begin as streams do; what begins with a dot or an underscore is
     passed over, as Spark does. Raises `FileMissing` where a path means none.
     """
-    found: dict[str, Place] = {}
+    found: dict[str, FileLocation] = {}
     for path in paths:
         local = local_path(path)
         # Executors work in other folders.
@@ -78,16 +78,16 @@ def find(paths: tuple[str, ...]) -> list[Place]:
     return list(found.values())
 
 
-def _find_local(path: str) -> Iterator[Place]:
+def _find_local(path: str) -> Iterator[FileLocation]:
     # A file whose name has a bracket in it is that file.
     if os.path.isfile(path):
-        yield Place(path)
+        yield FileLocation(path)
     elif os.path.isdir(path):
         with os.scandir(path) as entries:
             names = sorted(entry.path for entry in entries if entry.is_file())
         for name in names:
             if not _is_hidden(name) and _begins_as_stream(name):
-                yield Place(name)
+                yield FileLocation(name)
     elif _MAGIC_CHARACTERS.search(path):
         for name in sorted(glob.glob(path)):
             yield from _find_local(name)
@@ -105,7 +105,7 @@ def _begins_as_stream(path: str) -> bool:
         raise StreamFileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def _find_remote(uri: str) -> Iterator[Place]:
+def _find_remote(uri: str) -> Iterator[FileLocation]:
     base, query = _parts(uri)
     magic = _MAGIC_CHARACTERS.search(base)
     if magic is not None:
@@ -144,14 +144,14 @@ def _matches(path: str, pattern: str) -> bool:
     )
 
 
-def _remote_place(base: str, query: str, asked: str, path: str) -> Place:
+def _remote_place(base: str, query: str, asked: str, path: str) -> FileLocation:
     # The file system's own path stands at the end of the URI: another takes its place.
     uri = base.rstrip("/")
     asked = asked.rstrip("/")
     if not uri.endswith(asked):
         raise UsageError(f"{_shown(base)}: its path is {asked}, which does not stand in it")
     uri = uri[: len(uri) - len(asked)] + path
-    return Place(_shown(uri), uri + query)
+    return FileLocation(_shown(uri), uri + query)
 
 
 def _listing(system: Any, folder: str, uri: str, *, deep: bool) -> list[Any]:

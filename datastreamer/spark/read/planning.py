@@ -13,16 +13,17 @@ from pyspark.sql.datasource import InputPartition
 
 from datastreamer.errors import BadRange, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import page_of
-from datastreamer.spark.options import Mark, Offset, Options
+from datastreamer.spark.options import Offset, Options
 from datastreamer.spark.read import paths as places
-from datastreamer.spark.read.bookmark_search import MarkSearch
-from datastreamer.spark.read.files import Snapshot, look_at, open_place, reader_of
+from datastreamer.spark.read.bookmark_search import BookmarkSearch
+from datastreamer.spark.read.files import FileSnapshot, look_at, open_place, reader_of
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
-from datastreamer.spark.read.pushdown import ALL, Bounds, MarkKind, Range
-from datastreamer.spark.read.servers import Servers, entry_of_mark, history_of, look_at_servers
+from datastreamer.spark.read.pushdown import ALL, Bounds, NumberRange
+from datastreamer.spark.read.servers import Servers, entry_of_bookmark, history_of, look_at_servers
 from datastreamer.storage.read.reader import Reader
+from datastreamer.zkevm.keys import BookmarkName, Kind
 
-FindMark = Callable[[MarkKind, int], int]
+FindBookmark = Callable[[Kind, int], int]
 
 
 def plan(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
@@ -34,14 +35,16 @@ def plan(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
         yield from _plan_file(options, look_at(place, options.stream_type), bounds)
 
 
-def _plan_file(options: Options, snapshot: Snapshot, bounds: Bounds) -> Iterator[InputPartition]:
+def _plan_file(
+    options: Options, snapshot: FileSnapshot, bounds: Bounds
+) -> Iterator[InputPartition]:
     version = snapshot.header.version if options.version is None else options.version
     file = open_place(snapshot.place)
     try:
         reader = reader_of(file, snapshot)
 
-        def search(kind: MarkKind) -> MarkSearch:
-            return MarkSearch(reader, snapshot.place.path, version, kind)
+        def search(kind: Kind) -> BookmarkSearch:
+            return BookmarkSearch(reader, snapshot.place.path, version, kind)
 
         total = snapshot.header.total_entries
         start, stop = _offsets(options, total, lambda kind, number: search(kind).exact(number))
@@ -61,7 +64,7 @@ def _plan_file(options: Options, snapshot: Snapshot, bounds: Bounds) -> Iterator
         file.close()
 
 
-def _entries_of(search: MarkSearch, wanted: Range) -> Range:
+def _entries_of(search: BookmarkSearch, wanted: NumberRange) -> NumberRange:
     """Where blocks or batches stand; anywhere, where damage hides it."""
     try:
         return search.entries_of(wanted)
@@ -69,7 +72,7 @@ def _entries_of(search: MarkSearch, wanted: Range) -> Range:
         return ALL
 
 
-def pages_of(reader: Reader, snapshot: Snapshot, bounds: Bounds) -> range:
+def pages_of(reader: Reader, snapshot: FileSnapshot, bounds: Bounds) -> range:
     """The pages with the entries within the bounds; all, where damage hides which."""
     everything = range(snapshot.pages)
     try:
@@ -93,8 +96,8 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
         header = client.header()
         version = header.version if options.version is None else options.version
 
-        def find(kind: MarkKind, number: int) -> int:
-            return entry_of_mark(client, version, kind, number)
+        def find(kind: Kind, number: int) -> int:
+            return entry_of_bookmark(client, version, kind, number)
 
         start, stop = _offsets(options, header.total_entries, find)
         bounds = bounds.within(start, stop)
@@ -108,19 +111,19 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
             yield from parts_of_entries(snapshot, pieces)
 
 
-def _between_marks(find: FindMark, kind: MarkKind, wanted: Range) -> Range:
+def _between_marks(find: FindBookmark, kind: Kind, wanted: NumberRange) -> NumberRange:
     """Where blocks or batches stand, as far as the server has bookmarks of exactly these."""
     found = ALL
     if wanted.first > ALL.first:
         with contextlib.suppress(NotFound):
-            found &= Range(first=find(kind, wanted.first))
+            found &= NumberRange(first=find(kind, wanted.first))
     if wanted.last < ALL.last:
         with contextlib.suppress(NotFound):
-            found &= Range(last=find(kind, wanted.last + 1) - 1)
+            found &= NumberRange(last=find(kind, wanted.last + 1) - 1)
     return found
 
 
-def _offsets(options: Options, total: int, find: FindMark) -> tuple[int, int]:
+def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int]:
     """The first entry that is asked for, and the one behind the last.
 
     Raises `UnknownEntry` and `UnknownBookmark` where the stream does not go so far, `BadRange`
@@ -128,7 +131,7 @@ def _offsets(options: Options, total: int, find: FindMark) -> tuple[int, int]:
     """
 
     def number_of(offset: Offset) -> int:
-        number = find(*offset) if isinstance(offset, Mark) else offset
+        number = find(*offset) if isinstance(offset, BookmarkName) else offset
         if number > total:
             raise UnknownEntry(number, total)
         return number

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -24,15 +24,14 @@ from pyspark.sql.datasource import (
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.spark.read.schemas import number_column
-
-MarkKind = Literal["block", "batch"]
+from datastreamer.zkevm.keys import Kind
 
 _EQUAL: Final = EqualTo | EqualNullSafe | In
 _BELOW: Final = LessThan | LessThanOrEqual
 _ABOVE: Final = GreaterThan | GreaterThanOrEqual
 
 # Numbers that rise with the entries': table, column -> what they number.
-_RISING: Final[dict[tuple[str, str], MarkKind]] = {
+_RISING: Final[dict[tuple[str, str], Kind]] = {
     ("blocks", "number"): "block",
     ("blocks", "batch_number"): "batch",
     ("block_ends", "number"): "block",
@@ -42,21 +41,21 @@ _RISING: Final[dict[tuple[str, str], MarkKind]] = {
 }
 
 
-class Range(NamedTuple):
+class NumberRange(NamedTuple):
     """Whole numbers, both ends included."""
 
     first: int = 0
     last: int = U64_MAX
 
-    def __and__(self, other: Range) -> Range:
-        return Range(max(self.first, other.first), min(self.last, other.last))
+    def __and__(self, other: NumberRange) -> NumberRange:
+        return NumberRange(max(self.first, other.first), min(self.last, other.last))
 
     @property
     def empty(self) -> bool:
         return self.first > self.last
 
 
-ALL: Final = Range()
+ALL: Final = NumberRange()
 """Every number that an entry, a block or a batch may have."""
 
 
@@ -68,10 +67,10 @@ class Bounds:
     belong.
     """
 
-    entries: Range = ALL
+    entries: NumberRange = ALL
     types: frozenset[int] | None = None
-    blocks: Range = ALL
-    batches: Range = ALL
+    blocks: NumberRange = ALL
+    batches: NumberRange = ALL
 
     @property
     def start(self) -> int:
@@ -91,7 +90,7 @@ class Bounds:
 
     def within(self, start: int, stop: int) -> Bounds:
         """The same, of the entries from `start` up to, not including, `stop`."""
-        return replace(self, entries=self.entries & Range(start, stop - 1))
+        return replace(self, entries=self.entries & NumberRange(start, stop - 1))
 
 
 def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
@@ -107,9 +106,9 @@ def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Fi
             rest.append(wanted)
         elif column == number_column(table):
             bounds = replace(bounds, entries=bounds.entries & _around(values))
-            if not isinstance(values, Range) and len(values) > 1:
+            if not isinstance(values, NumberRange) and len(values) > 1:
                 rest.append(wanted)
-        elif (table, column) == (ENTRIES, "type") and not isinstance(values, Range):
+        elif (table, column) == (ENTRIES, "type") and not isinstance(values, NumberRange):
             kinds = frozenset(value for value in values if 0 <= value <= U32_MAX)
             bounds = replace(
                 bounds, types=kinds & (kinds if bounds.types is None else bounds.types)
@@ -125,7 +124,7 @@ def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Fi
     return bounds, rest
 
 
-def _wanted(wanted: Filter) -> tuple[str | None, Range | frozenset[int] | None]:
+def _wanted(wanted: Filter) -> tuple[str | None, NumberRange | frozenset[int] | None]:
     """The column that a filter is about, and the values that it lets through; None where it
     is not about whole numbers."""
     if not isinstance(wanted, _EQUAL | _BELOW | _ABOVE):
@@ -138,11 +137,11 @@ def _wanted(wanted: Filter) -> tuple[str | None, Range | frozenset[int] | None]:
         return column, frozenset(values)
     (value,) = values
     if isinstance(wanted, _BELOW):
-        return column, Range(last=value - isinstance(wanted, LessThan))
-    return column, Range(first=max(0, value + isinstance(wanted, GreaterThan)))
+        return column, NumberRange(last=value - isinstance(wanted, LessThan))
+    return column, NumberRange(first=max(0, value + isinstance(wanted, GreaterThan)))
 
 
-def _around(values: Range | frozenset[int]) -> Range:
-    if isinstance(values, Range):
+def _around(values: NumberRange | frozenset[int]) -> NumberRange:
+    if isinstance(values, NumberRange):
         return values
-    return Range(max(0, min(values)), max(values)) if values else Range(1, 0)
+    return NumberRange(max(0, min(values)), max(values)) if values else NumberRange(1, 0)

@@ -26,23 +26,22 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import TLS, Address
-from datastreamer.spark.read.pushdown import MarkKind
+from datastreamer.spark.options import TLS, ServerAddress
 from datastreamer.storage.header.records import NO_ID
-from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, Kind, key_of
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
     """Servers of one stream, the preferred one first."""
 
-    addresses: tuple[Address, ...]
+    addresses: tuple[ServerAddress, ...]
     stream_type: int
     tls: TLS | None
     timeout: float
     retry_for: float
 
-    def connect(self, address: Address) -> BlockingClient:
+    def connect(self, address: ServerAddress) -> BlockingClient:
         """A connection to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
         context = None
         if self.tls is not None:
@@ -60,7 +59,7 @@ class Servers:
 
     def any(self) -> tuple[int, BlockingClient]:
         """The first that answers, and a connection to it. Raises what the last one did."""
-        turns = Turns(self, 0)
+        turns = Failover(self, 0)
         while True:
             try:
                 return turns.at, self.connect(turns.address)
@@ -68,7 +67,7 @@ class Servers:
                 turns.lost(error)
 
 
-class Turns:
+class Failover:
     """Whose turn it is: the next server's where one is lost, until all were for too long."""
 
     def __init__(self, servers: Servers, first: int) -> None:
@@ -78,7 +77,7 @@ class Turns:
         self._since = time.monotonic()
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ServerAddress:
         """The server to ask."""
         return self._servers.addresses[self.at]
 
@@ -156,9 +155,9 @@ def look_at_servers(
     return ServerSnapshot(servers, header, position_at(client, stop), histories)
 
 
-def entry_of_mark(client: BlockingClient, version: int, kind: MarkKind, number: int) -> int:
+def entry_of_bookmark(client: BlockingClient, version: int, kind: Kind, number: int) -> int:
     """The entry of the bookmark of this block or batch. Raises `UnknownBookmark`."""
-    key = key_of(version, Mark(kind, number))
+    key = key_of(version, BookmarkName(kind, number))
     try:
         with client.batches(from_bookmark=key) as batches:
             return next(batches).first_number
@@ -188,7 +187,7 @@ def read_entries(
     Raises what the last one did then, and `HistoryChanged` where the stream was cut back or
     changed since the snapshot: what was read is sure when this ends, and not before.
     """
-    turns = Turns(snapshot.servers, first_server)
+    turns = Failover(snapshot.servers, first_server)
     histories = dict(snapshot.histories)
     position: Position | None = None
     while True:

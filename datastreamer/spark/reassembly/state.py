@@ -55,7 +55,7 @@ class Held(NamedTuple):
     since: float
 
 
-class Known(NamedTuple):
+class DeliveredPayload(NamedTuple):
     """A payload that was given out; `kept` bytes are there of its messages, to tell what comes
     late."""
 
@@ -78,7 +78,7 @@ class Lane:
     serial: int = 0
     fresh: int = 0
     held: dict[bytes, dict[bytes, Held]] = field(default_factory=dict)
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, DeliveredPayload] = field(default_factory=dict)
     given: dict[int, bytes] = field(default_factory=dict)
     touched: set[bytes] = field(default_factory=set)
     forgotten: list[int] = field(default_factory=list)
@@ -193,7 +193,7 @@ class Run:
             self._let_go([b"\x00" + event.id, *event.prefixes])
             self._done.update((b"\x00" + event.id, *event.prefixes))
             number = next(reversed(self._lane.known), -1) + 1
-            self._lane.known[number] = Known(event.id, event.prefixes, len(kept))
+            self._lane.known[number] = DeliveredPayload(event.id, event.prefixes, len(kept))
             self._lane.given[number] = kept
             self._lane.added.append(number)
             self._lane.fresh += 1
@@ -340,7 +340,7 @@ class Lanes(StatefulProcessor):
         known = {number: found for (number,), found in self._known.iterator()}
         for number in sorted(known):
             own, prefixes, kept = known[number]
-            lane.known[number] = Known(bytes(own), tuple(map(bytes, prefixes)), kept)
+            lane.known[number] = DeliveredPayload(bytes(own), tuple(map(bytes, prefixes)), kept)
         lane.stored = {*lane.held, *lane.known}
         return lane
 

@@ -28,10 +28,11 @@ from datastreamer.errors import ConnectFailed, ConnectionLost, UnknownEntry, Usa
 from datastreamer.format import U64_MAX, Header
 from datastreamer.position import Identity
 from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import Mark, Options
+from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.spark.stream.sources import Upstream, upstream_of
+from datastreamer.spark.stream.sources import FollowedStream, followed_stream
+from datastreamer.zkevm.keys import BookmarkName
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise UsageError("endingOffset is for spark.read: a streaming query has no end")
         self._options = options
         self._rows = BatchReader(replace(options, from_latest=False), schema)
-        self._followed: Upstream | None = None
+        self._followed: FollowedStream | None = None
         # Trigger.AvailableNow: nothing from this entry on.
         self._target = U64_MAX
         self._total: int | None = None
@@ -69,7 +70,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.from_latest:
             return self._offset(header, header.total_entries)
         start = self._options.start
-        entry = self._upstream.entry_of(start) if isinstance(start, Mark) else start
+        entry = self._upstream.entry_of(start) if isinstance(start, BookmarkName) else start
         if entry > header.total_entries:
             raise UnknownEntry(entry, header.total_entries)
         return self._offset(header, entry)
@@ -160,7 +161,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a part, as record batches."""
         # A bookmark and the stream's end are no entries that are lost.
         start = self._options.start
-        return self._rows.read(partition, 0 if isinstance(start, Mark) else start)
+        return self._rows.read(partition, 0 if isinstance(start, BookmarkName) else start)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the stream keeps all its entries, and Spark keeps the offset."""
@@ -173,10 +174,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # The stream.
 
     @property
-    def _upstream(self) -> Upstream:
+    def _upstream(self) -> FollowedStream:
         # Not before: a reader is made on executors too, which read parts alone.
         if self._followed is None:
-            self._followed = upstream_of(self._options)
+            self._followed = followed_stream(self._options)
         return self._followed
 
     def _offset(self, header: Header, entry: int) -> StreamOffset:

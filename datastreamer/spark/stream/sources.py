@@ -24,17 +24,17 @@ from datastreamer.errors import (
 from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
 from datastreamer.position import KEPT
 from datastreamer.protocol.history import Trail
-from datastreamer.spark.options import Mark, Options
+from datastreamer.spark.options import Options
 from datastreamer.spark.read import paths as places
-from datastreamer.spark.read.bookmark_search import MarkSearch
-from datastreamer.spark.read.files import Snapshot, look_at, open_place, reader_of
+from datastreamer.spark.read.bookmark_search import BookmarkSearch
+from datastreamer.spark.read.files import FileSnapshot, look_at, open_place, reader_of
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
-from datastreamer.spark.read.paths import Place
+from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.pushdown import Bounds
 from datastreamer.spark.read.servers import (
     Servers,
-    entry_of_mark,
+    entry_of_bookmark,
     history_of,
     look_at_servers,
     position_at,
@@ -43,12 +43,13 @@ from datastreamer.spark.stream.offsets import digest_of
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.zkevm.keys import BookmarkName
 
 # A look behind: entries before a place are hashed in reads of this size.
 _LOOK: Final = 64 << 10
 
 
-class Upstream(Protocol):
+class FollowedStream(Protocol):
     """A stream as a streaming query's driver needs it."""
 
     name: str
@@ -59,7 +60,7 @@ class Upstream(Protocol):
         Raises `ConnectFailed` and `ConnectionLost` where it is away.
         """
 
-    def entry_of(self, mark: Mark) -> int:
+    def entry_of(self, mark: BookmarkName) -> int:
         """The entry of a block's or batch's bookmark. Raises `UnknownBookmark`."""
 
     def digest_before(self, entry: int) -> str:
@@ -78,7 +79,7 @@ class Upstream(Protocol):
         """Let go of files and connections."""
 
 
-def upstream_of(options: Options) -> Upstream:
+def followed_stream(options: Options) -> FollowedStream:
     """What the options name. Raises `UsageError` where that is not one stream."""
     if options.servers:
         return ServedStream(options)
@@ -94,14 +95,14 @@ def upstream_of(options: Options) -> Upstream:
 class GrowingFile:
     """A file that another process writes."""
 
-    def __init__(self, place: Place, options: Options) -> None:
+    def __init__(self, place: FileLocation, options: Options) -> None:
         self.name = place.path
         self._place = place
         self._stream_type = options.stream_type
         self._version = options.version
         self._file: StreamFile | None = None
         # Of what is not on this machine, or not open: opened for one look behind.
-        self._snapshot: Snapshot | None = None
+        self._snapshot: FileSnapshot | None = None
         self._remote: Readable | None = None
         self._remote_reader: Reader | None = None
 
@@ -123,17 +124,17 @@ class GrowingFile:
         if file is None:
             self.close()
             self._file = file = StreamFile.open(self._place.path, stream_type=self._stream_type)
-        self._snapshot = Snapshot(self._place, file.header, file.stream_id, file.epoch)
+        self._snapshot = FileSnapshot(self._place, file.header, file.stream_id, file.epoch)
         return self._snapshot.header
 
     def _replaced(self, file: StreamFile) -> bool:
         """Whether another file is at the path now, or none."""
         return file.opened_by is None or bool(file.opened_by.difference())
 
-    def entry_of(self, mark: Mark) -> int:
+    def entry_of(self, mark: BookmarkName) -> int:
         snapshot, reader = self._seen()
         version = snapshot.header.version if self._version is None else self._version
-        return MarkSearch(reader, self.name, version, mark.kind).exact(mark.number)
+        return BookmarkSearch(reader, self.name, version, mark.kind).exact(mark.number)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()
@@ -165,7 +166,7 @@ class GrowingFile:
     def changed(self, what: str, entry: int) -> DatastreamerError:
         return StreamFileError(self.name, what)
 
-    def _seen(self) -> tuple[Snapshot, Reader]:
+    def _seen(self) -> tuple[FileSnapshot, Reader]:
         assert self._snapshot is not None
         if self._file is not None:
             return self._snapshot, self._file.reader
@@ -220,10 +221,10 @@ class ServedStream:
                 return self._header
         raise AssertionError("there is no address")
 
-    def entry_of(self, mark: Mark) -> int:
+    def entry_of(self, mark: BookmarkName) -> int:
         client, header = self._seen()
         version = header.version if self._version is None else self._version
-        return entry_of_mark(client, version, *mark)
+        return entry_of_bookmark(client, version, *mark)
 
     def digest_before(self, entry: int) -> str:
         client, _ = self._seen()

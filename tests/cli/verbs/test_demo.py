@@ -10,7 +10,7 @@ import pytest
 from datastreamer.cli.demo.sequencer import Sequencer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.fixed import StartL2Block
-from datastreamer.zkevm.keys import Mark, mark_of
+from datastreamer.zkevm.keys import BookmarkName, name_of_key
 from datastreamer.zkevm.sequencer import Sequencer as Publisher
 from tests.cli.conftest import Invoke
 from tests.cli.process import running
@@ -29,8 +29,8 @@ def test_what_it_writes(invoke: Invoke, tmp_path: Path) -> None:
     assert [entry.type for entry in entries] == 3 * [0xB0, 0xB0, 1, 2, 3]
     for block in range(3):
         batch_mark, block_mark, start, transaction, end = entries[5 * block : 5 * block + 5]
-        assert mark_of(1, batch_mark.data) == Mark("batch", block)
-        assert mark_of(1, block_mark.data) == Mark("block", block)
+        assert name_of_key(1, batch_mark.data) == BookmarkName("batch", block)
+        assert name_of_key(1, block_mark.data) == BookmarkName("block", block)
         assert len(start.data) == 122
         assert StartL2Block.unpack(start.data)[:2] == (block, block)
         assert len(end.data) == 72
@@ -82,7 +82,7 @@ def test_goes_on_behind_other_entries(invoke: Invoke, tmp_path: Path) -> None:
         op.add_entries(9, [b""] * 5000)
         op.add_entry(1, b"no StartL2Block")
     assert invoke("demo", path, "--ops", "1").code == 0
-    assert mark_of(1, scan(path)[-4].data) == Mark("block", 2)
+    assert name_of_key(1, scan(path)[-4].data) == BookmarkName("block", 2)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_writes_messages_too(
     assert invoke("demo", path, "--ops", "1").code == 0
     assert [entry.type for entry in scan(path)] == 3 * types
     assert header(path)["version"] == version
-    marks = [mark_of(version, entry.data) for entry in scan(path) if entry.type == 0xB0]
-    assert marks[-2:] == [Mark("batch", 2), Mark("block", 2)]
+    marks = [name_of_key(version, entry.data) for entry in scan(path) if entry.type == 0xB0]
+    assert marks[-2:] == [BookmarkName("batch", 2), BookmarkName("block", 2)]
     assert invoke("zkevm", "check", path).code == 0
 
 

@@ -19,7 +19,7 @@ from datastreamer.client.blocking import BlockingClient
 from datastreamer.server.limits import Limits
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.storage.stream import DataStream
-from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, key_of
 from tests.cli.conftest import Invoke
 from tests.cli.process import done, running
 
@@ -79,7 +79,7 @@ def test_on_a_full_disk(copy: Path, tmp_path: Path) -> None:
             assert "stream.bin: the bookmark index is kept in memory until there is" in warning
             assert "No space left on device" in warning
             with BlockingClient("127.0.0.1", port) as client:
-                key = key_of(client.header().version, Mark("block", 7))
+                key = key_of(client.header().version, BookmarkName("block", 7))
                 assert client.bookmark(key).number > 0
             serving.signal(signal.SIGINT)
             assert serving.wait() == 0

@@ -15,7 +15,7 @@ from datastreamer.protocol.following import (
     FollowBegun,
     FollowStart,
     HashQuery,
-    Known,
+    KnownHistory,
     RangeHash,
     Reports,
     encode_truncation,
@@ -36,7 +36,9 @@ everywhere = pytest.mark.parametrize("serve", [in_memory, over_loopback, over_un
 
 
 def follow(stream: DataStream, number: int, epoch: int, stream_id: bytes = b"") -> bytes:
-    return encode_command(FollowStart(number, Known(stream_id or stream.stream_id, epoch)), 1)
+    return encode_command(
+        FollowStart(number, KnownHistory(stream_id or stream.stream_id, epoch)), 1
+    )
 
 
 def begun(stream: DataStream, since: int, reports: Reports = Reports.ALL) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from datastreamer import DataStream, zkevm
 from datastreamer.errors import FileMissing, StreamFileError, UsageError
 from datastreamer.spark.pipeline.ingest import Ingest
-from datastreamer.spark.pipeline.manifest import Range, Ranges
+from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 
 TIME = 1_700_000_000
@@ -153,12 +153,12 @@ def test_what_a_crash_left_of_a_range_is_gone_where_the_stream_holds_others_now(
     path, out = tmp_path / "stream.bin", tmp_path / "out"
 
     def crashed() -> None:
-        def crash(self: Ranges, wanted: Range) -> None:
+        def crash(self: Manifest, wanted: EntryRange) -> None:
             raise KeyboardInterrupt
 
         ingest = Ingest(spark, {"path": str(path)}, out)
         with monkeypatch.context() as patched:
-            patched.setattr(Ranges, "finish", crash)
+            patched.setattr(Manifest, "finish", crash)
             with pytest.raises(KeyboardInterrupt):
                 ingest.backfill()
         ingest.close()
@@ -192,8 +192,8 @@ def test_a_range_of_two_histories_is_not_finished(tmp_path: Path) -> None:
     path, out = tmp_path / "stream.bin", tmp_path / "out"
     with DataStream.create(path, version=3, system_id=7, sync="os") as stream:
         put(stream, [(number, TIME, 1) for number in range(6)])
-        wanted = Range(0, stream.total_entries)
-        ranges = Ranges({"path": str(path)}, out)
+        wanted = EntryRange(0, stream.total_entries)
+        ranges = Manifest({"path": str(path)}, out)
         for again in (3, 6):
             ranges.begin(wanted)
             stream.truncate(0)

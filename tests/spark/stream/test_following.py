@@ -22,7 +22,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, key_of
 from tests.arrow.damage import damaged, write_pages
 from tests.spark.read.reading import Query
 from tests.spark.stream.following import Driver
@@ -37,7 +37,7 @@ def add(stream: DataStream, count: int, mark: str = "", size: int = 100) -> None
 
 def add_block(stream: DataStream, number: int) -> None:
     with stream.atomic_op() as op:
-        op.add_bookmark(key_of(2, Mark("block", number)))
+        op.add_bookmark(key_of(2, BookmarkName("block", number)))
         op.add_entry(2, b"a block")
 
 

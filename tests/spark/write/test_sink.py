@@ -17,7 +17,7 @@ from datastreamer import DataStream
 from datastreamer.errors import StreamFileError
 from datastreamer.spark.options import read_options
 from datastreamer.spark.write.sink import StreamSink
-from datastreamer.zkevm.keys import Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, key_of
 from tests.spark.conftest import ROOT
 
 
@@ -61,7 +61,7 @@ def test_rows_are_appended_in_the_order_of_the_partitions(spark: Any, path: Path
 
 
 def test_bookmarks_are_entries_of_their_type(spark: Any, path: Path, tmp_path: Path) -> None:
-    key = key_of(2, Mark("block", 5))
+    key = key_of(2, BookmarkName("block", 5))
     rows = [(0xB0, bytearray(key)), (2, bytearray(b"a block")), (3, bytearray())]
     frame = spark.createDataFrame(rows, "type long, data binary").coalesce(1)
     write(frame, path, stagingPath=str(tmp_path / "staging"))

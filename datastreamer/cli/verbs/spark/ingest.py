@@ -59,12 +59,12 @@ def ingest(
     options = _options(source, stream_type)
     from datastreamer.spark import find_java
     from datastreamer.spark.pipeline.ingest import Ingest, ensure_openable
-    from datastreamer.spark.pipeline.manifest import Ranges
+    from datastreamer.spark.pipeline.manifest import Manifest
 
     # Spark takes seconds to start, and is not quiet about it.
     ensure_openable()
     find_java()
-    Ranges(options, out).close()
+    Manifest(options, out).close()
     with spark_session(master) as spark:
         job = Ingest(spark, options, out)
         try:

@@ -22,7 +22,7 @@ from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import Progress
 from datastreamer.cli.shared.source import open_source
 from datastreamer.cli.verbs.verify import count, printable, wrapped
-from datastreamer.zkevm.sequence import Breach, Report, SequenceCheck
+from datastreamer.zkevm.sequence import Breach, SequenceCheck, SequenceReport
 
 # Of breaches that are not written yet: 225 bytes each.
 _HELD: Final = 10_000
@@ -75,7 +75,7 @@ class _Told:
         else:
             self._write([heapq.heappushpop(self._held, breach)])
 
-    def end(self, name: str, report: Report) -> None:
+    def end(self, name: str, report: SequenceReport) -> None:
         """All were found: write the rest of them, and the report."""
         self._write(sorted(self._held))
         self._held.clear()
@@ -97,7 +97,7 @@ class _Told:
             self._written += 1
 
 
-def _table(name: str, report: Report) -> bytes:
+def _table(name: str, report: SequenceReport) -> bytes:
     verdict = "in order" if report.ok else "not in order"
     lines = [f"{name}: {verdict}", ""]
     rows = [("entries", f"{report.entries:,}")]

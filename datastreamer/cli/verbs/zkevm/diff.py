@@ -32,7 +32,7 @@ from datastreamer.cli.verbs.verify import printable, wrapped
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
-from datastreamer.zkevm.keys import Kind, mark_of
+from datastreamer.zkevm.keys import Kind, name_of_key
 
 _LOOK_BACK = 4096
 _TLS = "tcps://"
@@ -162,7 +162,7 @@ def _where(source: Source, version: int, at: int) -> dict[str, int | None]:
         start = max(0, stop - _LOOK_BACK)
         keys = [key for batch in source.batches(start, stop) for key, _ in batch.bookmarks()]
         for key in reversed(keys):
-            mark = mark_of(version, key)
+            mark = name_of_key(version, key)
             if mark is not None and found[mark.kind] is None:
                 found[mark.kind] = mark.number
             if mark is not None and mark.kind == "batch" and found["block"] is None:

@@ -29,9 +29,9 @@ from datastreamer.cli.shared.source import asked_for, open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm import events, fixed
-from datastreamer.zkevm.decoding import Event, as_json, decode
+from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
 from datastreamer.zkevm.events import BookmarkType
-from datastreamer.zkevm.keys import Kind, Mark, key_of
+from datastreamer.zkevm.keys import BookmarkName, Kind, key_of
 
 NumberArgument = Annotated[
     int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="Its number.")
@@ -104,7 +104,7 @@ class _Reading:
         tls: TLSOptions,
     ) -> None:
         self._source = source
-        self._mark = Mark(kind, number)
+        self._mark = BookmarkName(kind, number)
         self._version = version
         self._stream_type = stream_type
         self._tls = tls
@@ -133,7 +133,7 @@ class _Reading:
         if self._mark.kind == "batch":
             return isinstance(event, events.BookMark) and event.type == BookmarkType.BATCH
         over = (events.BookMark, events.BatchStart, events.BatchEnd, events.UpdateGER)
-        return isinstance(event, (*over, fixed.UpdateGER))
+        return isinstance(event, (*over, fixed.FixedUpdateGER))
 
     def _is_last(self, event: Event) -> bool:
         if self._mark.kind == "batch":
@@ -152,7 +152,7 @@ def _batch(reading: _Reading, opening: bool) -> dict[str, Any]:
             told["start"] = _told(entry, event)
         elif isinstance(event, events.BatchEnd):
             end = _told(entry, event)
-        elif isinstance(event, events.UpdateGER | fixed.UpdateGER):
+        elif isinstance(event, events.UpdateGER | fixed.FixedUpdateGER):
             ger_updates.append(_told(entry, event))
         else:
             inside.append((entry, event))
@@ -171,7 +171,7 @@ def _blocks(found: list[_Found], opening: bool) -> list[dict[str, Any]]:
             blocks.append({**told, "transactions": [], "end": None})
             mark = None
         elif not blocks:
-            raise DecodeFailed(entry.number, f"{type(event).__name__} outside of a block")
+            raise DecodeFailed(entry.number, f"{event_name(event)} outside of a block")
         elif isinstance(event, events.Transaction | fixed.L2Tx):
             opened = _opened(event) if opening else {}
             blocks[-1]["transactions"].append(_told(entry, event) | opened)
@@ -181,7 +181,7 @@ def _blocks(found: list[_Found], opening: bool) -> list[dict[str, Any]]:
 
 
 def _told(entry: Entry, event: Event) -> dict[str, Any]:
-    return {"entry": entry.number, "kind": type(event).__name__, "fields": as_json(event)}
+    return {"entry": entry.number, "kind": event_name(event), "fields": as_json(event)}
 
 
 def _opened(event: events.Transaction | fixed.L2Tx) -> dict[str, Any]:
