@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from datastreamer._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from datastreamer._codec import Entry as Entry
     from datastreamer._codec import EntryBatch as EntryBatch
@@ -78,7 +80,6 @@ _HOME = {
     "serve": "datastreamer.server.server",
 }
 
-__version__ = "0.1.0"
 __all__ = [*_HOME, "__version__"]
 
 

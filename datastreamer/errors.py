@@ -47,6 +47,10 @@
     |                                carries ``offset`` in its buffer)
     +-- DecodeFailed                 data that is not the event it should be; carries
     |                                ``number``, its entry's
+    +-- UpstreamDiffers              a relay's upstream does not hold the relay's entries
+    |   +-- UpstreamMismatch         its header is that of another stream
+    |   +-- UpstreamShorter          it holds fewer entries; carries ``total``
+    |   +-- UpstreamRewritten        it holds other entries; carries ``first_differing``
     +-- PeerError                    the other side of a connection
         +-- ConnectFailed            nobody there, or not in time
         +-- TLSFailed                the two sides do not come to terms on TLS
@@ -54,7 +58,7 @@
         |   +-- NoAnswer             gave no answer in time
         +-- ProtocolViolation        it does not speak the protocol
         +-- HistoryChanged           it tells other entries than before, or has lost some
-        |   +-- AnotherStream        it serves another stream altogether
+        |   +-- DifferentStream      it serves another stream
         +-- NotSupported             it does not have the extension that was asked for
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
             +-- AlreadyStarted       1
@@ -85,7 +89,6 @@ import os
 __all__ = [
     "AlreadyStarted",
     "AlreadyStopped",
-    "AnotherStream",
     "BadArgument",
     "BadBookmark",
     "BadCertificate",
@@ -109,6 +112,7 @@ __all__ = [
     "DamagedHeader",
     "DatastreamerError",
     "DecodeFailed",
+    "DifferentStream",
     "EntriesLost",
     "EntryTooLarge",
     "ExtraMissing",
@@ -148,6 +152,10 @@ __all__ = [
     "UnknownBookmark",
     "UnknownEntry",
     "UpdateRefused",
+    "UpstreamDiffers",
+    "UpstreamMismatch",
+    "UpstreamRewritten",
+    "UpstreamShorter",
     "UsageError",
     "WriteFailed",
     "WrongStreamType",
@@ -394,6 +402,33 @@ class DecodeFailed(DatastreamerError, ValueError):
         self.reason = reason
 
 
+class UpstreamDiffers(DatastreamerError):
+    """A relay's upstream does not hold what the relay's file holds."""
+
+
+class UpstreamMismatch(UpstreamDiffers):
+    """The upstream's version, system id or stream type is not that of the relay's file."""
+
+
+class UpstreamShorter(UpstreamDiffers):
+    """The upstream holds the first `total` entries of the relay's file, and no more."""
+
+    def __init__(self, what: str, total: int) -> None:
+        super().__init__(what)
+        self.total = total
+
+
+class UpstreamRewritten(UpstreamDiffers):
+    """The upstream holds other entries than the relay's file.
+
+    `first_differing` is the first of them; None if it lies before the entries that were compared.
+    """
+
+    def __init__(self, what: str, first_differing: int | None) -> None:
+        super().__init__(what)
+        self.first_differing = first_differing
+
+
 class PeerError(DatastreamerError):
     """The other side of the connection is at fault, or gone."""
 
@@ -438,7 +473,7 @@ class HistoryChanged(PeerError):
         self.first_differing = first_differing
 
 
-class AnotherStream(HistoryChanged):
+class DifferentStream(HistoryChanged):
     """The server serves another stream than the one that was read, by what its header says."""
 
 

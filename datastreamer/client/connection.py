@@ -21,7 +21,7 @@ from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.flows import Work
 from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Endurance, Recovery
-from datastreamer.transport.fork_guard import Ours
+from datastreamer.transport.fork_guard import ForkGuard
 
 
 class Lasting(Protocol):
@@ -31,7 +31,7 @@ class Lasting(Protocol):
     recovery: Recovery | None
 
 
-class Attachment(Ours):
+class Attachment(ForkGuard):
     """To one server, by one connection after another."""
 
     def __init__(

@@ -40,7 +40,7 @@ from datastreamer.transport.connection_errors import (
     silent_server,
     watch_over,
 )
-from datastreamer.transport.endpoint import close_blocking, connect_blocking, place_of
+from datastreamer.transport.endpoint import close_blocking, connect_blocking, endpoint_of
 
 if TYPE_CHECKING:
     import ssl
@@ -78,7 +78,7 @@ class BlockingLink(Attachment):
         check_number("stream_type", stream_type)
         check_waits(timeout, retry_for, heartbeat)
         request = token_request(stream_type, token)
-        self._place = place_of(host, port, tls, tls_server_name, request)
+        self._place = endpoint_of(host, port, tls, tls_server_name, request)
         endurance = Endurance(resume, retry_for, backoff, heartbeat)
         super().__init__(stream_type, self._place.peer, timeout, endurance, batch_reads)
         self._active: Iteration[Any] | None = None

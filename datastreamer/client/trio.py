@@ -40,7 +40,7 @@ from datastreamer.protocol.messages import Capabilities
 from datastreamer.protocol.resume import Resumable, Rollback, streaming
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, check_waits
 from datastreamer.transport.client_stream import dial
-from datastreamer.transport.endpoint import place_of
+from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     import ssl
@@ -88,7 +88,7 @@ async def connect(
     check_number("stream_type", stream_type)
     check_waits(timeout, retry_for, heartbeat)
     request = token_request(stream_type, token)
-    place = place_of(host, port, tls, tls_server_name, request)
+    place = endpoint_of(host, port, tls, tls_server_name, request)
     redial = partial(dial, place, timeout)
     client = Client(
         await redial(),

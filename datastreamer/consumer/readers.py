@@ -30,10 +30,10 @@ from datastreamer.consumer.consumption import (
     SourceRolledBack,
 )
 from datastreamer.errors import (
-    AnotherStream,
     ConnectFailed,
     ConnectionLost,
     DatastreamerError,
+    DifferentStream,
     HistoryChanged,
     PeerError,
     UnknownEntry,
@@ -44,7 +44,7 @@ from datastreamer.position import Identity, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.history import Trail
-from datastreamer.protocol.resume import Rollback, another_stream
+from datastreamer.protocol.resume import Rollback, different_stream
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, Recovery, check_waits
 from datastreamer.reassembly.progress import SourceProgress
 from datastreamer.storage.stream import DataStream
@@ -184,7 +184,7 @@ class _Source:
         """Whether the source may be as it should be at the time `due`, without anybody's
         decision here: where its history is another it will not."""
         final = isinstance(failure, HistoryChanged | UsageError)
-        if final and not isinstance(failure, AnotherStream):
+        if final and not isinstance(failure, DifferentStream):
             return False
         seconds = self._reading.retry_for
         if seconds is None:
@@ -223,7 +223,7 @@ class _Source:
         place = self._memory.start
         if place is not None:
             if place.stream is not None and place.stream != stream:
-                raise another_stream(self._name, place.stream, header, place.next_entry)
+                raise different_stream(self._name, place.stream, header, place.next_entry)
             rollback = self._memory.meet(total)
             if rollback is not None:
                 await self._roll_back(rollback)

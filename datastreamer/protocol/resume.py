@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import (
-    AnotherStream,
     BadFromEntry,
     BadRange,
     ConnectionLost,
+    DifferentStream,
     HistoryChanged,
     UsageError,
 )
@@ -286,7 +286,7 @@ class Resumable:
         if self._stream is None:
             self._stream = found
         elif found != self._stream:
-            raise another_stream(peer, self._stream, header, self.next_number or 0)
+            raise different_stream(peer, self._stream, header, self.next_number or 0)
 
     def _rejoin(
         self, connection: ClientConnection, trail: Remembered, header: Header
@@ -421,9 +421,9 @@ class Resumable:
             self._missed = due
 
 
-def another_stream(peer: str, read: Identity, header: Header, due: int) -> AnotherStream:
+def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
     """The exception for a header of another stream than the one that was `read`."""
-    return AnotherStream(
+    return DifferentStream(
         f"{peer} serves another stream: {Identity.of(header)}, where {read} was read",
         next_entry=due,
         total_entries=header.total_entries,

@@ -44,7 +44,7 @@ from datastreamer.transport.connection_errors import (
     say_lost,
     watch_over,
 )
-from datastreamer.transport.endpoint import close_blocking, connect_blocking, place_of
+from datastreamer.transport.endpoint import close_blocking, connect_blocking, endpoint_of
 
 if TYPE_CHECKING:
     import ssl
@@ -87,7 +87,7 @@ class BlockingPublisher(Standing):
         terms = terms_of(stream_type, token, epoch, take_over, next_entry, lease)
         super().__init__(terms, max_unacknowledged)
         check_waits(timeout, retry_for)
-        self._place = place_of(host, port, tls, tls_server_name)
+        self._place = endpoint_of(host, port, tls, tls_server_name)
         self._timeout = timeout
         self._retry_for = retry_for
         self._backoff = backoff

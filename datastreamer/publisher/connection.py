@@ -22,7 +22,7 @@ from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.publisher import SourceConnection, SourceTerms
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE
 from datastreamer.protocol.retry import check_seconds
-from datastreamer.transport.fork_guard import Ours
+from datastreamer.transport.fork_guard import ForkGuard
 
 RETRY_SECONDS: Final = 60.0
 """So long a server that is lost is waited for, unless the caller says otherwise."""
@@ -40,7 +40,7 @@ PASSING: Final = (
 """What another connection may put right, of what ends one; for a source that had the lease."""
 
 
-class Standing(Ours):
+class Standing(ForkGuard):
     """Where a publisher stands. Raises `UsageError` for bytes underway that let nothing out."""
 
     _called = "publisher"

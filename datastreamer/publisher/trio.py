@@ -47,7 +47,7 @@ from datastreamer.transport.connection_errors import (
     say_lost,
     silent_twice,
 )
-from datastreamer.transport.endpoint import Place, place_of
+from datastreamer.transport.endpoint import Endpoint, endpoint_of
 from datastreamer.transport.tcp_info import tcp_info
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def connect_publisher(
     `Fenced`.
     """
     check_waits(timeout, retry_for)
-    place = place_of(host, port, tls, tls_server_name)
+    place = endpoint_of(host, port, tls, tls_server_name)
     terms = terms_of(stream_type, token, epoch, take_over, next_entry, lease)
     publisher = Publisher(place, terms, timeout, retry_for, backoff, max_unacknowledged)
     failure: BaseException | None = None
@@ -123,7 +123,7 @@ class Publisher(Standing):
 
     def __init__(
         self,
-        place: Place,
+        place: Endpoint,
         terms: SourceTerms,
         timeout: float,
         retry_for: float | None,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from datastreamer._codec import Entry
-from datastreamer.errors import ConnectionLost, DatastreamerError
+from datastreamer.errors import ConnectionLost, UpstreamRewritten
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.protocol.following import ChangeReceived
 from datastreamer.storage.header.records import Agreement
@@ -31,17 +31,6 @@ connection is given up: what was received of the operation is dropped, and they 
 
 # No difference is an update, whatever the epoch.
 _NO_ALLOWANCE: Final = -(1 << 63)
-
-
-class Rewritten(DatastreamerError):
-    """The upstream holds other entries than we do.
-
-    `first_differing` is the first of them, None where it is not among the last ones.
-    """
-
-    def __init__(self, what: str, first_differing: int | None) -> None:
-        super().__init__(what)
-        self.first_differing = first_differing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +51,7 @@ def is_update_of(ours: Entry, theirs: Entry) -> bool:
     return same and ours.type != TYPE_BOOKMARK
 
 
-class Applying:
+class ChangeApplier:
     """What one upstream reports from a join on, and what became of it."""
 
     def __init__(
@@ -166,7 +155,7 @@ class Applying:
         """Apply what waits, each change durably before the next, for about so many seconds; no
         operation is open.
 
-        Raises what an update raises, and `Rewritten` for one that fits no entry of ours.
+        Raises what an update raises, and `UpstreamRewritten` for one that fits no entry of ours.
         """
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
@@ -202,7 +191,7 @@ class Applying:
         if ours.data == entry.data and ours.type == entry.type:
             return
         if not is_update_of(ours, entry):
-            raise Rewritten(
+            raise UpstreamRewritten(
                 f"{self._peer} updated its entry {number} (type {entry.type}, {len(entry.data)} "
                 f"bytes), which is no update of ours (type {ours.type}, {len(ours.data)} bytes)",
                 number,

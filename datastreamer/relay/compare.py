@@ -16,9 +16,9 @@ import trio
 
 from datastreamer._codec import Entry
 from datastreamer.client.trio import Client
-from datastreamer.errors import DamagedFile, NotFound, PeerError
-from datastreamer.relay.apply_changes import Applying, Compared, Rewritten
-from datastreamer.relay.writer import Keeping
+from datastreamer.errors import DamagedFile, NotFound, PeerError, UpstreamRewritten
+from datastreamer.relay.apply_changes import ChangeApplier, Compared
+from datastreamer.relay.writer import RelayWriter
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
 
@@ -37,15 +37,15 @@ _SAY_SECONDS: Final = 10.0
 Connect = Callable[[], AbstractAsyncContextManager[Client]]
 
 
-class Comparing:
+class Comparison:
     """The comparison of the entries that `applying` calls doubtful, on connections of its own."""
 
     def __init__(
         self,
         connect: Connect,
         stream: DataStream,
-        keeping: Keeping,
-        applying: Applying,
+        keeping: RelayWriter,
+        applying: ChangeApplier,
         on_progress: Callable[[], None],
     ) -> None:
         self._connect = connect
@@ -63,7 +63,8 @@ class Comparing:
         """Compare all of them, from the first to the last, then replace those that differ. A
         connection that is lost is made again.
 
-        Raises `Rewritten` where entries differ by more than updates; no entry is replaced then.
+        Raises `UpstreamRewritten` if entries differ by more than updates; then no entry is
+        replaced.
         """
         agreement = self._applying.agreement
         if agreement is None or not self._applying.doubtful:
@@ -160,7 +161,7 @@ class Comparing:
     async def _find(self, client: Client, first: int, end: int) -> array[int]:
         """The numbers from `first` up to `end` of the entries that differ, by bisection.
 
-        Raises `Rewritten` where these are too many, or no updates.
+        Raises `UpstreamRewritten` where these are too many, or no updates.
         """
         found = array("Q")
         ranges = [(first, end)]
@@ -172,7 +173,7 @@ class Comparing:
                 found.extend(entry.number for entry in differing)
                 if differing and not self._applying.takes_as_updates(differing, others):
                     number = (self._found or found)[0]
-                    raise Rewritten(
+                    raise UpstreamRewritten(
                         f"{client.peer} tells another history: {others + len(differing)} of its "
                         f"entries from entry {number} on are not those that are here",
                         number,

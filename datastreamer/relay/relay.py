@@ -20,22 +20,16 @@ from typing import Final, Literal
 import trio
 
 from datastreamer.client.trio import Client
-from datastreamer.client.upstream import (
-    AnotherStream,
-    Behind,
-    Joined,
-    Upstream,
-    client_of,
-    common_entries,
-    header_of,
-    join,
-)
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     ConnectionLost,
     DatastreamerError,
     FileMissing,
     NoAnswer,
     PeerError,
+    UpstreamMismatch,
+    UpstreamRewritten,
+    UpstreamShorter,
     UsageError,
 )
 from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
@@ -44,15 +38,21 @@ from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.retry import BACKOFF, Backoff, check_seconds, check_waits
 from datastreamer.relay.apply_changes import (
-    Applying,
-    Rewritten,
+    ChangeApplier,
     keep_over_truncation,
     known_agreement,
 )
-from datastreamer.relay.compare import Comparing
+from datastreamer.relay.compare import Comparison
 from datastreamer.relay.status import READY_LAG, gather, lag_behind, unready
 from datastreamer.relay.truncation_point import whole_before
-from datastreamer.relay.writer import Keeping
+from datastreamer.relay.upstream import (
+    Joined,
+    client_of,
+    common_entries,
+    header_of,
+    join,
+)
+from datastreamer.relay.writer import RelayWriter
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics_http import serve_metrics
 from datastreamer.server.publish.policy import check_client_tokens
@@ -209,7 +209,7 @@ class Relay:
         self._commits: deque[int] = deque(maxlen=_COMMITS_KEPT)
         self._said = 0.0
         # What is applied of the changes that the upstream in use reports.
-        self._applying: Applying | None = None
+        self._applying: ChangeApplier | None = None
         # Of the upstreams before.
         self._updates = 0
         # What we held when the upstream in use was joined.
@@ -414,12 +414,12 @@ class Relay:
                         self.current, self.caught_up = None, False
                         self._updates, self._applying = self.updates, None
                         self._tell()
-                except (Behind, Rewritten) as error:
+                except (UpstreamShorter, UpstreamRewritten) as error:
                     if not self._is_followed(state, error):
                         return False
                     await self._go_back(state, stream, error)
                     return True
-        except AnotherStream as error:
+        except UpstreamMismatch as error:
             self._set_aside(state, error)
         except DatastreamerError as error:
             # Of the connection, or of our own disk: both may be well again.
@@ -454,7 +454,7 @@ class Relay:
 
             nursery.start_soon(look)
             backlog, applying = joined.header.total_entries, joined.applying
-            keeping = Keeping(stream, joined.batches, self._commits, backlog, applying)
+            keeping = RelayWriter(stream, joined.batches, self._commits, backlog, applying)
             self._applying = applying
 
             async def compare() -> None:
@@ -462,7 +462,7 @@ class Relay:
                 kind, own = stream.header.stream_type, self._listeners
                 connect = partial(client_of, state.upstream, kind, self._timeout, None, own)
                 try:
-                    await Comparing(connect, stream, keeping, applying, self._tell).run()
+                    await Comparison(connect, stream, keeping, applying, self._tell).run()
                 except DatastreamerError as error:
                     failure = error
                     nursery.cancel_scope.cancel()
@@ -527,10 +527,12 @@ class Relay:
 
     # Differences.
 
-    def _is_followed(self, state: UpstreamState, error: Behind | Rewritten) -> bool:
+    def _is_followed(
+        self, state: UpstreamState, error: UpstreamShorter | UpstreamRewritten
+    ) -> bool:
         """What an upstream that does not hold what we do comes to: whether we go back."""
         now = trio.current_time()
-        if isinstance(error, Behind):
+        if isinstance(error, UpstreamShorter):
             state.entries = error.total
             since = state.behind_since
             if since is None:
@@ -565,11 +567,11 @@ class Relay:
             )
 
     async def _go_back(
-        self, state: UpstreamState, stream: DataStream, error: Behind | Rewritten
+        self, state: UpstreamState, stream: DataStream, error: UpstreamShorter | UpstreamRewritten
     ) -> None:
         """Cut our file back to what the upstream holds too."""
         total = stream.total_entries
-        common = error.total if isinstance(error, Behind) else error.first_differing
+        common = error.total if isinstance(error, UpstreamShorter) else error.first_differing
         if common is None:
             async with client_of(
                 state.upstream, stream.header.stream_type, self._timeout
@@ -577,7 +579,7 @@ class Relay:
                 common = await common_entries(client, stream, total)
         while self._commits and self._commits[-1] > common:
             self._commits.pop()
-        if isinstance(error, Rewritten):
+        if isinstance(error, UpstreamRewritten):
             common = await trio.to_thread.run_sync(whole_before, stream, common, self._commits)
         if common < total:
             _log.warning(

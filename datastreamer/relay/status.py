@@ -5,13 +5,16 @@ Owns the samples' labels and the judgement of a lag. Changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
+from datastreamer.client.upstream import Upstream
+from datastreamer.errors import DatastreamerError
+from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import LISTED, Samples, Snapshot
 from datastreamer.server.metrics import collect, of_process
-
-if TYPE_CHECKING:
-    from datastreamer.relay.relay import Relay, UpstreamState
+from datastreamer.server.server import Server
+from datastreamer.storage.stream import DataStream
 
 READY_LAG: Final = 10_000
 """With more entries than these to fetch a relay is not ready, unless told otherwise."""
@@ -19,7 +22,51 @@ READY_LAG: Final = 10_000
 STATES: Final = ("in-use", "spare", "lost", "set-aside")
 
 
-def state_of(relay: Relay, state: UpstreamState) -> str:
+class UpstreamView(Protocol):
+    """One upstream of a relay, as its status reads it."""
+
+    @property
+    def upstream(self) -> Upstream: ...
+
+    @property
+    def entries(self) -> int | None: ...
+
+    @property
+    def set_aside(self) -> DatastreamerError | None: ...
+
+    @property
+    def lost(self) -> str: ...
+
+
+class RelayState(Protocol):
+    """A relay, as its status reads it."""
+
+    @property
+    def states(self) -> Sequence[UpstreamView]: ...
+
+    @property
+    def current(self) -> UpstreamView | None: ...
+
+    @property
+    def stream(self) -> DataStream | None: ...
+
+    @property
+    def server(self) -> Server | None: ...
+
+    @property
+    def numbers(self) -> WriterNumbers | None: ...
+
+    @property
+    def failure(self) -> DatastreamerError | None: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def uncompared(self) -> int: ...
+
+
+def state_of(relay: RelayState, state: UpstreamView) -> str:
     """In a word: one of `STATES`."""
     if state.set_aside is not None:
         return "set-aside"
@@ -28,7 +75,7 @@ def state_of(relay: Relay, state: UpstreamState) -> str:
     return "lost" if state.lost else "spare"
 
 
-def lag_behind(relay: Relay, state: UpstreamState) -> int | None:
+def lag_behind(relay: RelayState, state: UpstreamView) -> int | None:
     """How many entries it is known to hold that are not here; None: it never said."""
     if state.entries is None:
         return None
@@ -36,7 +83,7 @@ def lag_behind(relay: Relay, state: UpstreamState) -> int | None:
     return max(0, state.entries - here)
 
 
-def unready(relay: Relay, bound: int) -> str:
+def unready(relay: RelayState, bound: int) -> str:
     """Why clients had better go elsewhere; empty where they are served, and no upstream that
     may be relayed is known to hold over `bound` entries more.
 
@@ -61,7 +108,7 @@ def unready(relay: Relay, bound: int) -> str:
     return ""
 
 
-async def gather(relay: Relay, limit: int = LISTED) -> Snapshot:
+async def gather(relay: RelayState, limit: int = LISTED) -> Snapshot:
     """As `collect` of its server, with what there is to tell of upstreams; where there is no
     server yet, that alone."""
     if relay.server is None:
@@ -72,7 +119,7 @@ async def gather(relay: Relay, limit: int = LISTED) -> Snapshot:
     return snapshot
 
 
-def _samples(relay: Relay) -> Samples:
+def _samples(relay: RelayState) -> Samples:
     found: Samples = {
         "datastreamer_relay_upstream_state": [
             ([state.upstream.name, name], int(state_of(relay, state) == name))

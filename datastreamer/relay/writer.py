@@ -15,7 +15,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.client.trio_iteration import Batches
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import TYPE_BOOKMARK
-from datastreamer.relay.apply_changes import Applying, Compared
+from datastreamer.relay.apply_changes import ChangeApplier, Compared
 from datastreamer.storage.stream import DataStream
 
 AT_ONCE: Final = 64 << 10
@@ -38,7 +38,7 @@ UNMARKED_BYTES: Final = 512 << 20
 """Where no bookmark comes, so many bytes of a backlog are a commit."""
 
 
-class Keeping:
+class RelayWriter:
     """What one upstream sends after a join, appended to the file in order.
 
     Where it tells the ends of its commits a commit here is one or more of its own, whole: what
@@ -58,7 +58,7 @@ class Keeping:
         batches: Batches,
         commits: MutableSequence[int],
         backlog: int,
-        applying: Applying,
+        applying: ChangeApplier,
     ) -> None:
         """`commits` is given the total of each commit that ends where one of the upstream's
         does; `backlog` is how many entries the upstream held on joining."""

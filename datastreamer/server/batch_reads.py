@@ -14,7 +14,7 @@ from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import Measure, Portion
 from datastreamer.storage.read.reader import Cursor
 
@@ -22,7 +22,7 @@ from datastreamer.storage.read.reader import Cursor
 _LIKELY = 200
 
 
-class Batch(NamedTuple):
+class BatchAnswer(NamedTuple):
     """The answer to a `BatchQuery`: Result and head, and the entries behind them - their bytes,
     or where they stand in the file."""
 
@@ -33,10 +33,10 @@ class Batch(NamedTuple):
     size: int
 
 
-class Batches:
+class BatchAnswers:
     """What one client asks for in batches."""
 
-    def __init__(self, live: Live, limits: Limits) -> None:
+    def __init__(self, live: Broadcast, limits: Limits) -> None:
         self._live = live
         self._stream = live.stream
         self._most_entries = min(limits.max_batch_count, U32_MAX)
@@ -59,7 +59,7 @@ class Batches:
         )
         return messages.OK + said.pack()
 
-    async def read(self, query: BatchQuery) -> Batch | None:
+    async def read(self, query: BatchQuery) -> BatchAnswer | None:
         """What `query` is to be answered with, in the stream as it is now; None where it asks
         for entries behind the end. Raises what the stream raises.
 
@@ -80,7 +80,7 @@ class Batches:
                     return batch
             await live.settled()
 
-    async def _read(self, query: BatchQuery) -> Batch:
+    async def _read(self, query: BatchQuery) -> BatchAnswer:
         reader, cold = self._stream.reader, self._live.cold
         number = query.from_entry
         if self._place.number == number and self._changes == reader.changes:
@@ -102,14 +102,14 @@ class Batches:
             portion = await cold.run(reader.portion, wanted)
         return self._made(number, start, portion, changes)
 
-    def _made(self, number: int, start: Cursor, portion: Portion, changes: int) -> Batch:
+    def _made(self, number: int, start: Cursor, portion: Portion, changes: int) -> BatchAnswer:
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:
             self._likely = portion.size // portion.entries + 1
         total = self._stream.reader.head.entries
         head = messages.encode_batch_head(portion.entries, number, total, portion.size)
-        return Batch(head, portion.data, start, stop, portion.size)
+        return BatchAnswer(head, portion.data, start, stop, portion.size)
 
     def _is_warm(self, offset: int, size: int) -> bool:
         """Whether the pages that are looked at are in memory."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from datastreamer._version import __version__
 from datastreamer.errors import DatastreamerError
 from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
 from datastreamer.metrics.block import WriterNumbers
@@ -185,8 +186,6 @@ def _publishing(server: Server) -> Samples:
 
 
 def _build() -> Samples:
-    from datastreamer import __version__
-
     return {"datastreamer_build_info": [([__version__, platform.python_version()], 1)]}
 
 

@@ -35,9 +35,9 @@ from datastreamer.protocol.messages import (
     StartBookmark,
 )
 from datastreamer.protocol.server import Event, Refuse
-from datastreamer.server.batch_reads import Batches
+from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
@@ -56,11 +56,11 @@ _ANSWERS_BYTES = 64 * 1024
 _INLINE_SCAN = 1 << 20
 
 
-class Answers:
+class QueryAnswers:
     """What one client has asked and was not sent yet."""
 
-    def __init__(self, live: Live, transport: Transport, limits: Limits) -> None:
-        self.batches = Batches(live, limits)
+    def __init__(self, live: Broadcast, transport: Transport, limits: Limits) -> None:
+        self.batches = BatchAnswers(live, limits)
         self.filters = FilteredReads(live, limits)
         self._live = live
         self._stream = live.stream

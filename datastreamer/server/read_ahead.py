@@ -12,7 +12,7 @@ import trio
 from datastreamer.transport.server_stream import Transport
 
 
-class Receiver:
+class ReadAhead:
     """Receives from one transport, for one task."""
 
     def __init__(self, transport: Transport) -> None:

@@ -21,15 +21,15 @@ import trio
 from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.format import FEATURE_AUTHENTICATE, FEATURE_PUBLISH
 from datastreamer.metrics.counters import Counts
-from datastreamer.server.admission.accept_balance import Turns
-from datastreamer.server.admission.gate import NO_STREAM, Gate, Pace, Place
-from datastreamer.server.admission.tokens import Examiner
+from datastreamer.server.admission.accept_balance import AcceptBalance
+from datastreamer.server.admission.gate import NO_STREAM, ConnectionSlot, Gate, Pace
+from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
-from datastreamer.server.publish.lease import Desk, Publishing
-from datastreamer.server.publish.policy import check_client_tokens
+from datastreamer.server.publish.lease import PublishLease
+from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.server.session import CHANGED, SERVER_ENDED, Session
-from datastreamer.server.streaming.broadcast import Live, wakeup
+from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
@@ -68,7 +68,7 @@ class Server:
         limits: Limits | None = None,
         waker: int | None = None,
         tls: ServerTLS | None = None,
-        turns: Turns | None = None,
+        turns: AcceptBalance | None = None,
         publishing: Publishing | None = None,
         changes_streams: bool = True,
         logs_file: bool = True,
@@ -78,9 +78,11 @@ class Server:
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
-        self.live = Live(stream, self.counts)
+        self.live = Broadcast(stream, self.counts)
         self.sessions: set[Session] = set()
-        self.desk = None if publishing is None else Desk(publishing, stream, tls, self.counts)
+        self.desk = (
+            None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
+        )
         self.watch = FileWatch(stream, logs=logs_file)
         self._changes_streams = changes_streams and stream.follows
         # Whether clients are refused until there is a stream to serve.
@@ -93,7 +95,7 @@ class Server:
         self._turns = turns
         self._gate = self._make_gate()
         tokens = self.limits.client_token_file
-        self._examiner = Examiner(tokens, self.counts, self._gate.refusals)
+        self._examiner = TokenExaminer(tokens, self.counts, self._gate.refusals)
         self.live.features = self._features
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
@@ -147,7 +149,7 @@ class Server:
             if successor is not None:
                 before, self._opened = self.stream, successor
                 self.stream = successor
-                self.live = Live(successor, self.counts)
+                self.live = Broadcast(successor, self.counts)
                 self.live.features = self._features
                 # Else a file that was removed kept its place on the disk.
                 with trio.CancelScope(shield=True):
@@ -280,7 +282,7 @@ class Server:
             elif together % _ACCEPTED_TOGETHER == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _serve(self, connection: socket.socket, place: Place) -> None:
+    async def _serve(self, connection: socket.socket, place: ConnectionSlot) -> None:
         try:
             if place.over:
                 connection.close()
@@ -295,7 +297,7 @@ class Server:
         self,
         transport: Transport,
         connection: socket.socket | None = None,
-        place: Place | None = None,
+        place: ConnectionSlot | None = None,
     ) -> None:
         """Serve one client until it is done. Its failures are its own. `connection` is the
         socket under the transport, where there is one, and `place` its place at the gate."""

@@ -36,18 +36,18 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.publishing import PublishQuery, encode_refusal
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
-from datastreamer.server.admission.client_proof import Proof
-from datastreamer.server.admission.gate import EVICTED, Gate, Pace, Place, Standing
-from datastreamer.server.admission.tokens import Examiner
+from datastreamer.server.admission.client_proof import ClientProof
+from datastreamer.server.admission.gate import EVICTED, ConnectionSlot, Gate, Pace, TrustLevel
+from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.limits import Limits
-from datastreamer.server.publish.lease import Desk
-from datastreamer.server.publish.session import Publication
-from datastreamer.server.queries import Answers
-from datastreamer.server.read_ahead import Receiver
-from datastreamer.server.streaming.broadcast import Live
-from datastreamer.server.streaming.change_reports import Following, Outrun, hash_of
+from datastreamer.server.publish.lease import PublishLease
+from datastreamer.server.publish.session import PublishSession
+from datastreamer.server.queries import QueryAnswers
+from datastreamer.server.read_ahead import ReadAhead
+from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten, hash_of
 from datastreamer.server.streaming.sender import Sender, State
-from datastreamer.server.timeouts import LIFETIMES, Watch
+from datastreamer.server.timeouts import LIFETIMES, Activity
 from datastreamer.storage.read.reader import Cursor
 from datastreamer.transport.server_stream import Transport
 
@@ -113,30 +113,30 @@ class Session:
 
     def __init__(
         self,
-        live: Live,
+        live: Broadcast,
         transport: Transport,
         *,
         connection: socket.socket | None = None,
         limits: Limits = _LIMITS,
-        desk: Desk | None = None,
-        examiner: Examiner | None = None,
+        desk: PublishLease | None = None,
+        examiner: TokenExaminer | None = None,
         gate: Gate | None = None,
-        place: Place | None = None,
+        place: ConnectionSlot | None = None,
     ) -> None:
         self.id = next(_ids)
         """Unlike that of any other in this process."""
         self.transport = transport
-        self._proof = Proof(transport, gate, place, examiner)
+        self._proof = ClientProof(transport, gate, place, examiner)
         self.socket = connection
         self.sender = Sender(live, transport)
-        self.answers = Answers(live, transport, limits)
+        self.answers = QueryAnswers(live, transport, limits)
         self.protocol = ServerConnection(
             live.stream.header.stream_type,
             publishing=desk is not None,
             authenticating=self._proof.takes_tokens,
         )
         now = trio.current_time()
-        self.watch = Watch(now)
+        self.watch = Activity(now)
         self.heard = False
         """Whether the client has sent anything."""
         self.waiting = False
@@ -149,13 +149,13 @@ class Session:
         if place is not None:
             place.session = self
         self._desk = desk
-        self._publication: Publication | None = None
+        self._publication: PublishSession | None = None
         self._live = live
         self._counts = live.counts
         self._stream = live.stream
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
-        self._receiver = Receiver(transport)
+        self._receiver = ReadAhead(transport)
         # Set by whatever ends the wait for a commit.
         self._news = trio.Event()
         self._finishing = False
@@ -183,9 +183,18 @@ class Session:
         return self._draining or self._scope.cancel_called
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TrustLevel:
         """What the client has proven."""
         return self._proof.standing
+
+    @property
+    def pending(self) -> int:
+        """Bytes received of a command that is not complete yet."""
+        return self.protocol.pending
+
+    def note_received(self) -> None:
+        """No change concerns bytes that the peer has confirmed."""
+        self.sender.note_received()
 
     def idle_since(self) -> float | None:
         """Since when the client has neither streamed nor asked, as the last look found; None
@@ -379,7 +388,7 @@ class Session:
         types = command.types if isinstance(command, filtered) else ()
         following = None
         if isinstance(command, FollowStart):
-            following = Following(self._live, command.known)
+            following = ChangeReports(self._live, command.known)
         self.sender.begin(
             place,
             types,
@@ -400,7 +409,7 @@ class Session:
             await self.answers.send()
         proof, token = self._proof, command.token
         allowed = await proof.examine(AUTHENTICATE, lambda: proof.knows(token))
-        if allowed and proof.accept(Standing.KNOWN):
+        if allowed and proof.accept(TrustLevel.KNOWN):
             self.answers.add(messages.OK)
             return False
         self.reason = self.reason or REFUSED
@@ -420,12 +429,12 @@ class Session:
         if allowed is False:
             why = "neither token nor certificate allows this client to publish"
             await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
-        if not allowed or not self._proof.accept(Standing.PUBLISHER):
+        if not allowed or not self._proof.accept(TrustLevel.PUBLISHER):
             self.reason = self.reason or REFUSED
             return
         receive = self._receiver.receive
         left = self.protocol.hand_over()
-        self._publication = Publication(self._desk, self.transport, receive, left)
+        self._publication = PublishSession(self._desk, self.transport, receive, left)
         if self._finishing:
             self._publication.finish()
         last = await self._publication.run(query)
@@ -558,7 +567,7 @@ class Session:
         try:
             if not await self.sender.run():
                 await self._say_goodbye()
-        except Outrun:
+        except ChangesForgotten:
             self.end(CHANGED, "more was changed than can be reported to this client")
         except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
             self._failed(error)

@@ -9,18 +9,21 @@ but what they note anyway.
 
 from __future__ import annotations
 
+import socket as system_socket
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
-from datastreamer.server.admission.gate import IDLE_SECONDS
+from datastreamer.server.admission.gate import (
+    IDLE_SECONDS,
+    Gate,
+    GatedSession,
+    Idle,
+    TrustLevel,
+)
 from datastreamer.server.limits import Limits
 from datastreamer.transport.tcp_info import tcp_info
-
-if TYPE_CHECKING:
-    from datastreamer.server.admission.gate import Gate, Idle
-    from datastreamer.server.session import Session
 
 _LOOK_SECONDS = 1.0
 # The others have their turn after so many sessions, 0.2 to 0.6 ms.
@@ -48,7 +51,7 @@ LIFETIMES: Final = tuple(_WORDS)
 _RESET = (STALLED, DEAD_PEER)
 
 
-class Watch:
+class Activity:
     """What was seen of one client, and when it was last seen to be well in each respect."""
 
     __slots__ = ("acknowledged", "asked_at", "came_at", "half_at", "moved_at", "probe_at",
@@ -61,7 +64,37 @@ class Watch:
         self.sent = (0, 0)
 
 
-async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> None:
+class TimedSession(GatedSession, Protocol):
+    """A client's session, as its time limits see it."""
+
+    watch: Activity
+    socket: system_socket.socket | None
+    heard: bool
+    waiting: bool
+    taken: int
+
+    @property
+    def standing(self) -> TrustLevel: ...
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def blocked(self) -> bool: ...
+
+    @property
+    def streaming(self) -> bool: ...
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def sent(self) -> tuple[int, int]: ...
+
+    def note_received(self) -> None: ...
+
+
+async def guard(sessions: Collection[TimedSession], limits: Limits, gate: Gate) -> None:
     """Look after `sessions`, which come and go, and `gate`, for ever."""
     while True:
         await trio.sleep(_LOOK_SECONDS)
@@ -71,7 +104,7 @@ async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> No
         for at, session in enumerate(list(sessions)):
             if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
-            session.sender.note_received()
+            session.note_received()
             reason = due(session, limits, trio.current_time())
             if reason is not None:
                 seconds = getattr(limits, reason)
@@ -82,7 +115,7 @@ async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> No
         gate.note_idle(idle)
 
 
-def due(session: Session, limits: Limits, now: float) -> str | None:
+def due(session: TimedSession, limits: Limits, now: float) -> str | None:
     """Why the client is to be ended now, if it is. Notes what it sees."""
     if session.over:
         return None
@@ -92,7 +125,7 @@ def due(session: Session, limits: Limits, now: float) -> str | None:
     if not session.heard:
         if _past(limits.handshake_timeout, watch.came_at, now):
             return HANDSHAKE
-    elif asked or not (waiting and session.protocol.pending):
+    elif asked or not (waiting and session.pending):
         watch.half_at = now
     elif _past(limits.command_timeout, watch.half_at, now):
         return HALF_COMMAND

@@ -17,7 +17,7 @@ from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics_http import serve_metrics_of
-from datastreamer.server.publish.lease import Publishing
+from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
@@ -66,7 +66,7 @@ def serve_until_signal(
     it, and so many others serve it (`workers.py`); `ServerFailed` is raised where none of them
     can be kept alive, and `UsageError` where there are more of them than clients.
     """
-    ending = Ending()
+    ending = Shutdown()
 
     async def main(stream: DataStream) -> None:
         server = Server(stream, limits=limits, tls=tls, publishing=publishing)
@@ -145,7 +145,7 @@ def serve_until_signal(
     return ending.name
 
 
-class Ending:
+class Shutdown:
     """What signals have asked for, noted wherever they arrive."""
 
     def __init__(self) -> None:

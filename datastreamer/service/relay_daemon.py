@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from datastreamer.service import systemd
-from datastreamer.service.daemon import Ending, show_life
+from datastreamer.service.daemon import Shutdown, show_life
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls_stream import reload_on_hangup
 
@@ -27,7 +27,7 @@ def relay_until_signal(
     Signals, systemd and `listening` as `serve_until_signal` has them. Raises what `Relay.run`
     raises.
     """
-    ending = Ending()
+    ending = Shutdown()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -22,7 +22,7 @@ from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.exposition import Tally, prepare
-from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
 from datastreamer.server.metrics_http import serve_metrics_of
@@ -114,7 +114,7 @@ async def _serve(order: dict[str, Any]) -> None:
         os.close(order["file"])
         turns = None
         if order["turns"] is not None:
-            turns = Turns(order["turns"], order["at"])
+            turns = AcceptBalance(order["turns"], order["at"])
             stack.callback(turns.close)
         limits = Limits(**order["limits"])
         server = Server(

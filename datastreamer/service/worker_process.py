@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from datastreamer.errors import ServerFailed
-from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
 from datastreamer.service.log import style_of_log
@@ -81,7 +81,7 @@ class ServingProcess:
         self._tls = tls
         self._at = at
         self._shared = shared
-        self._turns = None if shared is None else Turns(shared, at)
+        self._turns = None if shared is None else AcceptBalance(shared, at)
         self._waking, self._waker = _waker()
         self.guard = threading.Lock()
         """Held by who asks, and while it is started again: `post` and `answer` need it."""

@@ -26,7 +26,7 @@ from datastreamer.transport.connection_errors import (
     connection_lost,
     watch_over,
 )
-from datastreamer.transport.endpoint import Place, say_no_tokens
+from datastreamer.transport.endpoint import Endpoint, say_no_tokens
 from datastreamer.transport.listeners import tune
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
     return StreamChannel(stream, peer)
 
 
-async def dial(place: Place, timeout: float) -> trio.abc.Stream:
+async def dial(place: Endpoint, timeout: float) -> trio.abc.Stream:
     """A connection to `place`, TLS, token and all, within `timeout` seconds.
 
     Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
@@ -282,7 +282,7 @@ async def dial(place: Place, timeout: float) -> trio.abc.Stream:
         raise connect_timeout(place.peer, timeout) from None
 
 
-async def _dial(place: Place) -> trio.abc.Stream:
+async def _dial(place: Endpoint) -> trio.abc.Stream:
     try:
         if place.path is not None:
             return await trio.open_unix_socket(place.path)
@@ -294,7 +294,7 @@ async def _dial(place: Place) -> trio.abc.Stream:
     return await _with_tls(stream, place, place.context)
 
 
-async def _introduce(stream: trio.abc.Stream, place: Place) -> bool:
+async def _introduce(stream: trio.abc.Stream, place: Endpoint) -> bool:
     """Show the token; whether the server knows what that is. Else the connection is closed."""
     introduction, accepted = Introduction(place.token_request, place.peer), None
     try:
@@ -310,7 +310,7 @@ async def _introduce(stream: trio.abc.Stream, place: Place) -> bool:
 
 
 async def _with_tls(
-    stream: trio.SocketStream, place: Place, context: ssl.SSLContext
+    stream: trio.SocketStream, place: Endpoint, context: ssl.SSLContext
 ) -> trio.abc.Stream:
     from datastreamer.transport.tls import tls_failed
 

@@ -36,8 +36,8 @@ _LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A server's place. Made by `place_of`."""
+class Endpoint:
+    """A server's place. Made by `endpoint_of`."""
 
     peer: str
     """As messages name it."""
@@ -57,21 +57,21 @@ class Place:
     """What is sent first on each connection, to show a token; empty: nothing is."""
 
 
-def place_of(
+def endpoint_of(
     host: str,
     port: int,
     tls: bool | ssl.SSLContext = False,
     server_name: str | None = None,
     token_request: bytes = b"",
-) -> Place:
+) -> Endpoint:
     """The place of a server; `host` may be ``unix:PATH``, the port says nothing then.
 
     `tls` True is TLS with the CAs that the system trusts. Raises `UsageError`.
     """
-    check_place(host, port, tls, server_name)
+    check_endpoint(host, port, tls, server_name)
     if host.startswith(UNIX):
         path = os.path.abspath(host[len(UNIX) :])
-        return Place(UNIX + path, path, host, 0, None, "", token_request)
+        return Endpoint(UNIX + path, path, host, 0, None, "", token_request)
     host = unbracketed(host)
     context = None
     if tls is not False:
@@ -80,10 +80,12 @@ def place_of(
         context = client_tls() if tls is True else tls
     # Certificates know nothing of the interface behind a link-local address.
     name = server_name or host.partition("%")[0]
-    return Place(address_of((host, port)), None, host, port, context, name, token_request)
+    return Endpoint(address_of((host, port)), None, host, port, context, name, token_request)
 
 
-def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None) -> None:
+def check_endpoint(
+    host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None
+) -> None:
     """Raises `UsageError` for what is no place of a server, wherever it is."""
     if server_name is not None and tls is False:
         raise UsageError("a server name is for TLS; say tls=True or give a context, too")
@@ -100,7 +102,7 @@ def check_place(host: str, port: int, tls: bool | ssl.SSLContext, server_name: s
         raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
 
 
-def connect_blocking(place: Place, timeout: float) -> socket.socket:
+def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
     """A connection to `place`, TLS, token and all, each step of it within `timeout` seconds.
 
     Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
@@ -117,7 +119,7 @@ def connect_blocking(place: Place, timeout: float) -> socket.socket:
     return _connect_blocking(place, timeout)
 
 
-def _introduce_blocking(made: socket.socket, place: Place, timeout: float) -> bool:
+def _introduce_blocking(made: socket.socket, place: Endpoint, timeout: float) -> bool:
     """Show the token; whether the server knows what that is."""
     introduction = Introduction(place.token_request, place.peer)
     try:
@@ -132,12 +134,12 @@ def _introduce_blocking(made: socket.socket, place: Place, timeout: float) -> bo
     return accepted
 
 
-def say_no_tokens(place: Place) -> None:
+def say_no_tokens(place: Endpoint) -> None:
     """A line in the log: the server does not know tokens, or has closed the connection."""
     _log.warning("%s accepts no tokens; connected to it without one", place.peer)
 
 
-def _connect_blocking(place: Place, timeout: float) -> socket.socket:
+def _connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
     try:
         if place.path is None:
             made = socket.create_connection((place.host, place.port), timeout)

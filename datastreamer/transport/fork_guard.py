@@ -11,7 +11,7 @@ import os
 from datastreamer.errors import UsageError
 
 
-class Ours:
+class ForkGuard:
     """Made in one process, and used there."""
 
     _called = "client"

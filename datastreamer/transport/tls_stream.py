@@ -20,7 +20,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import RESULT_INVALID_COMMAND
 from datastreamer.protocol import messages
-from datastreamer.server.admission.refusal_log import Refusals
+from datastreamer.transport.refusal_log import RefusalLog
 from datastreamer.transport.server_stream import RECEIVE_SIZE, Buffer, SocketTransport, Transport
 from datastreamer.transport.tls import ServerTLS, client_fault, names_of, why
 
@@ -37,7 +37,7 @@ _RECORD_BYTES = 16 * 1024
 
 
 def transport_over(
-    connection: socket.socket, peer: str, tls: ServerTLS | None, refusals: Refusals
+    connection: socket.socket, peer: str, tls: ServerTLS | None, refusals: RefusalLog
 ) -> Transport:
     """What a session uses for an accepted connection. Unix sockets are without TLS."""
     if tls is None or connection.family == socket.AF_UNIX:
@@ -53,7 +53,7 @@ class TLSTransport:
     """
 
     def __init__(
-        self, connection: socket.socket, peer: str, tls: ServerTLS, refusals: Refusals
+        self, connection: socket.socket, peer: str, tls: ServerTLS, refusals: RefusalLog
     ) -> None:
         self.peer = peer
         self.certified = False

@@ -16,7 +16,7 @@ from datastreamer.client.trio_iteration import Batches
 from datastreamer.errors import ConnectionLost, ProtocolViolation
 from datastreamer.protocol.resume import streaming
 from datastreamer.relay import writer as keeping
-from datastreamer.relay.apply_changes import Applying
+from datastreamer.relay.apply_changes import ChangeApplier
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.stub import Stub, sample
 from tests.relay.relaying import contents, fill, new, nursery_for, relaying, serving
@@ -124,8 +124,8 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     work = streaming(0, None, None)
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
-        applying = Applying(stream, "the upstream", None)
-        pouring = keeping.Keeping(stream, Batches(cast("Any", None), work), [], 0, applying)
+        applying = ChangeApplier(stream, "the upstream", None)
+        pouring = keeping.RelayWriter(stream, Batches(cast("Any", None), work), [], 0, applying)
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

@@ -19,9 +19,9 @@ from datastreamer.consumer.consumption import (
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.trio import Reassembly, reassemble
 from datastreamer.errors import (
-    AnotherStream,
     BadFromBookmark,
     ConnectionLost,
+    DifferentStream,
     FileMissing,
     HistoryChanged,
     ProtocolViolation,
@@ -151,7 +151,7 @@ async def test_another_stream_for_a_while(network: Network, autojump_clock: Mock
         await network.cut("moved")
         await nothing_for(payloads, 600)
         assert [type(event) for event in told] == [SourceLost, SourceFailed]
-        assert isinstance(told[1].error, AnotherStream)
+        assert isinstance(told[1].error, DifferentStream)
         assert told[1].again
         network.servers["moved"] = right
         before = payloads.stats.sources["moved"].received

@@ -11,9 +11,12 @@ import trio
 import trio.testing
 
 from datastreamer.client.trio import connect
-from datastreamer.client.upstream import AnotherStream, Behind
-from datastreamer.errors import HistoryChanged
-from datastreamer.relay.apply_changes import Rewritten
+from datastreamer.errors import (
+    HistoryChanged,
+    UpstreamMismatch,
+    UpstreamRewritten,
+    UpstreamShorter,
+)
 from datastreamer.relay.relay import Relay
 from datastreamer.storage.stream import DataStream
 from tests.relay.relaying import (
@@ -46,7 +49,7 @@ async def test_stops_where_the_upstream_was_cut_back(
         await relay.has(100)
         upstream.truncate(60)
         await relay.relay.until(lambda: relay.relay.failure is not None)
-        assert isinstance(relay.relay.failure, Behind)
+        assert isinstance(relay.relay.failure, UpstreamShorter)
         assert "holds 60 entries, and entries 60 to 99" in str(relay.relay.failure)
         fill(upstream, 100, salt=b"other")
         await relay.has(100)
@@ -67,7 +70,7 @@ async def test_stops_where_the_upstream_was_rewritten(tmp_path: Path, upstream: 
         fill(upstream, 10, salt=b"other")
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await again.relay.until(lambda: again.relay.failure is not None)
-        assert isinstance(again.relay.failure, Rewritten)
+        assert isinstance(again.relay.failure, UpstreamRewritten)
         assert again.relay.failure.first_differing == 99
         assert contents(again.stream) == before
 
@@ -140,7 +143,7 @@ async def test_another_stream_is_never_followed(tmp_path: Path, upstream: DataSt
         server = await serving(nursery, upstream)
         relay = await relaying(nursery, tmp_path / "relay.bin", server.port, on_rewrite="follow")
         await relay.relay.until(lambda: relay.relay.failure is not None)
-        assert isinstance(relay.relay.failure, AnotherStream)
+        assert isinstance(relay.relay.failure, UpstreamMismatch)
         assert "system id 137" in str(relay.relay.failure)
         assert relay.stream.total_entries == 10
         await relay.has(10)
@@ -228,7 +231,7 @@ async def test_patience_with_one_that_is_behind_begins_anew(
     first, second = relay.states
 
     def followed(total: int) -> bool:
-        return relay._is_followed(second, Behind(f"it holds {total}", total))
+        return relay._is_followed(second, UpstreamShorter(f"it holds {total}", total))
 
     assert not followed(10)
     for total in range(11, 20):
@@ -270,7 +273,7 @@ async def test_another_history_on_the_second_upstream(tmp_path: Path, upstream: 
             await relay.has(100)
             await one.stop()
             await relay.relay.until(lambda: relay.relay.states[1].set_aside is not None)
-            assert isinstance(relay.relay.states[1].set_aside, Rewritten)
+            assert isinstance(relay.relay.states[1].set_aside, UpstreamRewritten)
             assert relay.stream.total_entries == 100
 
 
@@ -297,7 +300,7 @@ async def test_a_long_block_that_was_replaced_is_told_from_the_one_before(
         server = await serving(nursery, upstream)
         relay = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await relay.relay.until(lambda: relay.relay.failure is not None)
-        assert isinstance(relay.relay.failure, Rewritten)
+        assert isinstance(relay.relay.failure, UpstreamRewritten)
         assert relay.relay.failure.first_differing == 3 * 602 + 1
         assert f"its entry {3 * 602 + 1} is not the one that is here" in str(relay.relay.failure)
 

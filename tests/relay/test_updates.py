@@ -23,7 +23,7 @@ from datastreamer.protocol.messages import OK, Capabilities, CapabilitiesQuery, 
 from datastreamer.protocol.server import Event
 from datastreamer.relay import apply_changes as applying
 from datastreamer.relay import compare as comparing
-from datastreamer.relay.apply_changes import Rewritten
+from datastreamer.relay.apply_changes import UpstreamRewritten
 from datastreamer.server.session import Session
 from datastreamer.storage.header.records import Agreement
 from datastreamer.storage.read.range_hash import hash_range
@@ -217,7 +217,7 @@ async def test_a_rewritten_history_is_no_update(
             stream.note_agreement(before)
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await again.relay.until(lambda: again.relay.failure is not None)
-        assert isinstance(again.relay.failure, Rewritten)
+        assert isinstance(again.relay.failure, UpstreamRewritten)
         assert again.relay.failure.first_differing == 11
         assert contents(again.stream) == kept
         await again.stop()
@@ -287,7 +287,7 @@ async def test_another_history_on_another_stream_changes_nothing(
             server.stream = other
             await server.start()
             await rig.relay.until(lambda: rig.relay.failure is not None)
-            assert isinstance(rig.relay.failure, Rewritten)
+            assert isinstance(rig.relay.failure, UpstreamRewritten)
             assert rig.relay.failure.first_differing == 2781
             assert contents(rig.stream) == kept
             assert rig.stream.epoch == epoch
@@ -315,7 +315,7 @@ async def test_an_update_of_a_rewritten_history_is_not_applied(
         update(source, 1501, b"u")
         await server.start()
         await rig.relay.until(lambda: rig.relay.failure is not None)
-        assert isinstance(rig.relay.failure, Rewritten)
+        assert isinstance(rig.relay.failure, UpstreamRewritten)
         assert contents(rig.stream) == kept
 
 

@@ -12,7 +12,7 @@ import trio
 from datastreamer.errors import DamagedEntry
 from datastreamer.server import queries as answers_module
 from datastreamer.server.streaming import page_cache as cold_module
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.stream import DataStream
 from tests.network import model as wire
 from tests.network.fixtures import append, over_loopback, seeds
@@ -206,18 +206,20 @@ async def test_a_question_that_meets_a_change_is_answered(
     """Also where nothing else is asked, and nothing committed, after it."""
     append(writer, (BOOKMARK, b"key"), (1, b"event"), (1, b"more"))
     changing = [True, False]
-    outdated = Live.outdated
+    outdated = Broadcast.outdated
 
     def met(*_: object) -> None:
         monkeypatch.undo()
         if how == "truncated":
             writer.truncate(2)
         else:
-            monkeypatch.setattr(Live, "outdated", lambda it: changing.pop(0) or outdated(it))
+            monkeypatch.setattr(Broadcast, "outdated", lambda it: changing.pop(0) or outdated(it))
         raise DamagedEntry(writer.path, 4096, "half of another one")
 
     async with over_loopback(writer) as rig, rig.client() as peer:
-        monkeypatch.setattr(answers_module.Answers, "_first_event", met)
-        monkeypatch.setattr(answers_module.Answers, "_entry", met)
-        monkeypatch.setattr(answers_module.Answers, "answer_entries", lambda _, q, *more: (0, q))
+        monkeypatch.setattr(answers_module.QueryAnswers, "_first_event", met)
+        monkeypatch.setattr(answers_module.QueryAnswers, "_entry", met)
+        monkeypatch.setattr(
+            answers_module.QueryAnswers, "answer_entries", lambda _, q, *more: (0, q)
+        )
         await peer.ask(question, OK + wire.pack(1, 1, b"event", packet=0xFE))

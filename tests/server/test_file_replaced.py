@@ -16,7 +16,7 @@ import trio
 from datastreamer.client.blocking import BlockingClient
 from datastreamer.client.trio import connect
 from datastreamer.errors import (
-    AnotherStream,
+    DifferentStream,
     FileReplaced,
     HistoryChanged,
     NotWritten,
@@ -212,7 +212,7 @@ async def test_a_client_that_resumes_hears_of_the_new_history(path: Path) -> Non
                             if batch.next_number == 50:
                                 os.replace(other, path)
 
-                with pytest.raises((AnotherStream, HistoryChanged)):
+                with pytest.raises((DifferentStream, HistoryChanged)):
                     await read_on()
             nursery.cancel_scope.cancel()
 

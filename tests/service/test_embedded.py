@@ -590,7 +590,9 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
 
         with Plain(server.port) as client:
             client.ask(wire.start(0), OK + modelled(path).packed())
-            monkeypatch.setattr("datastreamer.server.streaming.broadcast.Live._catch_up_live", fail)
+            monkeypatch.setattr(
+                "datastreamer.server.streaming.broadcast.Broadcast._catch_up_live", fail
+            )
             with contextlib.suppress(ConnectionResetError):
                 client.rest()
         thread._thread.join(PATIENCE)

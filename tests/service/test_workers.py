@@ -18,7 +18,7 @@ import trio
 from trio.testing import MockClock
 
 from datastreamer.errors import ServerFailed, UsageError
-from datastreamer.server.admission.accept_balance import Turns, shared_block
+from datastreamer.server.admission.accept_balance import AcceptBalance, shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import worker_process as process
 from datastreamer.service.daemon import serve_until_signal
@@ -227,7 +227,7 @@ def test_one_that_cannot_start_leaves_none(path: Path, monkeypatch: pytest.Monke
 
 async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
     fd = shared_block(3)
-    block = [Turns(fd, at) for at in range(3)]
+    block = [AcceptBalance(fd, at) for at in range(3)]
     os.close(fd)
 
     async def waits(at: int) -> float:
@@ -267,7 +267,7 @@ async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
 
 def test_addresses_are_told_to_the_others() -> None:
     fd = shared_block(3, 100)
-    one, other, third = block = [Turns(fd, at) for at in range(3)]
+    one, other, third = block = [AcceptBalance(fd, at) for at in range(3)]
     os.close(fd)
     try:
         hosts = [f"10.0.0.{n}" for n in range(100)]
@@ -297,7 +297,7 @@ def test_addresses_are_told_to_the_others() -> None:
 
 def test_nothing_is_told_where_addresses_are_not_limited() -> None:
     fd = shared_block(2)
-    one, other = Turns(fd, 0), Turns(fd, 1)
+    one, other = AcceptBalance(fd, 0), AcceptBalance(fd, 1)
     os.close(fd)
     one.note_address("10.0.0.1", 1)
     assert other.elsewhere("10.0.0.1") == 0

@@ -150,7 +150,7 @@ LogFormatOption = Annotated[
 
 def _show_version(wanted: bool) -> bool:
     if wanted:
-        from datastreamer import __version__
+        from datastreamer._version import __version__
 
         typer.echo(f"datastreamer {__version__}")
         raise typer.Exit

@@ -54,7 +54,7 @@ def shared_block(workers: int, clients: int = 0) -> int:
     return fd
 
 
-class Turns:
+class AcceptBalance:
     """The block behind `fd`, as number `at` of the processes sees it; `close` unmaps it."""
 
     def __init__(self, fd: int, at: int) -> None:

@@ -15,8 +15,8 @@ from datastreamer.protocol.authentication import Authenticate
 from datastreamer.protocol.messages import CapabilitiesQuery
 from datastreamer.protocol.publishing import PublishQuery
 from datastreamer.protocol.server import Drop, Event
-from datastreamer.server.admission.gate import Gate, Place, Standing
-from datastreamer.server.admission.tokens import Examiner
+from datastreamer.server.admission.gate import ConnectionSlot, Gate, TrustLevel
+from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _TO_PROVE_ITSELF = (PublishQuery, Authenticate, CapabilitiesQuery)
 
 
-class Proof:
+class ClientProof:
     """One client's. `place` is its place at `gate`; None, for both: it needs none."""
 
     __slots__ = ("_examiner", "_examining", "_finishing", "_gate", "_place", "_transport",
@@ -35,8 +35,8 @@ class Proof:
         self,
         transport: Transport,
         gate: Gate | None = None,
-        place: Place | None = None,
-        examiner: Examiner | None = None,
+        place: ConnectionSlot | None = None,
+        examiner: TokenExaminer | None = None,
     ) -> None:
         self.undecided = place is not None and not place.held
         """Whether the client has no place, and may still get one."""
@@ -53,10 +53,10 @@ class Proof:
         return self._examiner is not None and self._examiner.takes_tokens
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TrustLevel:
         """What the client has proven."""
-        proven = Standing.UNPROVEN if self._place is None else self._place.standing
-        return max(proven, Standing.KNOWN) if self._transport.certified else proven
+        proven = TrustLevel.UNPROVEN if self._place is None else self._place.standing
+        return max(proven, TrustLevel.KNOWN) if self._transport.certified else proven
 
     def allows(self, event: Event) -> bool:
         """Whether a client that is `undecided` may go on with `event`: it has a place now, or is
@@ -64,13 +64,13 @@ class Proof:
         if isinstance(event, _TO_PROVE_ITSELF):
             return True
         if self._transport.certified:
-            return self.accept(Standing.KNOWN)
+            return self.accept(TrustLevel.KNOWN)
         assert self._gate is not None
         assert self._place is not None
         self.undecided = False
         return self._gate.confirm(self._place, trio.current_time())
 
-    def accept(self, standing: Standing) -> bool:
+    def accept(self, standing: TrustLevel) -> bool:
         """The client has proven that it is `standing`: whether it has a place now."""
         if self._gate is None or self._place is None:
             return True

@@ -10,16 +10,13 @@ from __future__ import annotations
 import enum
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from datastreamer.metrics.counters import Counts
-from datastreamer.server.admission.accept_balance import Turns
+from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.admission.fair_slots import FairSlots
-from datastreamer.server.admission.refusal_log import Refusals
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits
-
-if TYPE_CHECKING:
-    from datastreamer.server.session import Session
+from datastreamer.transport.refusal_log import RefusalLog
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +39,7 @@ PROOF_SECONDS: Final = 5.0
 _PUBLISHERS: Final = 2
 
 
-class Standing(enum.IntEnum):
+class TrustLevel(enum.IntEnum):
     """What a client has proven."""
 
     UNPROVEN = 0
@@ -52,7 +49,20 @@ class Standing(enum.IntEnum):
     """It may publish."""
 
 
-class Place:
+class GatedSession(Protocol):
+    """A client's session, as admission knows it."""
+
+    place: ConnectionSlot | None
+    reason: str
+
+    def idle_since(self) -> float | None: ...
+
+    def dismiss(self) -> None: ...
+
+    def end(self, reason: str, words: str, *, reset: bool = True) -> None: ...
+
+
+class ConnectionSlot:
     """One accepted connection, as the gate sees it."""
 
     __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "standing")
@@ -67,12 +77,12 @@ class Place:
         """Whether it has a place. Until then it is provisional: it may only prove itself."""
         self.over = False
         """Whether it is to be closed, or has been."""
-        self.standing = Standing.UNPROVEN
-        self.session: Session | None = None
+        self.standing = TrustLevel.UNPROVEN
+        self.session: GatedSession | None = None
         """What serves it, once it does."""
 
 
-Idle: TypeAlias = "tuple[Standing, float, Session]"
+Idle: TypeAlias = tuple[TrustLevel, float, GatedSession]
 """An idle client: what it has proven, since when it is idle, its session."""
 
 
@@ -85,14 +95,14 @@ class Gate:
         self,
         limits: Limits,
         counts: Counts,
-        turns: Turns | None = None,
+        turns: AcceptBalance | None = None,
         reserved: int = 0,
         publishing: bool = False,
     ) -> None:
         self.clients = 0
         # Clients that have been idle for `IDLE_SECONDS`; the last is the first to be closed.
         self._idle: list[Idle] = []
-        self.refusals = Refusals(_log)
+        self.refusals = RefusalLog(_log)
         self.reserved = reserved
         """Places beyond `max_clients`."""
         self._limits = limits
@@ -102,7 +112,7 @@ class Gate:
         self._of_publishers = min(_PUBLISHERS, reserved) if publishing else 0
         # Publishers that have a place.
         self._publishers = 0
-        self._provisional: FairSlots[Place] | None = (
+        self._provisional: FairSlots[ConnectionSlot] | None = (
             FairSlots(PROVISIONAL_CLIENTS) if reserved else None
         )
 
@@ -124,7 +134,7 @@ class Gate:
         """Report to the other processes how many places are left here."""
         if self._turns is not None:
             room = max(0, self._limits.max_clients - self.clients)
-            if self._idle and self._idle[-1][0] is Standing.UNPROVEN:
+            if self._idle and self._idle[-1][0] is TrustLevel.UNPROVEN:
                 room += 1  # the place that an idle client holds can be had
             beyond = self._limits.max_clients + self.reserved - self.clients
             self._turns.note(self.clients, room, max(0, beyond))
@@ -137,11 +147,11 @@ class Gate:
 
     # Arrival.
 
-    def admit(self, host: str, peer: str, now: float) -> Place | None:
+    def admit(self, host: str, peer: str, now: float) -> ConnectionSlot | None:
         """A place for a connection from `host`, or a provisional one; None: refused. It is
         counted until `leave`. `peer` names it in the log; `now` is the loop's time."""
         short_of = self._short_of(host, now)
-        place = Place(host, peer, now, short_of)
+        place = ConnectionSlot(host, peer, now, short_of)
         if not short_of:
             self._seat(place)
         elif self._provisional is None:
@@ -161,30 +171,30 @@ class Gate:
             elsewhere = 0 if self._turns is None else self._turns.elsewhere(host)
             if self._by_address[host] + elsewhere >= most:
                 return TOO_MANY_OF_ADDRESS
-        if self.clients < self._limits.max_clients or self._evict(Standing.UNPROVEN, now):
+        if self.clients < self._limits.max_clients or self._evict(TrustLevel.UNPROVEN, now):
             return ""
         return TOO_MANY
 
-    def _seat(self, place: Place) -> None:
+    def _seat(self, place: ConnectionSlot) -> None:
         place.held, place.short_of = True, ""
         self.clients += 1
-        self._publishers += place.standing is Standing.PUBLISHER
+        self._publishers += place.standing is TrustLevel.PUBLISHER
         self._counts.accepted += 1
         self._note(place.host, +1)
         self.note_room()
 
     # Proof.
 
-    def prove(self, place: Place, standing: Standing, now: float) -> bool:
+    def prove(self, place: ConnectionSlot, standing: TrustLevel, now: float) -> bool:
         """The client has proven who it is: whether it has a place now."""
         before, place.standing = place.standing, max(place.standing, standing)
         if place.held:
-            publishes = place.standing is Standing.PUBLISHER
-            self._publishers += publishes and before is not Standing.PUBLISHER
+            publishes = place.standing is TrustLevel.PUBLISHER
+            self._publishers += publishes and before is not TrustLevel.PUBLISHER
         if place.held or place.over:
             return place.held
         most = self._limits.max_clients + self.reserved
-        if standing is not Standing.PUBLISHER:
+        if standing is not TrustLevel.PUBLISHER:
             most -= max(0, self._of_publishers - self._publishers)
         if self.clients >= most and not self._evict(standing, now):
             self._dismiss(place, now)
@@ -192,7 +202,7 @@ class Gate:
         self._settle(place)
         return True
 
-    def confirm(self, place: Place, now: float) -> bool:
+    def confirm(self, place: ConnectionSlot, now: float) -> bool:
         """The client has asked for something, and proven nothing: whether it has a place now,
         which may have become free since it came."""
         if not place.held and not place.over:
@@ -203,14 +213,14 @@ class Gate:
                 self._settle(place)
         return place.held
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: ConnectionSlot) -> None:
         assert self._provisional is not None
         self._provisional.discard(place, place.host)
         self._seat(place)
 
     # The end.
 
-    def leave(self, place: Place, now: float) -> None:
+    def leave(self, place: ConnectionSlot, now: float) -> None:
         """The connection is over. A second call does nothing."""
         if place.over:
             return
@@ -218,7 +228,7 @@ class Gate:
         if place.held:
             place.held = False
             self.clients -= 1
-            self._publishers -= place.standing is Standing.PUBLISHER
+            self._publishers -= place.standing is TrustLevel.PUBLISHER
             self._note(place.host, -1)
             self.note_room()
         else:
@@ -226,13 +236,13 @@ class Gate:
             self._provisional.discard(place, place.host)
             self._refuse(place, now)
 
-    def _dismiss(self, place: Place, now: float) -> None:
+    def _dismiss(self, place: ConnectionSlot, now: float) -> None:
         """Close a connection that has no place."""
         self.leave(place, now)
         if place.session is not None:
             place.session.dismiss()
 
-    def _evict(self, newcomer: Standing, now: float) -> bool:
+    def _evict(self, newcomer: TrustLevel, now: float) -> bool:
         """Close the client that has been idle longest of those that have proven least, and no
         more than `newcomer` has; whether there was one."""
         while self._idle and self._idle[-1][0] <= newcomer:
@@ -282,7 +292,7 @@ class Gate:
         if not count:
             del self._by_address[host]
 
-    def _refuse(self, place: Place, now: float) -> None:
+    def _refuse(self, place: ConnectionSlot, now: float) -> None:
         self._counts.refused[place.short_of] += 1
         if place.short_of == TOO_MANY:
             words = f"refused: {self._limits.max_clients} clients are connected"

@@ -29,7 +29,7 @@ class _Address:
         self.free_at = now
 
 
-class Guesses:
+class TokenThrottle:
     """How fast tokens are examined, for each address of its own.
 
     After three wrong tokens the next examinations of an address are 0.5 s apart, then 1 s, 2 s,

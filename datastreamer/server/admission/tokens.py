@@ -14,9 +14,9 @@ import trio
 
 from datastreamer.errors import UsageError
 from datastreamer.metrics.counters import Counts
-from datastreamer.server.admission.refusal_log import Refusals
-from datastreamer.server.admission.token_throttle import Guesses
+from datastreamer.server.admission.token_throttle import TokenThrottle
 from datastreamer.server.publish.policy import is_token, read_tokens
+from datastreamer.transport.refusal_log import RefusalLog
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ _NOT_ALLOWED_SECONDS: Final = 0.5
 """The answer to a wrong token takes at least this long."""
 
 
-class Examiner:
+class TokenExaminer:
     """Judges what clients show. A `token_file` that cannot be read accepts no token."""
 
-    def __init__(self, token_file: str | None, counts: Counts, refusals: Refusals) -> None:
+    def __init__(self, token_file: str | None, counts: Counts, refusals: RefusalLog) -> None:
         self._token_file = token_file
         self._counts = counts
         self._refusals = refusals
-        self._guesses = Guesses()
+        self._guesses = TokenThrottle()
 
     @property
     def takes_tokens(self) -> bool:

@@ -29,7 +29,7 @@ CLOSING: Final = (RESULT_BAD_OPERATION,)
 """Results of an operation after which the connection is over: nobody knows what else is wrong."""
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """What a publisher is told instead of a receipt."""
 
     def __init__(self, number: int, why: str) -> None:
@@ -86,10 +86,10 @@ def _has_good_bookmarks(batch: EntryBatch) -> bool:
     return batch.count(TYPE_BOOKMARK) == len(batch.bookmarks())
 
 
-class Operation:
+class PublishedOperation:
     """An operation that begins with entry `first`, by the source that has the `lease`.
 
-    Raises `Refused`, here and in its methods; nothing of it is in the stream then, and it is
+    Raises `OperationRefused`, here and in its methods; then none of it is in the stream, and it is
     over. `size` counts the bytes of its entries, of which `most` are taken.
     """
 
@@ -102,13 +102,13 @@ class Operation:
             stream.start_atomic_op(lease=lease)
         except CommitInDoubt as error:
             # It may be this one, which was sent before and may be on disk.
-            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+            raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error
         except DatastreamerError as error:
-            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
         end = stream.atomic_op().next_number
         if first > end:
             self.roll_back()
-            raise Refused(
+            raise OperationRefused(
                 RESULT_PAST_THE_END,
                 f"the operation begins with entry {first}, where entry {end} is due",
             )
@@ -127,7 +127,7 @@ class Operation:
                 self._stream.atomic_op().add_batch(batch)
         except WriteFailed as error:
             self.roll_back()
-            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
         except BaseException:
             self.roll_back()
             raise
@@ -137,18 +137,18 @@ class Operation:
         try:
             batch = scan(payload, self.next)
         except CorruptEntries as error:
-            raise Refused(RESULT_BAD_OPERATION, f"in its entries, {error}") from None
+            raise OperationRefused(RESULT_BAD_OPERATION, f"in its entries, {error}") from None
         if batch.nbytes != len(payload):
-            raise Refused(
+            raise OperationRefused(
                 RESULT_BAD_OPERATION,
                 f"after entry {batch.next_number - 1} come {len(payload) - batch.nbytes} bytes "
                 "that are no entry",
             )
         if not _has_good_bookmarks(batch):
-            raise Refused(RESULT_BAD_OPERATION, "a bookmark's key is 1 to 16 bytes")
+            raise OperationRefused(RESULT_BAD_OPERATION, "a bookmark's key is 1 to 16 bytes")
         self.size += len(payload)
         if self.size > self._most:
-            raise Refused(
+            raise OperationRefused(
                 RESULT_TOO_LARGE, f"an operation of more than {self._most} bytes of entries"
             )
         return batch
@@ -159,7 +159,7 @@ class Operation:
         if stop > stream.total_entries:
             self._sync()
             if stop > stream.total_entries:
-                raise Refused(
+                raise OperationRefused(
                     RESULT_OTHER_ENTRIES,
                     f"the operation goes on to entry {stop - 1}, and the stream ends with entry "
                     f"{stream.total_entries - 1}",
@@ -167,14 +167,14 @@ class Operation:
         for standing in stream.batches(self.next, stop):
             packed = standing.packed()
             if payload[at : at + len(packed)] != packed:
-                raise Refused(
+                raise OperationRefused(
                     RESULT_OTHER_ENTRIES,
                     f"among entries {standing.first_number} to {standing.next_number - 1} one is "
                     "another in the stream",
                 )
             at += len(packed)
         if at != len(payload):
-            raise Refused(
+            raise OperationRefused(
                 RESULT_OTHER_ENTRIES, f"entries {self.next} to {stop - 1} have gone meanwhile"
             )
 
@@ -182,14 +182,14 @@ class Operation:
         try:
             self._stream.sync()
         except DatastreamerError as error:
-            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+            raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error
 
     def commit(self, count: int) -> PendingCommit | None:
         """End it: part of the stream now, and on disk when the pending commit says so; None: it
         is on disk already."""
         try:
             if self.next - self.first != count:
-                raise Refused(
+                raise OperationRefused(
                     RESULT_BAD_OPERATION,
                     f"{self.next - self.first} entries came, and the commit says {count}",
                 )
@@ -198,17 +198,17 @@ class Operation:
                 return None
             return self._stream.commit_atomic_op(wait=False)
         except CommitInDoubt as error:
-            raise Refused(RESULT_IN_DOUBT, str(error)) from error
+            raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error
         except DatastreamerError as error:
-            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
         finally:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Forget what is not committed. Idempotent. Here alone `Refused` leaves it open whether
-        something of it is in the stream."""
+        """Forget what is not committed. Idempotent. After an `OperationRefused` raised here, part
+        of the operation may be in the stream."""
         if self._stream.atomic_op().is_open:
             try:
                 self._stream.rollback_atomic_op()
             except CommitInDoubt as error:
-                raise Refused(RESULT_IN_DOUBT, str(error)) from error
+                raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error

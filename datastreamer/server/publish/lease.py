@@ -8,7 +8,7 @@ stands in `publication.py`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
@@ -30,15 +30,12 @@ from datastreamer.format import (
 )
 from datastreamer.metrics.counters import Counts
 from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
-from datastreamer.server.publish.apply import Refused
+from datastreamer.server.publish.apply import OperationRefused
 from datastreamer.server.publish.policy import Publishing, is_token
 from datastreamer.storage.header.records import Source
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tls import ServerTLS
-
-if TYPE_CHECKING:
-    from datastreamer.server.publish.session import Publication
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +43,17 @@ _log = logging.getLogger(__name__)
 _MOST_EPOCH: Final = (1 << 63) - 1
 
 
-__all__ = ["Desk", "Publishing"]
+class LeaseHolder(Protocol):
+    """A publisher's session, as the lease knows it."""
+
+    source_id: bytes
+    left: trio.Event
+    """Set when it has done all that it will do to the stream."""
+
+    def fence(self, epoch: int, *, again: bool) -> None: ...
 
 
-class Desk:
+class PublishLease:
     """Where sources ask for the lease of one stream, and the one that has it is known.
 
     Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
@@ -73,7 +77,7 @@ class Desk:
         self.last = stream.source
         # What both copies of the record have for sure: not what a write that was cut off left.
         self._kept: Source | None = None
-        self.holder: Publication | None = None
+        self.holder: LeaseHolder | None = None
         self._granting = trio.Lock()
 
     def allows(self, query: PublishQuery, transport: Transport) -> bool:
@@ -90,10 +94,10 @@ class Desk:
             allowed &= not names.isdisjoint(name.lower() for name in terms.client_certs)
         return allowed
 
-    async def grant(self, query: PublishQuery, source: Publication) -> Lease:
+    async def grant(self, query: PublishQuery, source: LeaseHolder) -> Lease:
         """Make `source` the holder, on disk. Who held the lease is over when this returns.
 
-        Raises `Refused`.
+        Raises `OperationRefused`.
         """
         async with self._granting:
             wanted = self._judge(query)
@@ -101,14 +105,14 @@ class Desk:
                 # Receipts are for what the path leads to.
                 self.stream.ensure_in_place(always=True)
             except DatastreamerError as error:
-                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+                raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             if wanted != self._kept:
                 try:
                     await trio.to_thread.run_sync(self.stream.keep_source, wanted)
                 except DatastreamerError as error:
                     what = error.what if isinstance(error, StreamFileError) else error
                     why = f"the lease cannot be kept on disk: {what}"
-                    raise Refused(RESULT_NOT_WRITTEN, why) from error
+                    raise OperationRefused(RESULT_NOT_WRITTEN, why) from error
                 self.last = self._kept = wanted
             if self.holder is not None:
                 again = wanted.source_id == self.holder.source_id
@@ -125,30 +129,32 @@ class Desk:
             return last
         if query.epoch > last.epoch:
             if query.epoch > _MOST_EPOCH:
-                raise Refused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
+                raise OperationRefused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
             return Source(query.epoch, query.source_id)
         if query.epoch:
-            raise Refused(
+            raise OperationRefused(
                 RESULT_FENCED, f"epoch {query.epoch} is over; the last source has {last.epoch}"
             )
         if holder is not None and not same:
-            raise Refused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
+            raise OperationRefused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
         return Source(last.epoch + 1, query.source_id)
 
-    async def _hand_over(self, source: Source, query: PublishQuery, holder: Publication) -> Lease:
+    async def _hand_over(self, source: Source, query: PublishQuery, holder: LeaseHolder) -> Lease:
         stream, terms = self.stream, self.terms
         try:
             stream.lend(holder)
         except (OperationOpen, LeaseHeld) as error:
-            raise Refused(RESULT_SOURCE_BUSY, f"the server's own process: {error}") from None
+            raise OperationRefused(
+                RESULT_SOURCE_BUSY, f"the server's own process: {error}"
+            ) from None
         except DatastreamerError as error:
-            raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+            raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
         try:
             await trio.to_thread.run_sync(stream.sync)
         except BaseException as error:
             stream.take_back(holder)
             if isinstance(error, DatastreamerError):
-                raise Refused(RESULT_NOT_WRITTEN, str(error)) from error
+                raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             raise
         self.holder = holder
         own = round(terms.lease * 1000)
@@ -162,7 +168,7 @@ class Desk:
             terms.max_operation_bytes,
         )
 
-    def release(self, source: Publication) -> None:
+    def release(self, source: LeaseHolder) -> None:
         """`source` does not hold the lease any more; its open operation is rolled back."""
         if self.holder is source:
             self.holder = None

@@ -41,8 +41,13 @@ from datastreamer.protocol.publishing import (
     encode_refusal,
 )
 from datastreamer.server.admission.gate import Pace
-from datastreamer.server.publish.apply import CLOSING, Operation, Refused, commit_together
-from datastreamer.server.publish.lease import Desk
+from datastreamer.server.publish.apply import (
+    CLOSING,
+    OperationRefused,
+    PublishedOperation,
+    commit_together,
+)
+from datastreamer.server.publish.lease import PublishLease
 from datastreamer.storage.write.writer import PendingCommit
 from datastreamer.transport.server_stream import Transport
 
@@ -68,12 +73,12 @@ class _Answer(NamedTuple):
     size: int = 0
 
 
-class Publication:
+class PublishSession:
     """What one source does. `receive` gives what comes behind `received`, none at the end."""
 
     def __init__(
         self,
-        desk: Desk,
+        desk: PublishLease,
         transport: Transport,
         receive: Callable[[], Awaitable[bytes]],
         received: bytes,
@@ -91,7 +96,7 @@ class Publication:
         self._receive = receive
         self._parser = RequestParser(desk.stream.header.stream_type, received)
         self._lease = 0.0
-        self._operation: Operation | None = None
+        self._operation: PublishedOperation | None = None
         # What was refused before the operation's commit came; the commit is told.
         self._refused = b""
         self._refused_first = 0
@@ -119,7 +124,7 @@ class Publication:
         self.source_id = query.source_id
         try:
             lease = await self._desk.grant(query, self)
-        except Refused as refused:
+        except OperationRefused as refused:
             _log.info("%s: may not publish now: %s", peer, refused, extra={"peer": peer})
             return self._counted(refused)
         try:
@@ -305,7 +310,7 @@ class Publication:
             elif isinstance(request, Commit):
                 answer, self._refused, self._begun = self._refused, b"", math.inf
                 self._queue(_Answer(answer))
-        except Refused as refused:
+        except OperationRefused as refused:
             self._operation = None
             told = self._counted(refused)
             if refused.number in CLOSING:
@@ -323,7 +328,7 @@ class Publication:
         operation = self._operation
         if operation is None:
             most = self._terms.max_operation_bytes
-            operation = Operation(self._stream, self, request.first, most)
+            operation = PublishedOperation(self._stream, self, request.first, most)
             self._operation = operation
         if request.payload:
             operation.add(request.payload)
@@ -350,7 +355,7 @@ class Publication:
         try:
             if operation is not None:
                 operation.roll_back()
-        except Refused as refused:
+        except OperationRefused as refused:
             return self._counted(refused)
         return messages.OK
 
@@ -444,7 +449,7 @@ class Publication:
         self._count(number, why)
         return encode_refusal(number, why)
 
-    def _counted(self, refused: Refused) -> bytes:
+    def _counted(self, refused: OperationRefused) -> bytes:
         self._count(refused.number, str(refused))
         return refused.answer
 

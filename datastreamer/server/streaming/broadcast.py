@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import trio
 
@@ -23,9 +23,7 @@ from datastreamer.server.streaming.page_cache import ColdReads
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Cursor
 from datastreamer.storage.stream import DataStream
-
-if TYPE_CHECKING:
-    from datastreamer.server.streaming.sender import Sender
+from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +36,21 @@ _POLL_SECONDS = 0.010
 _DAMAGE_PAUSE = 1.0
 
 
-class Live:
+class LiveSender(Protocol):
+    """One client's sender, as the broadcast knows it."""
+
+    transport: Transport
+    cursor: Cursor
+    at: int
+
+    def wake(self) -> None: ...
+
+    def nudge(self) -> None: ...
+
+    def fell_behind(self, cursor: Cursor, at: int) -> None: ...
+
+
+class Broadcast:
     """The end of one stream, as clients see it. `run` and `poll` keep it going."""
 
     def __init__(self, stream: DataStream, counts: Counts) -> None:
@@ -48,7 +60,7 @@ class Live:
         self.cold = ColdReads(stream.fileno())
         self.hashing = trio.CapacityLimiter(1)
         """Hashes of ranges are made one at a time, for all clients."""
-        self.parked: set[Sender] = set()
+        self.parked: set[LiveSender] = set()
         self.watchers: set[trio.Event] = set()
         """Set once, when the next entries can be seen or some were taken back."""
         self.found: dict[object, Any] = {}
@@ -57,7 +69,7 @@ class Live:
         """What the server accepts beyond what every server does, as Capabilities says it."""
         self.trouble = ""
         """Why nothing new can be seen, where that is so."""
-        self._live: dict[Sender, int] = {}
+        self._live: dict[LiveSender, int] = {}
         self._epoch = stream.epoch
         # How many changes of what was committed are under way in this process.
         self._held = 0
@@ -129,14 +141,14 @@ class Live:
 
     # Who is live.
 
-    def join(self, sender: Sender) -> None:
+    def join(self, sender: LiveSender) -> None:
         """Have the pass serve a client whose cursor is where the last pass ended."""
         fd = sender.transport.socket_fd
         assert fd is not None and sender.cursor.number == self.view.head.entries
         self._live[sender] = fd
         self._company.set()
 
-    def park(self, sender: Sender) -> None:
+    def park(self, sender: LiveSender) -> None:
         """Have a client woken when the pass has moved, or is nudged."""
         self.parked.add(sender)
         self._company.set()
@@ -146,11 +158,11 @@ class Live:
         self.watchers.add(watcher)
         self._company.set()
 
-    def leave(self, sender: Sender) -> bool:
+    def leave(self, sender: LiveSender) -> bool:
         """The client's sender writes by itself again; whether it was live."""
         return self._live.pop(sender, None) is not None
 
-    def forget(self, sender: Sender) -> None:
+    def forget(self, sender: LiveSender) -> None:
         """The connection is about to be closed: its descriptor leaves the pass before."""
         self.parked.discard(sender)
         self.leave(sender)
@@ -202,11 +214,11 @@ class Live:
         self.view.head = head
         self._wake_parked()
 
-    def _dismiss(self, senders: list[Sender]) -> None:
+    def _dismiss(self, senders: list[LiveSender]) -> None:
         for sender in senders:
             sender.nudge()
 
-    def _drop_out(self, sender: Sender, place: Cursor, start: int, sent: int) -> None:
+    def _drop_out(self, sender: LiveSender, place: Cursor, start: int, sent: int) -> None:
         """A client took less than the whole run, or is gone: its own sender goes on."""
         del self._live[sender]
         if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):

@@ -21,7 +21,7 @@ from datastreamer.protocol.following import (
     encode_truncation,
     encode_update,
 )
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -30,14 +30,14 @@ from datastreamer.storage.stream import DataStream
 _REPORT_BYTES = 1 << 20
 
 
-class Outrun(Exception):
+class ChangesForgotten(Exception):
     """More was changed than is known: the client is to compare. Never leaves `net`."""
 
 
-class Following:
+class ChangeReports:
     """Reports of changes to one client that knows the stream as it was at `known`."""
 
-    def __init__(self, live: Live, known: KnownHistory) -> None:
+    def __init__(self, live: Broadcast, known: KnownHistory) -> None:
         self._live = live
         self._stream = live.stream
         self._known = known
@@ -53,7 +53,7 @@ class Following:
         return self._told is not None and self._told != self._stream.recorded_epoch
 
     async def next(self) -> bytes:
-        """The next reports; empty where the stream is changed just now. Raises `Outrun`, and
+        """The next reports; empty while the stream is being changed. Raises `ChangesForgotten`, and
         what the stream raises. Nobody else had a turn between the last look at the stream and
         the return."""
         if not self._begun:
@@ -62,7 +62,7 @@ class Following:
         epoch = stream.recorded_epoch
         changes = None if told is None else stream.recorded_changes(told)
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
-            raise Outrun
+            raise ChangesForgotten
         try:
             reports, upto = await live.cold.run(self._reports, changes)
         except (DamagedFile, UnknownEntry):
@@ -104,7 +104,7 @@ class Following:
         return b"".join(found), upto
 
 
-async def hash_of(live: Live, limiter: trio.CapacityLimiter, query: HashQuery) -> bytes | None:
+async def hash_of(live: Broadcast, limiter: trio.CapacityLimiter, query: HashQuery) -> bytes | None:
     """The answer to `query`, of the stream as it is now; None where it does not hold the first
     of these entries. Raises what the stream raises."""
     stream: DataStream = live.stream

@@ -18,7 +18,7 @@ from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Cursor, Reader
 from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
@@ -57,7 +57,7 @@ class Changed(Exception):
 
 
 async def _look(
-    live: Live,
+    live: Broadcast,
     reader: Reader,
     choice: Choice,
     first: int,
@@ -106,7 +106,7 @@ async def _look(
     return Frame(first, begin, place, entries, size, data, 0)
 
 
-def _is_warm(live: Live, offset: int) -> bool:
+def _is_warm(live: Broadcast, offset: int) -> bool:
     """Whether what is looked through next is in memory: up to two pages."""
     length, cold = live.stream.reader.head.length, live.cold
     last = min(offset + SLICE_BYTES, length) - 1
@@ -118,7 +118,7 @@ def _is_warm(live: Live, offset: int) -> bool:
 class FilteredReads:
     """What one client asks for by `FilteredRead`."""
 
-    def __init__(self, live: Live, limits: Limits) -> None:
+    def __init__(self, live: Broadcast, limits: Limits) -> None:
         self._live = live
         self._stream = live.stream
         self._most_entries = min(limits.max_batch_count, U32_MAX)
@@ -195,10 +195,10 @@ class FilteredReads:
         return messages.OK + frame.head(stream.reader.head.entries, stream.epoch)
 
 
-class Filtered:
+class FilteredSending:
     """What a client that streams is sent of the types that it wants: frame after frame."""
 
-    def __init__(self, live: Live, types: tuple[int, ...]) -> None:
+    def __init__(self, live: Broadcast, types: tuple[int, ...]) -> None:
         self.frame: Frame | None = None
         """What it is being sent."""
         self.taken = 0

@@ -10,7 +10,7 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Chunk, Cursor, Span
 
 
-class Promised:
+class SendBounds:
     """At most one of the two: a part of the stream is sent as an answer, and ends there; or
     entries are sent as they are committed, and the ends of commits are told before them."""
 

@@ -14,11 +14,11 @@ import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import Live
-from datastreamer.server.streaming.change_reports import Following
-from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, Filtered
-from datastreamer.server.streaming.send_bounds import Promised
-from datastreamer.server.streaming.zero_copy import Referred
+from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.change_reports import ChangeReports
+from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
+from datastreamer.server.streaming.send_bounds import SendBounds
+from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.reader import Cursor, Span
 from datastreamer.transport.server_stream import Transport
 
@@ -44,7 +44,7 @@ class State(enum.Enum):
 class Sender:
     """Sends entries to one client, from a Start to its Stop or to the client's end."""
 
-    def __init__(self, live: Live, transport: Transport) -> None:
+    def __init__(self, live: Broadcast, transport: Transport) -> None:
         self.state = State.IDLE
         self.streaming = False
         self.transport = transport
@@ -53,18 +53,18 @@ class Sender:
         self.cursor = Cursor(0, 0)
         self.at = 0
         self.span: Span | None = None
-        self._promised = Promised()
+        self._promised = SendBounds()
         # Where it is told of changes of what was committed.
-        self._following: Following | None = None
+        self._following: ChangeReports | None = None
         # Where it is sent the entries of some types alone.
-        self._filtered: Filtered | None = None
+        self._filtered: FilteredSending | None = None
         # Results to put between two entries, and what to do after them.
         self.results: list[bytes] = []
         self.blocked = False
         """Whether the client has not taken what was there for it."""
         self._live = live
         self._stream = live.stream
-        self._referred = Referred(transport)
+        self._referred = ZeroCopySends(transport)
         # The last file offset from which on something was read ahead of sending it.
         self._warm = -1
         self._results_sent = trio.Event()
@@ -82,13 +82,13 @@ class Sender:
         types: tuple[int, ...] = (),
         *,
         commits: bool = False,
-        following: Following | None = None,
+        following: ChangeReports | None = None,
     ) -> None:
         """The client will be sent the entries from `start` on, by `run`; with `types` those
         alone, in frames; with `commits` it is told where operations end, with `following` also
         what is changed."""
         self.state = State.CATCH_UP
-        self._filtered = Filtered(self._live, types) if types else None
+        self._filtered = FilteredSending(self._live, types) if types else None
         self._promised.to_stream(start, commits=commits)
         self._following = following
         self._set_out(Cursor(0, start))
@@ -386,7 +386,7 @@ class Sender:
         self._live.counts.bytes_sent += sent
         return 0
 
-    async def _send_frame(self, filtered: Filtered) -> None:
+    async def _send_frame(self, filtered: FilteredSending) -> None:
         """One turn of sending frames."""
         live, transport = self._live, self.transport
         if self.span is not None:
@@ -427,7 +427,7 @@ class Sender:
             self.at = self.cursor.offset
         await trio.lowlevel.checkpoint()
 
-    async def _wait_for_room(self, filtered: Filtered) -> None:
+    async def _wait_for_room(self, filtered: FilteredSending) -> None:
         """As `_wait_writable`; what a client does not take for long is not kept in memory."""
         self.blocked = True
         with trio.move_on_after(PATIENCE_SECONDS) as patience:

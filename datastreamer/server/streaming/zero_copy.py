@@ -13,7 +13,7 @@ import termios
 from datastreamer.transport.server_stream import Transport
 
 
-class Referred:
+class ZeroCopySends:
     """Of one connection: nothing before an entry, nothing behind a file offset; of this streaming,
     or of an earlier one that the kernel may still be busy with."""
 

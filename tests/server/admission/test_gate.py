@@ -19,16 +19,16 @@ from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.server.admission.gate import (
     EVICTED,
     PROOF_SECONDS,
+    ConnectionSlot,
     Gate,
     Idle,
     Pace,
-    Place,
-    Standing,
+    TrustLevel,
 )
-from datastreamer.server.admission.refusal_log import Refusals
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import host_of, is_local
+from datastreamer.transport.refusal_log import RefusalLog
 from tests.network import model as wire
 from tests.network.fixtures import over_loopback
 from tests.network.model import OK
@@ -45,18 +45,18 @@ class Door:
         self.gate = Gate(Limits(**limits), self.counts, None, reserved, publishing)
         self.now = 1000.0
 
-    def come(self, host: str = "a") -> Place | None:
+    def come(self, host: str = "a") -> ConnectionSlot | None:
         return self.gate.admit(host, f"{host}:1", self.now)
 
     def placed(self, host: str = "a") -> bool:
         place = self.come(host)
         return place is not None and place.held
 
-    def prove(self, place: Place | None, standing: Standing = Standing.KNOWN) -> bool:
+    def prove(self, place: ConnectionSlot | None, standing: TrustLevel = TrustLevel.KNOWN) -> bool:
         assert place is not None
         return self.gate.prove(place, standing, self.now)
 
-    def leave(self, place: Place | None) -> None:
+    def leave(self, place: ConnectionSlot | None) -> None:
         assert place is not None
         self.gate.leave(place, self.now)
 
@@ -140,25 +140,25 @@ def test_two_of_the_reserved_places_are_for_publishers() -> None:
     assert door.placed()
     assert door.prove(door.come())
     assert not door.prove(door.come())
-    assert door.prove(door.come(), Standing.PUBLISHER)
-    assert door.prove(door.come(), Standing.PUBLISHER)
-    assert not door.prove(door.come(), Standing.PUBLISHER)
+    assert door.prove(door.come(), TrustLevel.PUBLISHER)
+    assert door.prove(door.come(), TrustLevel.PUBLISHER)
+    assert not door.prove(door.come(), TrustLevel.PUBLISHER)
 
 
 def test_places_of_publishers_that_they_have_are_not_kept_free_once_more() -> None:
     door = Door(reserved=4, publishing=True, max_clients=1)
     reader = door.come()
-    assert door.prove(door.come(), Standing.PUBLISHER)
+    assert door.prove(door.come(), TrustLevel.PUBLISHER)
     for _ in range(2):
         assert door.prove(door.come())
     assert not door.prove(door.come())
     door.leave(reader)
     publisher = door.come()
-    assert door.prove(publisher, Standing.PUBLISHER)  # in an ordinary place
+    assert door.prove(publisher, TrustLevel.PUBLISHER)  # in an ordinary place
     assert door.prove(door.come())
     door.leave(publisher)
     assert not door.prove(door.come())
-    assert door.prove(door.come(), Standing.PUBLISHER)
+    assert door.prove(door.come(), TrustLevel.PUBLISHER)
 
 
 def test_the_limit_of_an_address_is_not_that_of_who_proves_it() -> None:
@@ -218,7 +218,7 @@ class Idler:
 
     reason = ""
 
-    def __init__(self, place: Place, since: float) -> None:
+    def __init__(self, place: ConnectionSlot, since: float) -> None:
         self.place = place
         self.since: float | None = since
 
@@ -230,7 +230,7 @@ class Idler:
         assert self.place.over
 
 
-def idle_client(place: Place, since: float) -> Idle:
+def idle_client(place: ConnectionSlot, since: float) -> Idle:
     return place.standing, since, cast("Session", Idler(place, since))
 
 
@@ -257,7 +257,7 @@ def test_places_are_counted(steps: list[tuple[int, int]]) -> None:
     """Whatever comes, proves itself, is idle, leaves or waits for too long."""
     door = Door(reserved=3, publishing=True, max_clients=4, max_clients_per_address=3)
     gate, came = door.gate, 0
-    places: list[Place] = []
+    places: list[ConnectionSlot] = []
     for step, number in steps:
         chosen = places[number % len(places)] if places else None
         if step <= 1 or chosen is None:
@@ -266,7 +266,7 @@ def test_places_are_counted(steps: list[tuple[int, int]]) -> None:
             came += 1
             places.append(place)
         elif step == 2:
-            door.prove(chosen, Standing(1 + number % 2))
+            door.prove(chosen, TrustLevel(1 + number % 2))
         elif step == 3:
             gate.confirm(chosen, door.now)
         elif step == 4:
@@ -280,7 +280,7 @@ def test_places_are_counted(steps: list[tuple[int, int]]) -> None:
         waiting = [place for place in places if not place.held and not place.over]
         assert gate.clients == len(held) <= 7
         assert gate.provisional == len(waiting)
-        assert sum(place.standing < Standing.PUBLISHER for place in held) <= 5
+        assert sum(place.standing < TrustLevel.PUBLISHER for place in held) <= 5
         assert gate._by_address == Counter(place.host for place in held)
         assert door.counts.accepted + sum(door.counts.refused.values()) + len(waiting) == came
     for place in places:
@@ -326,7 +326,7 @@ def test_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_each_kind_has_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    refusals = Refusals(logging.getLogger("test"))
+    refusals = RefusalLog(logging.getLogger("test"))
     for _ in range(3):
         refusals.note("TLS", "a:1", "no TLS", 10)
         refusals.note("token", "b:2", "a wrong token", 10, logging.WARNING)

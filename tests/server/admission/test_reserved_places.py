@@ -22,7 +22,7 @@ from datastreamer.protocol.authentication import encode_authenticate
 from datastreamer.publisher.blocking import BlockingPublisher
 from datastreamer.publisher.trio import connect_publisher
 from datastreamer.server.admission.gate import IDLE_SECONDS, PROOF_SECONDS
-from datastreamer.server.admission.token_throttle import LONGEST_WAIT, Guesses
+from datastreamer.server.admission.token_throttle import LONGEST_WAIT, TokenThrottle
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits
 from datastreamer.server.metrics import collect
 from datastreamer.server.publish.policy import Publishing
@@ -561,7 +561,7 @@ async def test_guesses_are_slowed_down_by_address(
 
 
 def test_how_fast_an_address_may_guess() -> None:
-    guesses, now, waits = Guesses(), 1000.0, []
+    guesses, now, waits = TokenThrottle(), 1000.0, []
     for _ in range(14):
         wait = guesses.wait("a", now)
         assert wait is not None
@@ -580,14 +580,14 @@ def test_how_fast_an_address_may_guess() -> None:
 
 
 def test_an_address_with_a_right_token_is_not_slowed_down() -> None:
-    guesses = Guesses()
+    guesses = TokenThrottle()
     guesses.succeeded("a", 0)
     assert {guesses.wait("a", at) for at in range(1, 3600)} == {0}
     assert any(guesses.wait("a", 3600) != 0 for _ in range(10))
 
 
 def test_a_spray_of_addresses_costs_no_memory() -> None:
-    guesses = Guesses()
+    guesses = TokenThrottle()
     guesses.succeeded("trusted", 0)
     for n in range(100_000):
         assert guesses.wait(f"2001:db8:{n >> 16:x}:{n & 0xFFFF:x}::/64", n / 1000) == 0

@@ -14,7 +14,7 @@ from datastreamer._codec import pack_entry
 from datastreamer.errors import CommitInDoubt
 from datastreamer.format import RESULT_IN_DOUBT, RESULT_NOT_WRITTEN
 from datastreamer.protocol.publishing import Commit
-from datastreamer.server.publish.apply import Operation, Refused, commit_together
+from datastreamer.server.publish.apply import OperationRefused, PublishedOperation, commit_together
 from tests.storage.made import FaultyDisk, items
 
 LEASE = object()
@@ -37,13 +37,13 @@ def stream(tmp_path: Path, disk: FaultyDisk) -> Iterator[DataStream]:
 
 
 def commit(stream: DataStream, first: int = 0) -> None:
-    operation = Operation(stream, LEASE, first, 1000)
+    operation = PublishedOperation(stream, LEASE, first, 1000)
     operation.add(pack_entry(first, 1, b"data"))
     operation.commit(1)
 
 
 def refused(stream: DataStream) -> int:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(OperationRefused) as caught:
         commit(stream)
     return caught.value.number
 
@@ -84,17 +84,17 @@ def test_a_lease_that_is_taken_back_in_doubt(stream: DataStream, disk: FaultyDis
         stream.take_back(LEASE)
     another = object()
     stream.lend(another)
-    with pytest.raises(Refused) as caught:
-        Operation(stream, another, 0, 1000)
+    with pytest.raises(OperationRefused) as caught:
+        PublishedOperation(stream, another, 0, 1000)
     assert caught.value.number == RESULT_IN_DOUBT
     disk.faults = {}
-    Operation(stream, another, 0, 1000).roll_back()
+    PublishedOperation(stream, another, 0, 1000).roll_back()
     assert items(stream) == []
 
 
 def test_a_rollback_that_is_asked_for(stream: DataStream, disk: FaultyDisk) -> None:
     """Of an operation that was never committed: nothing can be in doubt, whatever the disk does."""
-    operation = Operation(stream, LEASE, 0, 1000)
+    operation = PublishedOperation(stream, LEASE, 0, 1000)
     operation.add(pack_entry(0, 1, b"data"))
     disk.faults = REFUSED
     operation.roll_back()

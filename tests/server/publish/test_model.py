@@ -36,7 +36,7 @@ from datastreamer.protocol.publishing import (
     encode_refusal,
     encode_where,
 )
-from datastreamer.server.publish.apply import Operation, Refused, commit_together
+from datastreamer.server.publish.apply import OperationRefused, PublishedOperation, commit_together
 from datastreamer.storage.stream import DataStream
 
 Item = tuple[int, bytes]
@@ -60,7 +60,7 @@ class Served:
         self.parser = RequestParser(1)
         self.head = b""
         self.granted = False
-        self.operation: Operation | None = None
+        self.operation: PublishedOperation | None = None
         stream.lend(self.lease)
 
     def receive(self, data: bytes) -> bytes:
@@ -101,13 +101,13 @@ class Served:
     def one(self, request: Add | Commit) -> bytes:
         try:
             if self.operation is None:
-                self.operation = Operation(self.stream, self.lease, request.first, 1 << 20)
+                self.operation = PublishedOperation(self.stream, self.lease, request.first, 1 << 20)
             self.operation.add(request.payload)
             if isinstance(request, Add):
                 return b""
             operation, self.operation = self.operation, None
             operation.commit(request.entries)
-        except Refused as refused:
+        except OperationRefused as refused:
             self.operation = None
             return refused.answer
         self.stream.sync()
@@ -213,7 +213,7 @@ def test_entries_that_are_gone_or_others_are_noticed(
         parser.receive(b"".join(requests))
         commits = [r for r in iter(parser.next_request, None) if isinstance(r, Commit)]
         for commit in commits:
-            made_one = Operation(stream, lease, commit.first, 1 << 20)
+            made_one = PublishedOperation(stream, lease, commit.first, 1 << 20)
             made_one.add(commit.payload)
             made_one.commit(commit.entries)
         stream.take_back(lease)
@@ -227,10 +227,10 @@ def test_entries_that_are_gone_or_others_are_noticed(
         for commit in commits:
             end, refused = stream.next_entry, 0
             try:
-                again = Operation(stream, lease, commit.first, 1 << 20)
+                again = PublishedOperation(stream, lease, commit.first, 1 << 20)
                 again.add(commit.payload)
                 again.commit(commit.entries)
-            except Refused as error:
+            except OperationRefused as error:
                 refused = error.number
             if commit.first > end:
                 assert refused == 20

@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from datastreamer.format import COMMAND_COMMIT_START
 from datastreamer.server.streaming import broadcast as live_module
-from datastreamer.server.streaming.broadcast import Live
+from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.sender import State
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.stream import DataStream
@@ -188,13 +188,13 @@ async def test_one_pass_at_a_time_whoever_begins_it(
     back, and nobody gets anything twice."""
     monkeypatch.setattr(live_module, "_PASS_NS", 0)
     monkeypatch.setattr(live_module, "_POLL_SECONDS", 0)
-    move, views = Live._move_view, []
+    move, views = Broadcast._move_view, []
 
-    def noted(self: Live, head: Head) -> None:
+    def noted(self: Broadcast, head: Head) -> None:
         views.append(head)
         move(self, head)
 
-    monkeypatch.setattr(Live, "_move_view", noted)
+    monkeypatch.setattr(Broadcast, "_move_view", noted)
     async with over_loopback(stream) as rig, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(rig.client()) for _ in range(40)]
         for peer in peers:

@@ -26,7 +26,7 @@ class _Kind:
         self.peer = self.words = ""
 
 
-class Refusals:
+class RefusalLog:
     """The log of one server's refusals. The first of a kind is logged at once; those that follow
     within `LOG_SECONDS` share one line, which names the last of them."""
 
