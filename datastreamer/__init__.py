@@ -1,7 +1,8 @@
 """A stream server: an append-only file of numbered entries, served over TCP.
 
-The public names are here and are loaded when first used, so that importing the
-package costs nothing and pulls in neither trio nor lmdb.
+The public names are those of this package and of its packages `zkevm`, `arrow`, `spark` and
+`reassembly`. All but the exceptions are loaded when first used, so that importing the package loads
+neither trio nor lmdb.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from datastreamer import errors
 from datastreamer._version import __version__ as __version__
+from datastreamer.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from datastreamer._codec import Entry as Entry
@@ -23,9 +26,12 @@ if TYPE_CHECKING:
     from datastreamer.client.trio_parallel import parallel_read as parallel_read
     from datastreamer.client.upstream import Upstream as Upstream
     from datastreamer.consumer.blocking import BlockingReassembly as BlockingReassembly
+    from datastreamer.consumer.consumption import SourceBack as SourceBack
+    from datastreamer.consumer.consumption import SourceFailed as SourceFailed
+    from datastreamer.consumer.consumption import SourceLost as SourceLost
+    from datastreamer.consumer.consumption import SourceRolledBack as SourceRolledBack
     from datastreamer.consumer.sqlite_store import SqliteStore as SqliteStore
     from datastreamer.consumer.trio import reassemble as reassemble
-    from datastreamer.errors import DatastreamerError as DatastreamerError
     from datastreamer.format import Header as Header
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
     from datastreamer.service.embedded import StreamServer as StreamServer
     from datastreamer.storage.cursors import FileCursor as FileCursor
     from datastreamer.storage.cursors import LmdbCursor as LmdbCursor
+    from datastreamer.storage.maintain.snapshot import Snapshot as Snapshot
+    from datastreamer.storage.maintain.snapshot import snapshot as snapshot
     from datastreamer.storage.stream import DataStream as DataStream
     from datastreamer.transport.tls import ServerTLS as ServerTLS
     from datastreamer.transport.tls import client_tls as client_tls
@@ -55,7 +63,6 @@ _HOME = {
     "Client": "datastreamer.client.trio",
     "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
-    "DatastreamerError": "datastreamer.errors",
     "Entry": "datastreamer._codec",
     "EntryBatch": "datastreamer._codec",
     "FileCursor": "datastreamer.storage.cursors",
@@ -68,6 +75,11 @@ _HOME = {
     "Relay": "datastreamer.relay.relay",
     "Rollback": "datastreamer.protocol.resume",
     "ServerTLS": "datastreamer.transport.tls",
+    "Snapshot": "datastreamer.storage.maintain.snapshot",
+    "SourceBack": "datastreamer.consumer.consumption",
+    "SourceFailed": "datastreamer.consumer.consumption",
+    "SourceLost": "datastreamer.consumer.consumption",
+    "SourceRolledBack": "datastreamer.consumer.consumption",
     "SqliteStore": "datastreamer.consumer.sqlite_store",
     "StreamServer": "datastreamer.service.embedded",
     "Upstream": "datastreamer.client.upstream",
@@ -78,9 +90,10 @@ _HOME = {
     "parallel_read": "datastreamer.client.trio_parallel",
     "reassemble": "datastreamer.consumer.trio",
     "serve": "datastreamer.server.server",
+    "snapshot": "datastreamer.storage.maintain.snapshot",
 }
 
-__all__ = [*_HOME, "__version__"]
+__all__ = [*_HOME, *errors.__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

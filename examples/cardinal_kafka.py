@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from datastreamer.reassembly import Checkpoint
-from datastreamer.reassembly.cardinal import CardinalPayload, CardinalReassembler
+from datastreamer.reassembly import CardinalPayload, CardinalReassembler, Checkpoint
 
 TABLES = """
     CREATE TABLE IF NOT EXISTS block (hash BLOB PRIMARY KEY, number INTEGER, parent BLOB);

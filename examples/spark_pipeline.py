@@ -21,11 +21,8 @@ import coincurve
 import rlp
 import sha3
 
-from datastreamer import StreamServer
-from datastreamer.errors import DatastreamerError
-from datastreamer.spark import lag, session
-from datastreamer.spark.pipeline.ingest import Ingest
-from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
+from datastreamer import DatastreamerError, StreamServer
+from datastreamer.spark import QUERIES, Ingest, draw, lag, open_tables, session
 from datastreamer.zkevm import Sequencer
 
 

@@ -15,9 +15,8 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 
-from datastreamer.errors import DatastreamerError
-from datastreamer.spark import messages, reassemble, session
-from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
+from datastreamer import DatastreamerError
+from datastreamer.spark import events_of, messages, payloads_of, reassemble, session
 
 
 def main() -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from datastreamer.reassembly._messages import scan_records as scan_records
     from datastreamer.reassembly._messages import unpack_message as unpack_message
     from datastreamer.reassembly._reassembler import Reassembler as Reassembler
+    from datastreamer.reassembly.cardinal import CardinalPayload as CardinalPayload
+    from datastreamer.reassembly.cardinal import CardinalReassembler as CardinalReassembler
+    from datastreamer.reassembly.cardinal import CardinalReorg as CardinalReorg
     from datastreamer.reassembly.checkpoint import Checkpoint as Checkpoint
     from datastreamer.reassembly.checkpoint import SourceCounts as SourceCounts
     from datastreamer.reassembly.checkpoint import Stats as Stats
@@ -29,15 +32,19 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.orderer import Rejected as Rejected
     from datastreamer.reassembly.orderer import Reorg as Reorg
     from datastreamer.reassembly.producer import Producer as Producer
+    from datastreamer.reassembly.progress import Progress as Progress
+    from datastreamer.reassembly.progress import ReassemblyStore as ReassemblyStore
     from datastreamer.reassembly.splitter import Splitter as Splitter
 
 _NAMES = {
     "_messages": ("pack_message", "pack_records", "scan_records", "unpack_message"),
     "_reassembler": ("Reassembler",),
+    "cardinal": ("CardinalPayload", "CardinalReassembler", "CardinalReorg"),
     "checkpoint": ("Checkpoint", "SourceCounts", "Stats"),
     "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
     "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
     "producer": ("Producer",),
+    "progress": ("Progress", "ReassemblyStore"),
     "splitter": ("Splitter",),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

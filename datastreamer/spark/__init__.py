@@ -6,6 +6,9 @@ importing this without the packages raises `ExtraMissing`.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 try:
     import pyarrow  # noqa: F401
     from pyspark.sql.datasource import EqualTo  # noqa: F401
@@ -16,22 +19,56 @@ except ImportError:
 
 from datastreamer.spark.java import find_java
 from datastreamer.spark.read.frames import frame
+from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
 from datastreamer.spark.reassembly.frames import messages, reassemble, reassemble_stream
 from datastreamer.spark.reassembly.state import STATE_SETTINGS
 from datastreamer.spark.session import SETTINGS, register, session
 from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.stream.reader import lag
 
+if TYPE_CHECKING:
+    from datastreamer.spark.pipeline.ingest import Ingest as Ingest
+    from datastreamer.spark.pipeline.queries import QUERIES as QUERIES
+    from datastreamer.spark.pipeline.queries import draw as draw
+    from datastreamer.spark.pipeline.queries import open_tables as open_tables
+    from datastreamer.spark.reassembly.cardinal import cardinal_blocks as cardinal_blocks
+    from datastreamer.spark.reassembly.cardinal import cardinal_messages as cardinal_messages
+
+# Loaded when first used: they need other extras.
+_LATER = {
+    "Ingest": "pipeline.ingest",
+    "QUERIES": "pipeline.queries",
+    "cardinal_blocks": "reassembly.cardinal",
+    "cardinal_messages": "reassembly.cardinal",
+    "draw": "pipeline.queries",
+    "open_tables": "pipeline.queries",
+}
 __all__ = [
+    "QUERIES",
     "SETTINGS",
     "STATE_SETTINGS",
     "DatastreamSource",
+    "Ingest",
+    "cardinal_blocks",
+    "cardinal_messages",
+    "draw",
+    "events_of",
     "find_java",
     "frame",
     "lag",
     "messages",
+    "open_tables",
+    "payloads_of",
     "reassemble",
     "reassemble_stream",
     "register",
     "session",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,7 +1,8 @@
 """What the entries of a zkEVM sequencer's stream mean.
 
-The names here are loaded when first used. Events of streams of version 2 and later are here
-by name; those of version 1 are in `datastreamer.zkevm.fixed`.
+The names here are loaded when first used. Events of streams of version 2 and later are here by
+name; those of version 1 are in the module `fixed`, the classes that protoc generates in the module
+`datastream_pb2`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datastreamer.zkevm import fixed as fixed
     from datastreamer.zkevm.decoding import Event as Event
     from datastreamer.zkevm.decoding import as_json as as_json
     from datastreamer.zkevm.decoding import decode as decode
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from datastreamer.zkevm.events import L2BlockEnd as L2BlockEnd
     from datastreamer.zkevm.events import Transaction as Transaction
     from datastreamer.zkevm.events import UpdateGER as UpdateGER
+    from datastreamer.zkevm.proto import datastream_pb2 as datastream_pb2
     from datastreamer.zkevm.sequence import SequenceCheck as SequenceCheck
     from datastreamer.zkevm.sequencer import Sequencer as Sequencer
     from datastreamer.zkevm.transactions import OpenedTransaction as OpenedTransaction
@@ -41,10 +44,13 @@ _NAMES = {
     "transactions": ("OpenedTransaction", "open_transaction"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = [*_HOME]
+_MODULES = {"datastream_pb2": f"{__name__}.proto.datastream_pb2", "fixed": f"{__name__}.fixed"}
+__all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
