@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datastreamer.reassembly.orderer import Rejected as Rejected
     from datastreamer.reassembly.orderer import Reorg as Reorg
     from datastreamer.reassembly.producer import Producer as Producer
-    from datastreamer.reassembly.progress import Progress as Progress
+    from datastreamer.reassembly.progress import ReassemblyProgress as ReassemblyProgress
     from datastreamer.reassembly.progress import ReassemblyStore as ReassemblyStore
     from datastreamer.reassembly.splitter import Splitter as Splitter
 
@@ -44,7 +44,7 @@ _NAMES = {
     "events": ("Conflict", "Dropped", "Event", "Malformed", "PayloadComplete"),
     "orderer": ("Applied", "Block", "Gap", "Orderer", "Rejected", "Reorg"),
     "producer": ("Producer",),
-    "progress": ("Progress", "ReassemblyStore"),
+    "progress": ("ReassemblyProgress", "ReassemblyStore"),
     "splitter": ("Splitter",),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

@@ -1,8 +1,7 @@
 """What the entries of a zkEVM sequencer's stream mean.
 
-The names here are loaded when first used. Events of streams of version 2 and later are here by
-name; those of version 1 are in the module `fixed`, the classes that protoc generates in the module
-`datastream_pb2`.
+The names here are loaded when first used. `datastream_pb2` is the module of the classes that
+protoc generates.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datastreamer.zkevm import fixed as fixed
     from datastreamer.zkevm.decoding import Event as Event
     from datastreamer.zkevm.decoding import as_json as as_json
     from datastreamer.zkevm.decoding import decode as decode
@@ -27,6 +25,10 @@ if TYPE_CHECKING:
     from datastreamer.zkevm.events import L2BlockEnd as L2BlockEnd
     from datastreamer.zkevm.events import Transaction as Transaction
     from datastreamer.zkevm.events import UpdateGER as UpdateGER
+    from datastreamer.zkevm.fixed import EndL2Block as EndL2Block
+    from datastreamer.zkevm.fixed import FixedUpdateGER as FixedUpdateGER
+    from datastreamer.zkevm.fixed import L2Tx as L2Tx
+    from datastreamer.zkevm.fixed import StartL2Block as StartL2Block
     from datastreamer.zkevm.proto import datastream_pb2 as datastream_pb2
     from datastreamer.zkevm.sequence import SequenceCheck as SequenceCheck
     from datastreamer.zkevm.sequencer import Sequencer as Sequencer
@@ -39,18 +41,18 @@ _NAMES = {
         *("BatchEnd", "BatchStart", "BatchType", "BookMark", "BookmarkType", "L2Block"),
         *("L2BlockEnd", "Transaction", "UpdateGER"),
     ),
+    "fixed": ("EndL2Block", "FixedUpdateGER", "L2Tx", "StartL2Block"),
     "sequence": ("SequenceCheck",),
     "sequencer": ("Sequencer",),
     "transactions": ("OpenedTransaction", "open_transaction"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-_MODULES = {"datastream_pb2": f"{__name__}.proto.datastream_pb2", "fixed": f"{__name__}.fixed"}
-__all__ = [*_HOME, *_MODULES]
+__all__ = [*_HOME, "datastream_pb2"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
+    if name == "datastream_pb2":
+        return import_module(f"{__name__}.proto.datastream_pb2")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
