@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from datastreamer.server.server import serve as serve
     from datastreamer.service.blocking_relay import BlockingRelay as BlockingRelay
     from datastreamer.service.embedded import StreamServer as StreamServer
+    from datastreamer.storage.bookmarks.interface import BookmarkIndex as BookmarkIndex
+    from datastreamer.storage.bookmarks.interface import Watermark as Watermark
+    from datastreamer.storage.bookmarks.registry import register_index as register_index
     from datastreamer.storage.cursors import FileCursor as FileCursor
     from datastreamer.storage.cursors import LmdbCursor as LmdbCursor
     from datastreamer.storage.maintain.snapshot import Snapshot as Snapshot
@@ -60,6 +63,7 @@ _HOME = {
     "BlockingPublisher": "datastreamer.publisher.blocking",
     "BlockingReassembly": "datastreamer.consumer.blocking",
     "BlockingRelay": "datastreamer.service.blocking_relay",
+    "BookmarkIndex": "datastreamer.storage.bookmarks.interface",
     "Client": "datastreamer.client.trio",
     "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
@@ -83,12 +87,14 @@ _HOME = {
     "SqliteStore": "datastreamer.consumer.sqlite_store",
     "StreamServer": "datastreamer.service.embedded",
     "Upstream": "datastreamer.client.upstream",
+    "Watermark": "datastreamer.storage.bookmarks.interface",
     "blocking_parallel_read": "datastreamer.client.thread_parallel",
     "client_tls": "datastreamer.transport.tls",
     "connect": "datastreamer.client.trio",
     "connect_publisher": "datastreamer.publisher.trio",
     "parallel_read": "datastreamer.client.trio_parallel",
     "reassemble": "datastreamer.consumer.trio",
+    "register_index": "datastreamer.storage.bookmarks.registry",
     "serve": "datastreamer.server.server",
     "snapshot": "datastreamer.storage.maintain.snapshot",
 }

@@ -16,7 +16,7 @@ from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import Measure, Portion
-from datastreamer.storage.read.reader import Cursor
+from datastreamer.storage.read.spans import Cursor
 
 # A guess, until the first batch says better.
 _LIKELY = 200

@@ -41,7 +41,7 @@ from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
-from datastreamer.storage.read.reader import Cursor
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.transport.server_stream import Transport
 
 Question: TypeAlias = (

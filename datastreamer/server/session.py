@@ -48,7 +48,7 @@ from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten, hash_of
 from datastreamer.server.streaming.sender import Sender, State
 from datastreamer.server.timeouts import LIFETIMES, Activity
-from datastreamer.storage.read.reader import Cursor
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)

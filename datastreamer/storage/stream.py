@@ -30,10 +30,10 @@ from datastreamer.errors import (
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.storage.bookmarks.interface import opener
+from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
 from datastreamer.storage.disk.mounts import ensure_local
-from datastreamer.storage.header.records import Agreement, Head, Source
+from datastreamer.storage.header.records import Agreement, Head, PublisherRecord
 from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
@@ -106,7 +106,7 @@ class DataStream(StreamView):
         _check_number("system id is a u64", system_id, U64_MAX)
         _check_number("stream type is a u64", stream_type, U64_MAX)
         _check_policy(sync)
-        opener(index)
+        index_opener(index)
         header = Header(version, system_id, stream_type)
         return cls(StreamWriter.create(path, header, sync=sync, disk=disk), index)
 
@@ -142,7 +142,7 @@ class DataStream(StreamView):
             return cls(read, index, follow=follow)
         if isinstance(path, int):
             raise BadArgument("a descriptor is opened for reading only")
-        opener(index)
+        index_opener(index)
         written = StreamWriter.open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
         return cls(written, index)
 
@@ -201,7 +201,7 @@ class DataStream(StreamView):
         where the stream is lent already. From any thread.
         """
         self._ensure_open()
-        self._writer()
+        self.writer()
         if self._lease is not None:
             raise self._lent("lease")
         self._lease = lease
@@ -229,7 +229,7 @@ class DataStream(StreamView):
 
     def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         self._ensure_uninterrupted(file)
         if self._op.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
@@ -339,22 +339,22 @@ class DataStream(StreamView):
     @property
     def next_entry(self) -> int:
         """The first entry of the next operation, behind those that wait to be on disk, too."""
-        return self._writer().written.entries
+        return self.writer().written.entries
 
     @property
     def synced_entries(self) -> int:
         """How many entries are known to be on disk."""
-        return self._writer().synced.entries
+        return self.writer().synced.entries
 
     def ensure_in_place(self, *, always: bool = False) -> None:
         """Raises `FileReplaced` where the stream's path has not led to the open file for a
         second, or longer; with `always`, where it does not now."""
-        self._writer().ensure_in_place(always=always)
+        self.writer().ensure_in_place(always=always)
 
     def takes_at_once(self, size: int) -> bool:
         """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
         not to wait for the disk: the file need not grow for it, and nothing is to be mended."""
-        return self._writer().takes_at_once(size)
+        return self.writer().takes_at_once(size)
 
     def _ensure_repeatable(self, file: StreamWriter, op: AtomicOp) -> None:
         """After a failed sync: whether the open operation can still be committed."""
@@ -401,7 +401,7 @@ class DataStream(StreamView):
         operation, succeeds later, it is rolled back for good.
         """
         self._ensure_open()
-        op, file = self._op, self._writer()
+        op, file = self._op, self.writer()
         if not op.is_open:
             raise NoOperation("no atomic operation is open")
         op.close()
@@ -419,13 +419,13 @@ class DataStream(StreamView):
 
         Setting it to "commit" syncs first.
         """
-        return self._writer().policy
+        return self.writer().policy
 
     @sync_policy.setter
     def sync_policy(self, sync: SyncPolicy) -> None:
         _check_policy(sync)
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         if file.failed:
             self._mend()
         file.policy = sync
@@ -436,18 +436,18 @@ class DataStream(StreamView):
         Raises `CommitInDoubt` where the disk refuses, `EntriesLost`, `FileReplaced`.
         """
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         if file.failed:
             self._mend()
         file.sync()
 
-    def keep_source(self, source: Source) -> None:
+    def keep_source(self, source: PublisherRecord) -> None:
         """Record the source that is about to be granted a lease; on disk on return.
 
         Raises `StreamClosed`, `StreamReadOnly`, and `WriteFailed` if the disk refuses.
         """
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         if file.failed:
             self._mend()
         file.keep_source(source)
@@ -458,13 +458,13 @@ class DataStream(StreamView):
         while unseen and unseen[0][2].entries <= head.entries:
             bookmarks, start, upto = unseen.popleft()
             self._unseen_bookmarks -= len(bookmarks or ())
-            self._tell(bookmarks, start, upto, self._writer().synced)
+            self._tell(bookmarks, start, upto, self.writer().synced)
         if self._keeper is not None:
-            self._keeper.synced(self._writer().synced)
+            self._keeper.synced(self.writer().synced)
 
     def _mend(self) -> None:
         """Get over a failed sync, or raise why that cannot be."""
-        file = self._writer()
+        file = self.writer()
         gone_from = file.mend()
         if gone_from is None:
             return
@@ -510,7 +510,7 @@ class DataStream(StreamView):
             raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self._writer().update(number, offset, entry.data, new)
+            self.writer().update(number, offset, entry.data, new)
             self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:
@@ -523,7 +523,7 @@ class DataStream(StreamView):
             raise UnknownEntry(number, self.total_entries)
         offset = reader.cursor(number).offset
         keeper = self._bookmarks()
-        file, head = self._writer(), Head(offset, number)
+        file, head = self.writer(), Head(offset, number)
         with self._change(number, None), file.alone():
             file.sync()
             with keeper.truncation(head):
@@ -532,19 +532,19 @@ class DataStream(StreamView):
     @property
     def agreement(self) -> Agreement | None:
         """With which state of an upstream a relay's file agrees; None where that is not known."""
-        return self._writer().agreement
+        return self.writer().agreement
 
     def note_agreement(self, agreement: Agreement | None) -> None:
         """Keep in the file with which state of an upstream it agrees."""
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         if file.failed:
             self._mend()
         file.note_agreement(agreement)
 
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
-        file = self._writer()
+        file = self.writer()
         if self._lease is not None:
             raise self._lent(what)
         if self._op.is_open:
@@ -617,7 +617,8 @@ class DataStream(StreamView):
 
     # The end.
 
-    def _writer(self) -> StreamWriter:
+    def writer(self) -> StreamWriter:
+        """The file as its writer. Raises `StreamReadOnly`."""
         if self._written is not None:
             return self._written
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")

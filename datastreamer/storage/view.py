@@ -34,7 +34,7 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer
 from datastreamer.storage.disk.identity import LOOK_SECONDS
-from datastreamer.storage.header.records import Change, Source
+from datastreamer.storage.header.records import Change, PublisherRecord
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, cut_back
 
@@ -89,7 +89,7 @@ class StreamView:
         return self._file.epoch
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PublisherRecord:
         """The epoch and id of the last source that was granted a lease to publish; all zeros if
         there was none yet. Raises `DamagedHeader` if the record of it is damaged."""
         self._ensure_open()

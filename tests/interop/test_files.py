@@ -10,7 +10,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.header.records import Source
+from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.maintain.repair import repair
 from tests.interop.peer import GoPeer, beside_reference
 from tests.interop.plain import PAGE, Plain, Step, digest, header, keys, made_up, scan
@@ -173,7 +173,7 @@ def test_takes_over_an_update_of_theirs(tmp_path: Path) -> None:
 
 
 def test_theirs_keeps_the_source_of_a_stream(tmp_path: Path) -> None:
-    path, source = tmp_path / "fenced.bin", Source(7, b"s" * 16)
+    path, source = tmp_path / "fenced.bin", PublisherRecord(7, b"s" * 16)
     with DataStream.create(path) as stream:
         with stream.atomic_op() as op:
             op.add_entries(4, [b"aaaa", b"bbbb", b"cccc"])

@@ -32,7 +32,7 @@ from datastreamer.protocol.retry import Backoff
 from datastreamer.publisher.trio import Publisher, connect_publisher
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
-from datastreamer.storage.header.records import Source
+from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
@@ -332,7 +332,7 @@ async def test_a_host_that_is_gone_with_operations_underway(
 async def test_a_lease_that_cannot_be_kept_on_disk(
     stream: DataStream, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: Source) -> None:
+    def full(source: PublisherRecord) -> None:
         raise WriteFailed(stream.path, "No space left on device")
 
     async with serving(stream, token_file) as (_, port):

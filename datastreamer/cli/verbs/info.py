@@ -26,7 +26,8 @@ from datastreamer.cli.shared.progress import Progress
 from datastreamer.cli.shared.source import FileSource, open_source
 from datastreamer.errors import DamagedFile, IndexFailed, StreamFileError
 from datastreamer.format import ENTRY_HEAD_SIZE, HEADER_PAGE_SIZE, Header, pages_for
-from datastreamer.storage.bookmarks.interface import IndexReadOnly, opener
+from datastreamer.storage.bookmarks.interface import IndexReadOnly
+from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.header.inspect import Condition, examine, readable
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.stream import DataStream
@@ -173,7 +174,7 @@ def _index_state(stream: DataStream) -> str:
     path = os.path.abspath(stream.path)
     lag = stream.bookmarks.lag()
     try:
-        index = opener(stream.index_name)(path, False, stream.access)
+        index = index_opener(stream.index_name)(path, False, stream.access)
     except IndexReadOnly as error:
         return f"{error.what} ({stream.index_name})"
     try:

@@ -9,8 +9,8 @@ from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
 from datastreamer.cli.shared.progress import Progress
 from datastreamer.storage import bookmarks as bookmarks_package
-from datastreamer.storage.bookmarks.interface import LMDB_ANEW
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.stream import DataStream
 
 _LOOK_SECONDS = 0.1

@@ -32,7 +32,7 @@ from datastreamer.metrics.counters import Counts
 from datastreamer.protocol.publishing import ANY_EPOCH, MOST_BYTES, Lease, PublishQuery
 from datastreamer.server.publish.apply import OperationRefused
 from datastreamer.server.publish.policy import Publishing, is_token
-from datastreamer.storage.header.records import Source
+from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tls import ServerTLS
@@ -76,7 +76,7 @@ class PublishLease:
         self.counts = counts
         self.last = stream.source
         # What both copies of the record have for sure: not what a write that was cut off left.
-        self._kept: Source | None = None
+        self._kept: PublisherRecord | None = None
         self.holder: LeaseHolder | None = None
         self._granting = trio.Lock()
 
@@ -120,26 +120,28 @@ class PublishLease:
                 await self.holder.left.wait()
             return await self._hand_over(wanted, query, source)
 
-    def _judge(self, query: PublishQuery) -> Source:
+    def _judge(self, query: PublishQuery) -> PublisherRecord:
         last, holder = self.last, self.holder
         if query.epoch == ANY_EPOCH:
-            return Source(last.epoch + 1, query.source_id)
+            return PublisherRecord(last.epoch + 1, query.source_id)
         same = query.source_id == last.source_id
         if same and query.epoch == last.epoch:
             return last
         if query.epoch > last.epoch:
             if query.epoch > _MOST_EPOCH:
                 raise OperationRefused(RESULT_BAD_OPERATION, f"epochs run to {_MOST_EPOCH}")
-            return Source(query.epoch, query.source_id)
+            return PublisherRecord(query.epoch, query.source_id)
         if query.epoch:
             raise OperationRefused(
                 RESULT_FENCED, f"epoch {query.epoch} is over; the last source has {last.epoch}"
             )
         if holder is not None and not same:
             raise OperationRefused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
-        return Source(last.epoch + 1, query.source_id)
+        return PublisherRecord(last.epoch + 1, query.source_id)
 
-    async def _hand_over(self, source: Source, query: PublishQuery, holder: LeaseHolder) -> Lease:
+    async def _hand_over(
+        self, source: PublisherRecord, query: PublishQuery, holder: LeaseHolder
+    ) -> Lease:
         stream, terms = self.stream, self.terms
         try:
             stream.lend(holder)

@@ -21,7 +21,7 @@ from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.page_cache import ColdReads
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Cursor
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import Transport
 

@@ -20,7 +20,8 @@ from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
 
 # One request, and one frame of a streaming, have so much of the file looked through.

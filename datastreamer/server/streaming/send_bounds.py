@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datastreamer.protocol import messages
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Chunk, Cursor, Span
+from datastreamer.storage.read.spans import Chunk, Cursor, Span
 
 
 class SendBounds:

@@ -19,7 +19,7 @@ from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.zero_copy import ZeroCopySends
-from datastreamer.storage.read.reader import Cursor, Span
+from datastreamer.storage.read.spans import Cursor, Span
 from datastreamer.transport.server_stream import Transport
 
 # Entries this near to the end are copied into the socket; older ones go by sendfile,

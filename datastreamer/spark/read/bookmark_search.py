@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from datastreamer.errors import DamagedEntry, UnknownBookmark
 from datastreamer.format import page_start, pages_for
 from datastreamer.spark.read.pushdown import ALL, NumberRange
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.keys import BookmarkName, Kind, key_of, name_of_key
 
 # Of a page that is looked at; twice as much where no bookmark stands in it.

@@ -42,7 +42,8 @@ from datastreamer.spark.read.servers import (
 from datastreamer.spark.stream.offsets import digest_of
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.keys import BookmarkName
 
 # A look behind: entries before a place are hashed in reads of this size.

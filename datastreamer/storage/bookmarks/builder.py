@@ -26,7 +26,7 @@ from datastreamer.storage.bookmarks.interface import (
 )
 from datastreamer.storage.bookmarks.trust import MovedError, TrustedIndex
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Cursor
+from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from datastreamer.errors import BadArgument, IndexFailed, StreamFileError
+from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Pairs
-from datastreamer.storage.disk.access import Access
 
 Pace = Callable[[], object]
 """Called by a backend now and then during a long write; may sleep, so that other threads
@@ -123,33 +122,3 @@ class IndexUntrusted(IndexFailed):
 
 class IndexReadOnly(StreamFileError):
     """An index opened for reading is not there, or cannot be used as it is."""
-
-
-Opener = Callable[[str, bool, Access], BookmarkIndex]
-"""Opens the index of the stream file at a path; the flag says whether it may write. What it makes
-beside the file has at most the permissions that the stream file's `Access` allows."""
-
-LMDB_ANEW: Final = "lmdb-anew"
-"""The backend "lmdb", for who builds the index again and does not look at the old one."""
-
-_openers: dict[str, Opener] = {}
-
-
-def register(name: str, opener: Opener) -> None:
-    """Make a backend known under `name` (the `index=` of `DataStream.open`)."""
-    _openers[name] = opener
-
-
-def opener(name: str) -> Opener:
-    """The backend called `name`; `BadArgument` lists the known ones."""
-    if name not in _openers:
-        from datastreamer.storage.bookmarks import fallback, lmdb, memory
-
-        _openers.setdefault("lmdb", lmdb.open_index)
-        _openers.setdefault(LMDB_ANEW, lmdb.new_index)
-        _openers.setdefault("memory", memory.open_index)
-        _openers.setdefault(fallback.LMDB_OR_MEMORY, fallback.open_index)
-    try:
-        return _openers[name]
-    except KeyError:
-        raise BadArgument(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None

@@ -25,7 +25,8 @@ from datastreamer.storage.bookmarks.trust import MovedError
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
 

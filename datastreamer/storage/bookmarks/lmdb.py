@@ -91,7 +91,7 @@ def index_folder(path: str) -> str:
     return path + INDEX_SUFFIX
 
 
-class _Known(NamedTuple):
+class _KnownWatermark(NamedTuple):
     """A watermark as it was found or put."""
 
     opened: Opened | None
@@ -109,7 +109,7 @@ class LmdbIndex(BookmarkIndex):
     ) -> None:
         self._folder = folder
         # What was read or written last, and what is under way.
-        self._known = self._putting = _Known(None, 0, b"", 0)
+        self._known = self._putting = _KnownWatermark(None, 0, b"", 0)
         try:
             self._shared: SharedEnvironment | None = SharedEnvironment.get(
                 folder, write, access, beside_writer
@@ -145,7 +145,7 @@ class LmdbIndex(BookmarkIndex):
             packed = bytes(transaction.get(_WATERMARK_KEY, b"")[:_MOST_MARK])
             mark = _unpack_watermark(packed)
             if mark is not None:
-                self._known = _Known(opened, transaction.id(), packed, mark.entries)
+                self._known = _KnownWatermark(opened, transaction.id(), packed, mark.entries)
             return mark
 
     def newest(self, key: bytes) -> int | None:
@@ -155,7 +155,7 @@ class LmdbIndex(BookmarkIndex):
                 return self._newest(place, shared.opened, known)
         return self._newest(place, shared.opened, known)
 
-    def _newest(self, place: bytes, opened: Opened, known: _Known) -> int | None:
+    def _newest(self, place: bytes, opened: Opened, known: _KnownWatermark) -> int | None:
         try:
             with begin(opened.env, opened.blocks) as transaction:
                 if opened is known.opened and transaction.id() < known.transaction:
@@ -267,7 +267,7 @@ class LmdbIndex(BookmarkIndex):
         packed += watermark.identity
         packed += xxh3_64_digest(packed)
         transaction.put(_WATERMARK_KEY, packed)
-        self._putting = _Known(opened, transaction.id(), packed, watermark.entries)
+        self._putting = _KnownWatermark(opened, transaction.id(), packed, watermark.entries)
 
     def _until_it_fits(self, write: Callable[[], None]) -> None:
         while True:

@@ -24,12 +24,13 @@ from datastreamer.storage.bookmarks.interface import (
     IndexReadOnly,
     IndexUntrusted,
     Watermark,
-    opener,
 )
+from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 
 # One name for all that is said about bookmarks.
 _log = logging.getLogger(__package__)
@@ -124,7 +125,7 @@ class TrustedIndex:
                 raise
 
     def _opened(self, backend: str, *, write: bool = True) -> BookmarkIndex:
-        return opener(backend)(self._path, write, self._file.access())
+        return index_opener(backend)(self._path, write, self._file.access())
 
     # Whether the index belongs to the file.
 

@@ -17,7 +17,7 @@ from datastreamer.format import (
     Header,
 )
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head, Mark, SyncedHeader
+from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
 
 # Name, offset and size of each record, as docs/FILE.md has them.
 _RECORD = ("commit record", records.RECORD_OFFSET, 128)
@@ -41,7 +41,7 @@ class Front(NamedTuple):
     record: CommitRecord | None
     proven: Header | None
     slots: list[SyncedHeader]
-    mark: Mark | None
+    mark: VisibleMark | None
     broken: list[tuple[str, int]]
 
     @property

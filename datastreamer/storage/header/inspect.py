@@ -19,9 +19,9 @@ from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.records import (
     NO_ID,
     CommitRecord,
-    Mark,
-    Source,
+    PublisherRecord,
     SyncedHeader,
+    VisibleMark,
     Writer,
 )
 from datastreamer.storage.header.recovery import read_header
@@ -44,12 +44,12 @@ class Condition(NamedTuple):
     record: CommitRecord | None
     this_boot: bool
     synced: list[SyncedHeader]
-    mark: Mark | None
+    mark: VisibleMark | None
     writer: Writer | None
     writer_alive: bool
     locked: bool
     undo: bool
-    source: Source | None
+    source: PublisherRecord | None
 
 
 def examine(path: str) -> Condition:

@@ -143,7 +143,7 @@ class SyncedHeader(NamedTuple):
     header: Header
 
 
-class Mark(NamedTuple):
+class VisibleMark(NamedTuple):
     """How far readers may go; behind it the header may be ahead of the disk."""
 
     epoch: int
@@ -166,7 +166,7 @@ class Claim(NamedTuple):
     size: int
 
 
-class Source(NamedTuple):
+class PublisherRecord(NamedTuple):
     """The last source that was granted a lease to publish. All zeros: there was none yet."""
 
     epoch: int = 0
@@ -298,11 +298,11 @@ def put_mark(page: bytearray, epoch: int, head: Head) -> None:
     _put_sum(page, MARK_OFFSET, _MARK_END)
 
 
-def get_mark(page: bytes | bytearray) -> Mark | None:
+def get_mark(page: bytes | bytearray) -> VisibleMark | None:
     magic, version, _, epoch, length, entries = _MARK.unpack_from(page, MARK_OFFSET)
     if magic != b"DSmarked" or version != _VERSION or not _sum_fits(page, MARK_OFFSET, _MARK.size):
         return None
-    return Mark(epoch, Head(length, entries))
+    return VisibleMark(epoch, Head(length, entries))
 
 
 def committed_since(page: bytes, before: bytes) -> Head | None:
@@ -411,7 +411,9 @@ def get_agreement(page: bytes | bytearray) -> Agreement | None:
     return Agreement(*fields) if magic == b"DSupstrm" and version == _VERSION and whole else None
 
 
-def put_source(page: bytearray, copy: int, stream_id: bytes, source: Source) -> tuple[int, int]:
+def put_source(
+    page: bytearray, copy: int, stream_id: bytes, source: PublisherRecord
+) -> tuple[int, int]:
     """Write one of the two copies of the source; returns the span of `page` that changed.
 
     The second copy is written when the first is on disk, and a lease is granted when both are.
@@ -424,29 +426,29 @@ def put_source(page: bytearray, copy: int, stream_id: bytes, source: Source) -> 
     return start, end + _SUM.size
 
 
-def get_sources(page: bytes | bytearray) -> list[tuple[bytes, Source] | None]:
+def get_sources(page: bytes | bytearray) -> list[tuple[bytes, PublisherRecord] | None]:
     """Both copies, each with its stream id; None for a copy that is damaged. A copy of zeros
     says that there was no source yet, and has the stream id of zeros."""
-    found: list[tuple[bytes, Source] | None] = []
+    found: list[tuple[bytes, PublisherRecord] | None] = []
     for start in SOURCE_OFFSETS:
         if not any(page[start : start + SOURCE_SIZE]):
-            found.append((NO_ID, Source()))
+            found.append((NO_ID, PublisherRecord()))
             continue
         magic, version, _, stream_id, *source = _SOURCE.unpack_from(page, start)
         whole = magic == b"DSsource" and version == _VERSION
         whole = whole and _sum_fits(page, start, _SOURCE.size)
-        found.append((stream_id, Source(*source)) if whole else None)
+        found.append((stream_id, PublisherRecord(*source)) if whole else None)
     return found
 
 
-def get_source(page: bytes | bytearray, stream_id: bytes) -> Source | None:
-    """The last source of the stream; `Source()` if there was none yet. None if that cannot be
-    said: something is written there, and no copy is whole and of this stream."""
+def get_source(page: bytes | bytearray, stream_id: bytes) -> PublisherRecord | None:
+    """The last source of the stream; `PublisherRecord()` if there is none. None if neither copy
+    is whole and of this stream, and something else is written there."""
     copies = get_sources(page)
-    if copies == [(NO_ID, Source())] * len(SOURCE_OFFSETS):
-        return Source()
+    if copies == [(NO_ID, PublisherRecord())] * len(SOURCE_OFFSETS):
+        return PublisherRecord()
     written = [found[1] for found in copies if found is not None and found[0] == stream_id]
-    return max((source for source in written if source != Source()), default=None)
+    return max((source for source in written if source != PublisherRecord()), default=None)
 
 
 def _put_sum(page: bytearray, start: int, end: int) -> None:

@@ -38,7 +38,7 @@ from datastreamer.storage.header.damaged import read_front
 from datastreamer.storage.header.records import NO_ID, CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by, updating, visible
 from datastreamer.storage.maintain.report import Examination, Help, Report
-from datastreamer.storage.read.change_watch import Watch, steady_page
+from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.read.page_scan import Damage, Walk, entries_before, walk_file
 from datastreamer.storage.read.reader import Reader, doubt, end_of
@@ -80,9 +80,9 @@ def examine(file: File, path: str, progress: Progress | None = None) -> Examinat
     changed = 0
     for _ in range(_TRIES):
         page = steady_page(file)
-        watch = Watch(file, page)
+        watch = ChangeWatch(file, page)
 
-        def told(done: int, size: int, watch: Watch = watch) -> None:
+        def told(done: int, size: int, watch: ChangeWatch = watch) -> None:
             watch.look()  # in time: the page names some changes only
             if progress is not None:
                 progress(done, size)

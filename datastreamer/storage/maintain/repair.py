@@ -28,8 +28,8 @@ from datastreamer.format import (
     page_of,
     page_start,
 )
-from datastreamer.storage.bookmarks.interface import LMDB_ANEW
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
@@ -38,7 +38,7 @@ from datastreamer.storage.header.records import (
     NO_ID,
     CommitRecord,
     Head,
-    Source,
+    PublisherRecord,
     SyncedHeader,
     Writer,
 )
@@ -300,7 +300,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     if claim is not None:
         # The next open for writing returns the space of an operation that was cut off.
         records.put_claim(fresh, claim._replace(epoch=made.epoch))
-    if source is not None and source != Source():
+    if source is not None and source != PublisherRecord():
         for copy in range(len(records.SOURCE_OFFSETS)):
             records.put_source(fresh, copy, made.stream_id, source)
     return fresh

@@ -37,9 +37,9 @@ from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.records import CommitRecord, Head, Source, SyncedHeader
+from datastreamer.storage.header.records import CommitRecord, Head, PublisherRecord, SyncedHeader
 from datastreamer.storage.header.recovery import NO_HASH, changing, undone_by, visible
-from datastreamer.storage.read.change_watch import Changes, Watch, steady_page
+from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
 
@@ -94,7 +94,7 @@ class _WrongEndError(_MovedError):
         self.at = at
 
 
-class _State(NamedTuple):
+class _StreamState(NamedTuple):
     """A moment of the stream: how far it goes, under which epoch."""
 
     head: Head
@@ -171,7 +171,7 @@ def _snapshot(
                 # Of a writer in this process no change is under way meanwhile.
                 with source.alone():
                     page = _settled_page(source, place, disk)
-                    start = _State(source.head, source.epoch)
+                    start = _StreamState(source.head, source.epoch)
                 return _publish(source, page, start, target, disk, advance)
             except _WrongEndError as error:
                 if page == before:  # nothing moves
@@ -221,7 +221,7 @@ def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: bytes)
 def _publish(
     source: StreamFile,
     page: bytes,
-    start: _State,
+    start: _StreamState,
     target: str,
     disk: Disk,
     advance: Callable[[int, int], None],
@@ -244,11 +244,11 @@ def _publish(
 def _copy(
     source: StreamFile,
     page: bytes,
-    state: _State,
+    state: _StreamState,
     target: File,
     advance: Callable[[int, int], None],
 ) -> Snapshot:
-    watch = Watch(source.file, page)
+    watch = ChangeWatch(source.file, page)
     if watch.epoch not in (None, state.epoch):
         raise _MovedError("entries were truncated or updated before they were copied", 1)
 
@@ -282,8 +282,8 @@ def _copy(
 
 
 def _reconciled(
-    source: StreamFile, target: File, state: _State, watch: Watch
-) -> tuple[_State, bool]:
+    source: StreamFile, target: File, state: _StreamState, watch: ChangeWatch
+) -> tuple[_StreamState, bool]:
     """Bring the copy of `state` to one moment of the stream, after the changes that `watch`
     collects; gives that moment, and whether it is another one."""
     everything, lacking = Changes(), Changes()
@@ -299,7 +299,7 @@ def _reconciled(
             return state, attempt > 0
         seen = None if changing(watch.page) else visible(watch.page)
         if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
-            state, lacking = _State(*seen), Changes()
+            state, lacking = _StreamState(*seen), Changes()
     cut = _cut_back(source, everything, watch)
     if cut is None:
         what = "entries were truncated and updated while they were copied"
@@ -308,7 +308,7 @@ def _reconciled(
 
 
 def _copy_on(
-    source: StreamFile, target: File, copied: Head, head: Head, changes: Changes, watch: Watch
+    source: StreamFile, target: File, copied: Head, head: Head, changes: Changes, watch: ChangeWatch
 ) -> bool:
     """Bring a copy that goes up to `copied` and lacks `changes` to `head`; False where entries
     were changed meanwhile."""
@@ -330,7 +330,7 @@ def _copy_on(
     return True
 
 
-def _cut_back(source: StreamFile, changes: Changes, watch: Watch) -> _State | None:
+def _cut_back(source: StreamFile, changes: Changes, watch: ChangeWatch) -> _StreamState | None:
     """The moment after the lowest truncation: what the stream held then the copy begins with,
     and so does the stream ever since. None where an update changed that."""
     for _ in range(_ROUNDS):
@@ -344,7 +344,7 @@ def _cut_back(source: StreamFile, changes: Changes, watch: Watch) -> _State | No
         if changes.unknown or now is None or changes.updated_below(now.start):
             return None
         if length is not None and lowest is not None and now.start == lowest.start:
-            return _State(Head(length, now.start), now.epoch)
+            return _StreamState(Head(length, now.start), now.epoch)
     return None
 
 
@@ -371,7 +371,7 @@ def _keep_source(page: bytearray, source: StreamFile) -> None:
             part = slice(start, start + records.SOURCE_SIZE)
             page[part] = there[part]
         return
-    if last != Source():
+    if last != PublisherRecord():
         for copy in range(len(records.SOURCE_OFFSETS)):
             records.put_source(page, copy, source.stream_id, last)
 

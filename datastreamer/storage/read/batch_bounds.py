@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from datastreamer._pages import walk
 from datastreamer.errors import CorruptEntries, DamagedEntry
 from datastreamer.format import ENTRY_HEAD_SIZE, PACKET_PADDING, page_of, page_start
 from datastreamer.storage.header.records import Head
-
-if TYPE_CHECKING:
-    from datastreamer.storage.read.reader import Span
+from datastreamer.storage.read.spans import Span
 
 KEPT_BYTES = 128 * 1024
 """The bytes of so many are handed out with them; of more they are not kept in memory."""

@@ -75,7 +75,7 @@ class Changes:
         return self.unknown or cut or bool(self.updated_below(entries))
 
 
-class Watch:
+class ChangeWatch:
     """Collects the changes of a stream file since a header page was read.
 
     `look` in time: a header page names the last 16 changes only. `page` is that of the last

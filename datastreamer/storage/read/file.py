@@ -28,7 +28,7 @@ from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.records import Change, Head, Source
+from datastreamer.storage.header.records import Change, Head, PublisherRecord
 from datastreamer.storage.header.recovery import (
     Judgement,
     changing,
@@ -175,8 +175,8 @@ class StreamFile:
         """How far the committed, visible stream goes."""
         return self.reader.head
 
-    def source(self) -> Source:
-        """The last source that was granted a lease to publish; `Source()` if there was none yet.
+    def source(self) -> PublisherRecord:
+        """The last source that was granted a lease; `PublisherRecord()` if there was none.
 
         Raises `DamagedHeader` if its record is damaged.
         """

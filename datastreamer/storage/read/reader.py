@@ -37,44 +37,14 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.batch_bounds import Measure, Portion, take
 from datastreamer.storage.read.page_directory import Pages
 from datastreamer.storage.read.page_scan import Page
+from datastreamer.storage.read.spans import Chunk, Cursor, Span
 from datastreamer.storage.read.type_scan import Matches, Wanted, look
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Cursor(NamedTuple):
-    """A place between two entries: the next one is `number`, at or behind `offset`."""
-
-    offset: int
-    number: int
-
-
-class Span(NamedTuple):
-    """Whole entries that stand together in the file, and where to go on after them."""
-
-    start: int
-    end: int
-    next: Cursor
-
-
-class Chunk(NamedTuple):
-    """Whole entries that stand together in the file, read."""
-
-    start: int
-    data: memoryview
-    batch: EntryBatch
-    next: Cursor
-
-    def boundary(self, offset: int) -> Cursor:
-        """The last place between two entries at or before file offset `offset`."""
-        if offset >= self.start + len(self.data):
-            return self.next
-        at = bisect_right(self.batch.offsets, offset - self.start) - 1
-        return Cursor(self.start + self.batch.offsets[at], self.batch.first_number + at)
-
-
-class _State(NamedTuple):
+class _ReaderState(NamedTuple):
     """What belongs together: who sees one of it sees the others."""
 
     head: Head
@@ -92,7 +62,7 @@ class Reader:
     def __init__(self, file: Readable, path: str, head: Head) -> None:
         self._file = file
         self._path = path
-        self._state = _State(head, 0, Pages(file, path))
+        self._state = _ReaderState(head, 0, Pages(file, path))
         # Held while entries are changed; the count of changes is odd then.
         self._change = threading.Lock()
         # To how many entries each truncation went back.
@@ -107,7 +77,7 @@ class Reader:
     def head(self, head: Head) -> None:
         _, changes, pages = self._state
         # As _State(...) makes it, in half the time.
-        self._state = tuple.__new__(_State, (head, changes, pages))
+        self._state = tuple.__new__(_ReaderState, (head, changes, pages))
 
     @property
     def changes(self) -> int:
@@ -118,14 +88,14 @@ class Reader:
         """Another history: entries were taken back or changed, nobody says which; up to `head`."""
         now, changes, _ = self._state
         self._cuts.append(0)
-        self._state = _State(head or now, changes + 2, Pages(self._file, self._path))
+        self._state = _ReaderState(head or now, changes + 2, Pages(self._file, self._path))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """Around a change of entries by the writer's thread: who reads them waits."""
         with self._change:
             before, changes, pages = self._state
-            self._state = _State(before, changes | 1, pages)
+            self._state = _ReaderState(before, changes | 1, pages)
             try:
                 yield
             finally:
@@ -136,9 +106,9 @@ class Reader:
         if changes & 1:
             if head.entries < before.entries:
                 self._cuts.append(head.entries)
-            self._state = _State(head, changes + 1, Pages(self._file, self._path))
+            self._state = _ReaderState(head, changes + 1, Pages(self._file, self._path))
 
-    def _steadily(self, read: Callable[[_State, A], T], what: A) -> T:
+    def _steadily(self, read: Callable[[_ReaderState, A], T], what: A) -> T:
         """`read(state, what)`: once more where the stream was changed meanwhile, and before
         damage is believed."""
         doubted = False
@@ -167,7 +137,7 @@ class Reader:
         """The place of entry `number`, or of the next one where it is the total."""
         return self._steadily(self._cursor, number)
 
-    def _cursor(self, state: _State, number: int) -> Cursor:
+    def _cursor(self, state: _ReaderState, number: int) -> Cursor:
         if number == state.head.entries:
             return Cursor(state.head.length, number)
         offset, number_there, limit = state.pages.near(state.head, number)
@@ -247,7 +217,7 @@ class Reader:
         """Bytes that hold entry `number`, where its head stands in them, its data's size."""
         return self._steadily(self._look_up, number)
 
-    def _look_up(self, state: _State, number: int) -> tuple[bytes, int, int]:
+    def _look_up(self, state: _ReaderState, number: int) -> tuple[bytes, int, int]:
         offset, number_there, limit = state.pages.near(state.head, number)
         near = self._file.read(limit - offset, offset)
         at, size, _ = self._entry_at(near, number, offset, number_there)
@@ -276,7 +246,7 @@ class Reader:
         """
         return self._steadily(self._run, (cursor, max_bytes))
 
-    def _run(self, state: _State, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
+    def _run(self, state: _ReaderState, what: tuple[Cursor, int]) -> tuple[EntryBatch, Cursor]:
         (offset, number), max_bytes = what
         head = state.head
         if number > head.entries:
@@ -337,7 +307,7 @@ class Reader:
         return found.batch
 
     def _before_padding(
-        self, state: _State, near: bytes, offset: int, batch: EntryBatch
+        self, state: _ReaderState, near: bytes, offset: int, batch: EntryBatch
     ) -> EntryBatch:
         """The same for entries that padding follows: it may be the first byte of a length, where
         an entry is taken for one byte longer."""
@@ -426,7 +396,7 @@ class Reader:
         """
         return self._steadily(self._span, cursor)
 
-    def _span(self, state: _State, cursor: Cursor) -> Span:
+    def _span(self, state: _ReaderState, cursor: Cursor) -> Span:
         offset, number = cursor
         head, _, pages = state
         if number >= head.entries:
@@ -448,7 +418,7 @@ class Reader:
         few."""
         return self._steadily(self._portion, wanted)
 
-    def _portion(self, state: _State, wanted: Measure) -> Portion:
+    def _portion(self, state: _ReaderState, wanted: Measure) -> Portion:
         def span(offset: int, number: int) -> Span:
             return self._span(state, Cursor(offset, number))
 
@@ -458,7 +428,7 @@ class Reader:
         """What `wanted` is looking for, of the next piece of the file."""
         return self._steadily(self._matches, wanted)
 
-    def _matches(self, state: _State, wanted: Wanted) -> Matches:
+    def _matches(self, state: _ReaderState, wanted: Wanted) -> Matches:
         return look(wanted, state.head, self._path, self._file.read)
 
     def raw(self, start: int, count: int) -> bytes:
@@ -468,7 +438,7 @@ class Reader:
             raise DamagedEntry(self._path, start, "the file ends there")
         return data
 
-    def _past_padding(self, state: _State, cursor: Cursor) -> int:
+    def _past_padding(self, state: _ReaderState, cursor: Cursor) -> int:
         """The next page's start, where the cursor stands at padding that can be believed."""
         offset, number = cursor
         if not self._padding_at(offset):

@@ -7,20 +7,28 @@ written to its place. What makes it part of the stream is `stream.py`.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from xxhash import xxh3_64
 
+from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
+from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.write.commit_doubt import raised_after
-from datastreamer.storage.write.writer import PendingCommit
+from datastreamer.storage.write.writer import PendingCommit, StreamWriter
 
-if TYPE_CHECKING:
-    from datastreamer._codec import EntryBatch
-    from datastreamer.storage.disk.file_ops import Buffer, Segments
-    from datastreamer.storage.stream import DataStream
+
+class OperationOwner(Protocol):
+    """The stream that an atomic operation belongs to."""
+
+    @property
+    def path(self) -> str: ...
+    def writer(self) -> StreamWriter: ...
+    def start_atomic_op(self) -> None: ...
+    def commit_atomic_op(self, *, wait: bool = True) -> PendingCommit | None: ...
+    def rollback_atomic_op(self) -> None: ...
 
 
 class AtomicOp(EntryPacker):
@@ -41,7 +49,7 @@ class AtomicOp(EntryPacker):
         "_stream",
     )
 
-    def __init__(self, stream: DataStream) -> None:
+    def __init__(self, stream: OperationOwner) -> None:
         super().__init__()
         self._stream = stream
         # True from the begin of a commit until the caller is about to be told of its end.
@@ -152,7 +160,7 @@ class AtomicOp(EntryPacker):
     ) -> tuple[xxh3_64, Head]:
         """Write parts of `arena`; gives the hash over all that is placed then, `entries`
         included, and from which head."""
-        file = self._stream._writer()
+        file = self._stream.writer()
         if self._hasher is None:
             hasher, since = file.hasher()
         else:
@@ -168,7 +176,7 @@ class AtomicOp(EntryPacker):
         Raises `WriteFailed` where a sync has failed since: another may succeed, and leave out
         what that one took for clean.
         """
-        file = self._stream._writer()
+        file = self._stream.writer()
         assert self._hasher is not None
         if file.failures != self._failures:
             raise self.too_large_to_repeat()

@@ -21,7 +21,7 @@ from datastreamer.errors import CommitInDoubt, EntriesLost, StreamClosed, WriteF
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head, Source
+from datastreamer.storage.header.records import CommitRecord, Head, PublisherRecord
 from datastreamer.storage.header.recovery import NO_HASH, Judgement, is_whole
 from datastreamer.storage.write.state import OwnedFile, refused
 from datastreamer.storage.write.syncer import Syncer
@@ -107,7 +107,7 @@ class DurableFile(OwnedFile):
                 self._settle(self.written, self.commits)
                 self.end.unfinished = False
 
-    def keep_source(self, source: Source) -> None:
+    def keep_source(self, source: PublisherRecord) -> None:
         """Write `source` to the header page; both copies are on disk on return.
 
         Raises `StreamClosed`, `CommitInDoubt`, and `WriteFailed`: the file has `source` or the

@@ -543,6 +543,8 @@ class StreamWriter(ChangeableFile):
                 raise
             if self._header_ahead or self.end.base != self.written:
                 raise self.in_doubt(_CLOSED) from doubt
+            # The sync succeeded, and only the header page's last write failed.
+            self.end.durable = self.commits
         if self._gone_from is not None:
             raise self.in_doubt(_CLOSED)
 

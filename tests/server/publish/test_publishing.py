@@ -23,7 +23,12 @@ from datastreamer.protocol.publishing import (
 )
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
-from datastreamer.storage.header.records import SOURCE_OFFSETS, Source, get_sources, put_source
+from datastreamer.storage.header.records import (
+    SOURCE_OFFSETS,
+    PublisherRecord,
+    get_sources,
+    put_source,
+)
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.server_stream import StreamTransport
 from tests.network import model as wire
@@ -205,10 +210,10 @@ async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
 ) -> None:
     """The source asks again for the epoch that one copy has."""
     with DataStream.create(path, index="memory") as stream:
-        stream.keep_source(Source(5, TWO))
+        stream.keep_source(PublisherRecord(5, TWO))
         stream_id = stream.stream_id
     page = bytearray(path.read_bytes()[:4096])
-    start, end = put_source(page, copy, stream_id, Source(6, ONE))
+    start, end = put_source(page, copy, stream_id, PublisherRecord(6, ONE))
     with path.open("r+b") as file:
         file.seek(start)
         file.write(page[start:end])
@@ -217,7 +222,7 @@ async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
             await peer.send(publish(ONE, 6))
             assert (await lease_of(peer))[0] == 6
             kept = get_sources(path.read_bytes()[:4096])
-    assert kept == [(stream_id, Source(6, ONE))] * 2
+    assert kept == [(stream_id, PublisherRecord(6, ONE))] * 2
 
 
 async def test_a_server_without_terms_does_not_know_the_command(stream: DataStream) -> None:

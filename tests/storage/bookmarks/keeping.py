@@ -9,7 +9,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import registry
 from datastreamer.storage.disk.access import Access
 from tests.storage.made import BOOKMARK, Item, bookmarks_of, scan_file
 
@@ -70,7 +70,7 @@ def check(stream: DataStream, known: dict[bytes, int]) -> None:
 
 def check_index(path: Path, known: dict[bytes, int]) -> None:
     """What is in the index itself, asked without the keeper."""
-    index = base.opener("lmdb")(str(path), False, Access.private())
+    index = registry.index_opener("lmdb")(str(path), False, Access.private())
     try:
         assert {key: index.newest(key) for key in known} == known
         assert len(index) == len(known)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer.errors import BadBookmark, UnknownBookmark
-from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import registry
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexReadOnly,
@@ -80,9 +80,9 @@ class ToyIndex(BookmarkIndex):
 
 @pytest.fixture(scope="module", autouse=True)
 def _toy() -> Iterator[None]:
-    base.register("toy", lambda path, write, access: ToyIndex(Path(path + ".toy"), write))
+    registry.register_index("toy", lambda path, write, access: ToyIndex(Path(path + ".toy"), write))
     yield
-    del base._openers["toy"]
+    del registry._openers["toy"]
 
 
 BACKENDS = ["lmdb", "memory", "lmdb-or-memory", "toy"]
@@ -95,7 +95,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def index(backend: str, tmp_path: Path) -> Iterator[BookmarkIndex]:
-    opened = base.opener(backend)(str(tmp_path / "s.bin"), True, Access.private())
+    opened = registry.index_opener(backend)(str(tmp_path / "s.bin"), True, Access.private())
     yield opened
     opened.close()
 
@@ -194,11 +194,11 @@ def test_asked_by_other_threads(index: BookmarkIndex) -> None:
 @pytest.mark.parametrize("kept", ["lmdb", "toy"])
 def test_kept_over_a_close(tmp_path: Path, kept: str) -> None:
     path = str(tmp_path / "s.bin")
-    written = base.opener(kept)(path, True, Access.private())
+    written = registry.index_opener(kept)(path, True, Access.private())
     written.add([(b"k", 5), (b"k", 6)], HERE)
     written.close()
     for write in (False, True):
-        again = base.opener(kept)(path, write, Access.private())
+        again = registry.index_opener(kept)(path, write, Access.private())
         assert (again.watermark(), again.newest(b"k"), len(again)) == (HERE, 6, 1)
         again.close()
 
@@ -206,7 +206,7 @@ def test_kept_over_a_close(tmp_path: Path, kept: str) -> None:
 @pytest.mark.parametrize("kept", ["lmdb", "toy"])
 def test_there_is_none_to_read(tmp_path: Path, kept: str) -> None:
     with pytest.raises(IndexReadOnly):
-        base.opener(kept)(str(tmp_path / "s.bin"), False, Access.private())
+        registry.index_opener(kept)(str(tmp_path / "s.bin"), False, Access.private())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +220,7 @@ def test_as_a_model_has_it(
     tmp_path_factory: pytest.TempPathFactory, backend_name: str, data: st.DataObject
 ) -> None:
     """Appends of ascending numbers and cuts back: what a dict of lists says."""
-    index = base.opener(backend_name)(
+    index = registry.index_opener(backend_name)(
         str(tmp_path_factory.mktemp("model") / "s.bin"), True, Access.private()
     )
     pairs: list[tuple[bytes, int]] = []

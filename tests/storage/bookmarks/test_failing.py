@@ -16,8 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks import builder, trust
-from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import builder, registry, trust
 from datastreamer.storage.bookmarks.interface import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.disk.access import Access
@@ -75,9 +74,9 @@ def flaky() -> Iterator[set[str]]:
         index._meet("open")
         return index
 
-    base.register("flaky", opened)
+    registry.register_index("flaky", opened)
     yield Flaky.failing
-    del base._openers["flaky"]
+    del registry._openers["flaky"]
 
 
 def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> None:
@@ -141,7 +140,7 @@ def test_a_pipe_in_the_place_of_the_index(tmp_path: Path, name: str) -> None:
     if name == "data.mdb":
         [problem] = verify(path).problems
         assert problem.repair == "reindex"
-    with DataStream.open(path, index=base.LMDB_ANEW) as stream:
+    with DataStream.open(path, index=registry.LMDB_ANEW) as stream:
         stream.bookmarks.wait()
     check_index(path, known_of(path))
 
@@ -240,7 +239,7 @@ class Damaged(MemoryIndex):
 def test_damage_that_is_met_when_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(base._openers, "damaged", lambda path, write, access: Damaged())
+    monkeypatch.setitem(registry._openers, "damaged", lambda path, write, access: Damaged())
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 0.01)
     path, again = make(tmp_path / "s.bin", *HISTORY), operation(b"twice", b"new")
     with DataStream.open(path, index="damaged") as stream:

@@ -19,8 +19,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import builder, keeper, lmdb
-from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import builder, keeper, lmdb, registry
 from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
@@ -73,7 +72,7 @@ def put_that_of_another_stream(path: Path) -> None:
 
 def put_one_of_another_layout(path: Path) -> None:
     delete(path)
-    index = base.opener("lmdb")(str(path), True, Access.private())
+    index = registry.index_opener("lmdb")(str(path), True, Access.private())
     with mock.patch.object(lmdb, "_LAYOUT", 3):
         index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
     index.close()
@@ -384,7 +383,7 @@ def test_the_index_goes_back_before_the_file_does(
         truncate = stream._file.truncate
 
         def looked_at(number: int, offset: int) -> None:
-            index = base.opener("lmdb")(str(path), False, Access.private())
+            index = registry.index_opener("lmdb")(str(path), False, Access.private())
             seen.append(index.watermark())
             index.close()
             truncate(number, offset)
@@ -400,7 +399,7 @@ def test_a_wrong_index_is_found_out_and_mended(
 ) -> None:
     """Its watermark fits, its contents do not."""
     path = make(tmp_path / "s.bin", *HISTORY)
-    index = base.opener("lmdb")(str(path), True, Access.private())
+    index = registry.index_opener("lmdb")(str(path), True, Access.private())
     mark = index.watermark()
     assert mark is not None
     index.add([(b"old", 33), (b"phantom", 5), (b"beyond", 10**6)], mark)

@@ -22,8 +22,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
-from datastreamer.storage.bookmarks import builder, lmdb
-from datastreamer.storage.bookmarks import interface as base
+from datastreamer.storage.bookmarks import builder, lmdb, registry
 from datastreamer.storage.bookmarks import lmdb_environment as environment
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.disk.access import Access
@@ -74,7 +73,7 @@ def judge(path: Path) -> None:
 
 
 def judge_index(path: Path, truth: dict[bytes, int]) -> None:
-    index = base.opener("lmdb")(str(path), False, Access.private())
+    index = registry.index_opener("lmdb")(str(path), False, Access.private())
     try:
         assert {key: index.newest(key) for key in truth} == truth
         assert len(index) == len(truth)

@@ -31,7 +31,7 @@ from datastreamer.errors import (
     UntrustedFile,
 )
 from datastreamer.storage.bookmarks import lmdb_environment as environment
-from datastreamer.storage.bookmarks.interface import LMDB_ANEW
+from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.disk.access import Access, make_folder
 from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import OsDisk

@@ -16,7 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
 from datastreamer.storage.disk._commit import STEP_DATA, CommitStepFailed, StreamEnd
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.header import records
-from datastreamer.storage.header.records import CommitRecord, Head, Mark, SyncedHeader
+from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
 from datastreamer.storage.write.sync_policy import SyncPolicy
 from tests.storage.steps import SteppedCommit, Writes
 
@@ -95,7 +95,7 @@ def test_in_c_as_through_any_file(
                 xxh3_64_intdigest(hashed),
             )
             # Without a sync, what is not to be seen leaves the mark in the file alone.
-            moved = Mark(0, head if seen else Head())
+            moved = VisibleMark(0, head if seen else Head())
             assert records.get_mark(stands) == moved
             assert records.get_mark(page) == moved
             ends = [head, start] if sync else [Head()]

@@ -312,7 +312,7 @@ def test_every_second_a_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         looks.clear()
         commit(stream, b"first")
         assert len(looks) == 1
-        end = stream._writer().end
+        end = stream.writer().end
         began = end.looking()
         end.looked(began, 3600.0)
         for _ in range(100):
@@ -531,7 +531,7 @@ def test_the_journal_of_another_file_is_left_alone(
     first = DataStream.create(path, index="memory")
     commit(first, b"old")
     journal = path.with_name("s.bin.undo")
-    writer = first._writer()
+    writer = first.writer()
     part = writer.file.part
 
     def replace(start: int, stop: int) -> None:

@@ -15,8 +15,8 @@ from datastreamer.storage.header.records import (
     Change,
     CommitRecord,
     Head,
-    Mark,
     SyncedHeader,
+    VisibleMark,
     Writer,
 )
 from datastreamer.storage.header.recovery import visible
@@ -123,7 +123,7 @@ def test_marks(epoch: int, head: Head, bit: int) -> None:
     made = page()
     assert records.get_mark(made) is None
     records.put_mark(made, epoch, head)
-    assert records.get_mark(made) == Mark(epoch, head)
+    assert records.get_mark(made) == VisibleMark(epoch, head)
     made[1536 + bit // 8] ^= 1 << bit % 8
     assert records.get_mark(made) is None
 
@@ -147,7 +147,7 @@ def test_records_do_not_touch_each_other() -> None:
     made[3000:3005] = b"other"  # anything else in the page is somebody else's
     assert records.get_record(made) == RECORD
     assert [synced.sequence for synced in records.get_synced(made)] == [2, 1]
-    assert records.get_mark(made) == Mark(5, Head(5000, 7))
+    assert records.get_mark(made) == VisibleMark(5, Head(5000, 7))
     assert records.get_writer(made) == Writer(1, b"b" * 16)
     assert made[3000:3005] == b"other"
 

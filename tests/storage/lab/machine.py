@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from datastreamer import DataStream
-from datastreamer.storage.header.records import Source
+from datastreamer.storage.header.records import PublisherRecord
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble, cuts, faults, refusals, troubles
 from tests.storage.lab.model import KEYS, batch_of, check_bookmarks, put
 from tests.storage.lab.recovering import (
@@ -90,7 +90,7 @@ class Laboratory(Recovering):
     @precondition(lambda self: self.op is None)
     @rule()
     def begin(self) -> None:
-        size = self.live._writer().file.size()
+        size = self.live.writer().file.size()
         if self.attempt(self.live.start_atomic_op):
             self.op, self.size = [], size
 
@@ -149,7 +149,7 @@ class Laboratory(Recovering):
 
     def patience(self) -> float:
         """How long what was committed now may take to be on disk, in seconds."""
-        writer = self.live._writer()
+        writer = self.live.writer()
         if self.policy == "commit" or writer.written.length - writer.synced.length > UNSYNCED:
             return 0
         return OS_SECONDS if self.policy == "os" else self.policy / 1000
@@ -209,7 +209,7 @@ class Laboratory(Recovering):
         if self.attempt(stream.rollback_atomic_op):
             self.op = None
             self.outcomes = [it for it in self.outcomes if it == self.committed[: len(it)]]
-            file = stream._writer()
+            file = stream.writer()
             # A sync that failed behind the operation's back: the next one returns it.
             if not file.failed and self.process.refusals == refused:
                 assert file.file.size() <= self.size
@@ -261,7 +261,7 @@ class Laboratory(Recovering):
         handle, end = self.handles[at % len(self.handles)]
 
         def wait() -> None:
-            syncer = self.live._writer()._syncer
+            syncer = self.live.writer()._syncer
             syncer.at_once = True  # type: ignore[attr-defined]
             try:
                 assert handle.wait(0), "the sync that it asked for is over, and it is not done"
@@ -321,7 +321,9 @@ class Laboratory(Recovering):
     def grant(self, trouble: Trouble) -> None:
         """The next epoch of a source elsewhere."""
         stream = self.live
-        source = Source(max([self.source, *self.asked]).epoch + 1, self.data(16).ljust(16, b"."))
+        source = PublisherRecord(
+            max([self.source, *self.asked]).epoch + 1, self.data(16).ljust(16, b".")
+        )
         self.asked.append(source)
         with self.under(trouble):
             if self.attempt(lambda: stream.keep_source(source)):

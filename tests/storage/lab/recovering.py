@@ -29,7 +29,7 @@ from datastreamer.errors import (
     WriteFailed,
 )
 from datastreamer.storage.disk import preallocation as room
-from datastreamer.storage.header.records import Source
+from datastreamer.storage.header.records import PublisherRecord
 from datastreamer.storage.write import sync_policy as durable
 from datastreamer.storage.write.writer import PendingCommit
 from tests.storage.lab.background import Background, Turn
@@ -74,7 +74,7 @@ class Recovering(RuleBasedStateMachine):
         self.handles: list[tuple[PendingCommit, int]] = []
         self.op: list[Item] | None = None
         # The source that was granted a lease last, and those after it whose grant did not return.
-        self.source, self.asked = Source(), list[Source]()
+        self.source, self.asked = PublisherRecord(), list[PublisherRecord]()
         # What else the stream may hold once it is opened again, because a call did not
         # return or failed in doubt.
         self.outcomes: list[list[Item]] = []
@@ -117,7 +117,7 @@ class Recovering(RuleBasedStateMachine):
     def begun(self) -> None:
         assert self.stream is not None
         EntryPacker.__init__(self.stream._op, SPILL)
-        self.stream._writer()._syncing = Turn(self.background)  # type: ignore[assignment]
+        self.stream.writer()._syncing = Turn(self.background)  # type: ignore[assignment]
         self.disk.watch = self.watched
         self.opened = True
 
@@ -261,7 +261,7 @@ class Recovering(RuleBasedStateMachine):
     def see_failure(self, *, doubt: bool = False) -> None:
         """Whether the stream takes no writes, after a call; also one that noticed nothing."""
         stream = self.live
-        failed = doubt or stream._writer().failed
+        failed = doubt or stream.writer().failed
         if failed:
             self.process.interruption = None
             self.deadlines.clear()

@@ -269,15 +269,15 @@ class Restless:
         self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], looks: float = 1e9
     ) -> None:
         self.looks = 0
-        real = module.Watch.look
+        real = module.ChangeWatch.look
 
-        def look(watch: module.Watch) -> None:
+        def look(watch: module.ChangeWatch) -> None:
             self.looks += 1
             if self.looks <= looks:
                 change()
             real(watch)
 
-        monkeypatch.setattr(module.Watch, "look", look)
+        monkeypatch.setattr(module.ChangeWatch, "look", look)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

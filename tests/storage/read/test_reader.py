@@ -14,7 +14,8 @@ from datastreamer import DataStream
 from datastreamer.errors import DamagedEntry, NotFound, UnknownEntry
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read import page_directory as module
-from datastreamer.storage.read.reader import Cursor, Reader
+from datastreamer.storage.read.reader import Reader
+from datastreamer.storage.read.spans import Cursor
 from tests.storage.counted import HISTORY, Counted, open_reader
 from tests.storage.made import (
     BOOKMARK,

@@ -209,3 +209,24 @@ def test_a_follower_that_opens_while_a_commit_syncs(path: Path) -> None:
         assert items(follower) == ALL[:2]
         follower.close()
     assert found == [(1, 0)]
+
+
+def test_a_close_whose_last_header_is_refused(path: Path) -> None:
+    """The sync succeeded: everything is on disk, and so says each pending commit."""
+    disk = FaultyDisk()
+    stream = DataStream.create(path, index="memory", sync="os", disk=disk)
+    op = stream.atomic_op()
+    with op:
+        op.add_entry(1, b"one")
+        pending = op.commit(wait=False)
+    assert pending is not None
+    synced: list[bool] = []
+
+    def refuse() -> None:
+        if synced:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk.before["sync"] = lambda: synced.append(True)
+    disk.before["write"] = refuse
+    stream.close()
+    assert pending.done()

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 
 from datastreamer import DataStream
 from datastreamer.errors import DamagedHeader, StreamClosed, StreamReadOnly, WriteFailed
-from datastreamer.storage.header.records import SOURCE_OFFSETS, SOURCE_SIZE, Source, get_source
+from datastreamer.storage.header.records import (
+    SOURCE_OFFSETS,
+    SOURCE_SIZE,
+    PublisherRecord,
+    get_source,
+)
 from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.repair import plan, repair
 from datastreamer.storage.maintain.snapshot import snapshot
@@ -22,7 +27,7 @@ from tests.storage.lab.disk import Gone, Interruption, SimDisk, Unsettled
 from tests.storage.lab.model import abandon, booted
 from tests.storage.made import FaultyDisk, make
 
-SOURCES = [Source(number, bytes([number]) * 16) for number in range(1, 6)]
+SOURCES = [PublisherRecord(number, bytes([number]) * 16) for number in range(1, 6)]
 PATH = "/folder/s.bin"
 FIRST, SECOND = SOURCE_OFFSETS
 
@@ -41,7 +46,7 @@ def granted(path: Path) -> Path:
     return path
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> PublisherRecord:
     with DataStream.open(path, read_only=True, index="memory") as stream:
         return stream.source
 
@@ -59,7 +64,7 @@ def flip(path: Path, *places: int) -> None:
 
 
 def test_what_is_kept_is_there(path: Path) -> None:
-    assert source_of(path) == Source()
+    assert source_of(path) == PublisherRecord()
     with DataStream.open(path, index="memory") as stream:
         for source in SOURCES:
             stream.keep_source(source)
@@ -202,7 +207,7 @@ def test_repair_says_that_it_clears_what_is_lost(granted: Path) -> None:
     planned = plan(granted)
     assert any("first end all sources of the stream" in step for step in planned.steps)
     repair(granted)
-    assert source_of(granted) == Source()
+    assert source_of(granted) == PublisherRecord()
     with DataStream.open(granted, index="memory") as stream:
         stream.keep_source(SOURCES[0])
     assert source_of(granted) == SOURCES[0]
@@ -229,7 +234,7 @@ def test_a_sync_that_fails_loses_no_entry(tmp_path: Path, policy: str) -> None:
             with pytest.raises(WriteFailed):
                 stream.keep_source(SOURCES[1])
             disk.faults.clear()
-            assert stream.source in (Source(), SOURCES[1])
+            assert stream.source in (PublisherRecord(), SOURCES[1])
         stream.keep_source(SOURCES[1])
         with stream.atomic_op() as op:
             op.add_entry(1, b"two")
@@ -255,7 +260,7 @@ def test_an_epoch_that_was_kept_is_never_gone(
         stream = DataStream.create(PATH, index="memory", disk=process)
         for source in SOURCES[:done]:
             stream.keep_source(source)
-        before = SOURCES[done - 1] if done else Source()
+        before = SOURCES[done - 1] if done else PublisherRecord()
         process.interruption = Interruption(after, error, lasting=error is not None)
         returned = False
         try:

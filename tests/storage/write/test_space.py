@@ -266,7 +266,7 @@ def test_operations_that_wait_for_the_disk_share_the_bound(
 ) -> None:
     monkeypatch.setattr("datastreamer.storage.stream.KEPT_BOOKMARKS", 10)
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
-        file = stream._writer()
+        file = stream.writer()
         with file._syncing:  # no sync meanwhile
             for start in range(0, 24, 4):
                 with stream.atomic_op() as op:

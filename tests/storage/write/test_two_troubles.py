@@ -79,7 +79,7 @@ def test_entries_that_are_lost_within_a_block() -> None:
             op.add_entry(3, b"three")
             cut = Cut("nothing arrived")
             process.interruption = Interruption(0, errno.EIO, only="sync", evicts=cut)
-            stream._writer()._sync_behind()
+            stream.writer()._sync_behind()
         add(stream, ONE)
         assert items(stream) == ONE + ONE
         stream.close()
@@ -119,7 +119,7 @@ def test_every_call_that_needs_the_disk_tries_again(path: Path, policy: str | in
             stream.sync_policy = "os"
         disk.faults.clear()
         stream.sync_policy = policy  # type: ignore[assignment]
-        assert not stream._writer().failed
+        assert not stream.writer().failed
         stream.commit_atomic_op()
         assert items(stream) == ONE
 
