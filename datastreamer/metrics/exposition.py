@@ -31,7 +31,7 @@ Sampled = list[tuple[list[str], Value]]
 Samples = dict[str, Sampled]
 
 
-class Client(TypedDict):
+class ConnectedClient(TypedDict):
     """One client that is connected. `id` is no other's, in whichever process. `entry` is the
     next it is sent, `offset` where in the file; the lags are None where it does not stream, that
     in bytes also until its place is found."""
@@ -46,12 +46,12 @@ class Client(TypedDict):
     lag_bytes: int | None
 
 
-class Snapshot(TypedDict):
+class MetricsSnapshot(TypedDict):
     """What one process tells at `time` (Unix time), or several together."""
 
     time: float
     samples: Samples
-    clients: list[Client]
+    clients: list[ConnectedClient]
 
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,7 +75,7 @@ class Tally:
         return {"buckets": list(accumulate(self._counts)), "sum": self._sum}
 
 
-def merge(parts: Sequence[Snapshot], limit: int = LISTED) -> Snapshot:
+def merge(parts: Sequence[MetricsSnapshot], limit: int = LISTED) -> MetricsSnapshot:
     """What several processes that serve one stream tell, as if they were one; the `limit`
     clients furthest behind."""
     merged: Samples = {}
@@ -95,13 +95,13 @@ def merge(parts: Sequence[Snapshot], limit: int = LISTED) -> Snapshot:
     }
 
 
-def furthest_behind(clients: Iterable[Client], limit: int) -> list[Client]:
+def furthest_behind(clients: Iterable[ConnectedClient], limit: int) -> list[ConnectedClient]:
     """The `limit` clients with the most to be sent, the furthest behind first; those that do
     not stream come last."""
     return nlargest(limit, clients, key=_behind)
 
 
-def _behind(client: Client) -> tuple[int, int]:
+def _behind(client: ConnectedClient) -> tuple[int, int]:
     entries, size = client["lag_entries"], client["lag_bytes"]
     return -1 if entries is None else entries, size or 0
 
@@ -132,7 +132,7 @@ def prepare() -> None:
     import prometheus_client  # noqa: F401
 
 
-def exposed(snapshot: Snapshot) -> Iterator[bytes]:
+def exposed(snapshot: MetricsSnapshot) -> Iterator[bytes]:
     """The text, a metric at a time, so that others can have a turn between two.
 
     Raises `ImportError` where prometheus-client is not installed.
@@ -145,12 +145,12 @@ def exposed(snapshot: Snapshot) -> Iterator[bytes]:
             yield generate_latest(_One(_family(name, metric, samples[name])))
 
 
-def expose(snapshot: Snapshot) -> bytes:
+def expose(snapshot: MetricsSnapshot) -> bytes:
     """The text as one."""
     return b"".join(exposed(snapshot))
 
 
-def _of_clients(clients: Sequence[Client]) -> Samples:
+def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:
     """The series of single clients: a bounded number of them, one for a name."""
     entries: dict[str, Value] = {}
     size: dict[str, Value] = {}

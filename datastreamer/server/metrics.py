@@ -23,10 +23,10 @@ from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.metrics.exposition import (
     LISTED,
-    Client,
+    ConnectedClient,
+    MetricsSnapshot,
     Sampled,
     Samples,
-    Snapshot,
     Tally,
     furthest_behind,
 )
@@ -53,7 +53,7 @@ _ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF
 
 async def collect(
     server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED
-) -> Snapshot:
+) -> MetricsSnapshot:
     """What there is to tell now, with the `limit` clients furthest behind.
 
     `numbers` are the writer's, where it is known here. Plain values: to be handed to another
@@ -64,7 +64,7 @@ async def collect(
     entries = Tally("datastreamer_clients_lag_entries")
     sizes = Tally("datastreamer_clients_lag_bytes")
     states: Counter[str] = Counter()
-    clients: list[Client] = []
+    clients: list[ConnectedClient] = []
     now = trio.current_time()
     for at, session in enumerate(list(server.sessions), 1):
         client = _client(session, head, now)
@@ -115,13 +115,13 @@ async def collect(
     return {"time": time.time(), "samples": samples, "clients": clients}
 
 
-def of_process() -> Snapshot:
+def of_process() -> MetricsSnapshot:
     """What there is to tell where nothing is served yet."""
     return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
 
 
-def _client(session: Session, head: Head, now: float) -> Client:
-    client: Client = {
+def _client(session: Session, head: Head, now: float) -> ConnectedClient:
+    client: ConnectedClient = {
         "id": f"{os.getpid()}.{session.id}",
         "client": session.transport.peer,
         "state": session.state.value,

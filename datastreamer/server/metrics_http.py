@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import trio
 
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import LISTED, TEXT, Snapshot, exposed, prepare
+from datastreamer.metrics.exposition import LISTED, TEXT, MetricsSnapshot, exposed, prepare
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.server.metrics import collect
 from datastreamer.transport.listeners import address_of, host_of, name_of
@@ -53,7 +53,7 @@ _REASONS = {
 class Gather(Protocol):
     """Gives a snapshot with the `limit` clients furthest behind."""
 
-    def __call__(self, *, limit: int) -> Awaitable[Snapshot]: ...
+    def __call__(self, *, limit: int) -> Awaitable[MetricsSnapshot]: ...
 
 
 async def serve_metrics_of(
@@ -180,7 +180,7 @@ class _Endpoint:
         return 200, _JSON, f'{head}, "clients": [{", ".join(parts)}]}}\n'.encode()
 
 
-def overview(snapshot: Snapshot) -> dict[str, object]:
+def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
     """What `datastreamer top` shows above the clients."""
     samples = snapshot["samples"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from datastreamer.metrics.exposition import Snapshot
+from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.server.metrics_http import serve_metrics
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class GatheredMetrics:
     def __init__(
         self,
         listeners: Iterable[socket.socket],
-        ask: Callable[[int], Snapshot],
+        ask: Callable[[int], MetricsSnapshot],
         unready: Callable[[], str],
     ) -> None:
         self._copies = [listener.dup() for listener in listeners]
@@ -44,7 +44,7 @@ class GatheredMetrics:
         self._ready.wait()
 
     def _run(self) -> None:
-        async def gather(*, limit: int) -> Snapshot:
+        async def gather(*, limit: int) -> MetricsSnapshot:
             return await trio.to_thread.run_sync(self._ask, limit, abandon_on_cancel=True)
 
         async def main() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
-from datastreamer.metrics.exposition import Snapshot, merge
+from datastreamer.metrics.exposition import MetricsSnapshot, merge
 from datastreamer.server.admission.accept_balance import shared_block
 from datastreamer.server.limits import Limits
 from datastreamer.service import control_protocol as control
@@ -148,13 +148,13 @@ class Workers:
         answers = self._ask(control.STATS, b"", _STATS_SECONDS)
         return [json.loads(told) for told in answers if told is not None]
 
-    def snapshot(self, limit: int) -> Snapshot:
+    def snapshot(self, limit: int) -> MetricsSnapshot:
         """What they tell together, with the `limit` clients furthest behind; one that does not
         answer is left out. What they have counted begins again with a process."""
         answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _STATS_SECONDS)
-        parts: list[Snapshot] = [json.loads(told) for told in answers if told is not None]
+        parts: list[MetricsSnapshot] = [json.loads(told) for told in answers if told is not None]
         written = {} if self._numbers is None else self._numbers.samples()
-        own: Snapshot = {"time": time.time(), "samples": written, "clients": []}
+        own: MetricsSnapshot = {"time": time.time(), "samples": written, "clients": []}
         return merge([*parts, own], limit)
 
     def _unready(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from datastreamer.cli import dsapp, main
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, Sequencer
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 
@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stream of 40 made-up blocks; not to be written to."""
     path = tmp_path_factory.mktemp("made") / "made.bin"
     with DataStream.create(path, system_id=SYSTEM_ID, sync="os") as stream:
-        sequencer = Sequencer(stream)
+        sequencer = DemoSequencer(stream)
         with stream.atomic_op():
             for _ in range(BLOCKS):
                 sequencer.add()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.shared import progress
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from tests.cli.process import command, on_terminal
 
 
@@ -53,7 +53,7 @@ def test_progress(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "_PATIENCE", patience)
-    with Progress("reading", 10, wanted=wanted) as bar:
+    with ProgressBar("reading", 10, wanted=wanted) as bar:
         for _ in range(10):
             bar.advance(1)
     assert ("reading" in terminal.getvalue()) == shown
@@ -63,7 +63,7 @@ def test_progress_that_learns_its_total(monkeypatch: pytest.MonkeyPatch) -> None
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-    with Progress("copying", 1) as bar:
+    with ProgressBar("copying", 1) as bar:
         for done in (50, 100, 200):
             bar.reach(done, 200)
     assert "100%" in terminal.getvalue()

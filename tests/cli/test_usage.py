@@ -190,7 +190,7 @@ def test_a_path_that_exists_wins(
     ],
 )
 def test_addresses(text: str, address: tuple[Any, ...] | None) -> None:
-    assert source.read_address(text) == (address and source.Address(*address))
+    assert source.parse_address(text) == (address and source.ServerAddress(*address))
 
 
 def test_reading_writes_nothing(invoke: Invoke, made: Path, copy: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.cli.demo.sequencer import Sequencer
+from datastreamer.cli.demo.sequencer import DemoSequencer
 from datastreamer.zkevm import SequenceCheck
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,7 +41,7 @@ def test_reading(tmp_path: Path) -> None:
     for package in ("rlp", "sha3", "coincurve"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     with DataStream.create(tmp_path / "stream.bin", version=3, sync="os") as stream:
-        sequencer = Sequencer(stream)
+        sequencer = DemoSequencer(stream)
         for _ in range(3):
             sequencer.write()
     lines = run(0, tmp_path).splitlines()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
-from datastreamer.cli.demo.sequencer import Sequencer
-from datastreamer.cli.shared.signals import Ending
+from datastreamer.cli.demo.sequencer import DemoSequencer
+from datastreamer.cli.shared.signals import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ _TELL_SECONDS = 5.0
 
 
 def write_at_pace(
-    sequencer: Sequencer, operations: int, pause: float, ending: Ending, *, fixed: bool
+    sequencer: DemoSequencer, operations: int, pause: float, ending: StopRequest, *, fixed: bool
 ) -> int:
     """Write `operations` blocks, or as many until `ending` is set; gives how many.
 
@@ -38,7 +38,7 @@ def write_at_pace(
     return operations
 
 
-def progress(sequencer: Sequencer, written: int, operations: int, seconds: float) -> str:
+def progress(sequencer: DemoSequencer, written: int, operations: int, seconds: float) -> str:
     """How far it is, for people."""
     rate = f" ({written / seconds:,.0f} a second)" if seconds > 0 else ""
     entries = written * sequencer.entries_per_operation

@@ -26,7 +26,7 @@ _GENESIS = 1_700_000_000
 _BLOCK_SECONDS = 2
 
 
-class Sequencer:
+class DemoSequencer:
     """Writes one block after another to a stream that is open for writing.
 
     Numbers go on from the last block that the stream holds, and a batch that was left open is

@@ -19,7 +19,7 @@ from datastreamer.cli.shared.exit_codes import (
     write_out,
 )
 from datastreamer.cli.shared.options import LogLevel, number_option, read_number
-from datastreamer.cli.shared.source import ServerSource, Source, check_start, read_address
+from datastreamer.cli.shared.source import ServerSource, SourceReader, check_start, parse_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.zkevm.keys import BookmarkName, key_of, name_of_key, raw_key
 
@@ -85,7 +85,7 @@ def client(
 
     --header, --entry, --bookmark and --dumpbatch print what they ask for, and end.
     """
-    address = read_address(server)
+    address = parse_address(server)
     if address is None:
         raise typer.BadParameter(f"{server!r} is not HOST:PORT", param_hint="'--server'")
     first = None
@@ -124,7 +124,7 @@ def client(
                 _print_entries(batch)
 
 
-def _check(source: Source, header: Header, begin: int | bytes) -> None:
+def _check(source: SourceReader, header: Header, begin: int | bytes) -> None:
     """Look through the entries that there are. Raises `Failure` where something is wrong."""
     sanity = Sanity(header.version)
     for batch in source.batches(begin, header.total_entries):
@@ -134,7 +134,7 @@ def _check(source: Source, header: Header, begin: int | bytes) -> None:
         raise Failure(f"the sanity check found {sanity.wrong} things wrong")
 
 
-def _dump_batch(source: Source, header: Header, number: int) -> None:
+def _dump_batch(source: SourceReader, header: Header, number: int) -> None:
     """Print the entries from the batch's bookmark up to the next batch's."""
     mark = BookmarkName("batch", number)
     batches = source.batches(key_of(header.version, mark), header.total_entries)

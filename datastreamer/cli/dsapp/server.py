@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.demo.pace import progress, write_at_pace
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, Sequencer
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
 from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.shared.options import LogLevel, number_option
-from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.limits import Limits
@@ -76,7 +76,7 @@ def server(
     )
     metrics = metrics_at(metrics_host, metrics_port)
     with (
-        asked_to_end() as ending,
+        stop_on_signal() as ending,
         StreamServer(
             file,
             port=port,
@@ -94,7 +94,7 @@ def server(
             stream.total_entries,
             ", ".join(map(address_of, serving.addresses)),
         )
-        sequencer = Sequencer(stream)
+        sequencer = DemoSequencer(stream)
         began = time.monotonic()
         done = write_at_pace(sequencer, opers, sleep / 1000, ending, fixed=False)
         _log.info(

@@ -15,7 +15,7 @@ import typer
 from datastreamer.cli.shared.console import rendered, text
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
-from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.format import U64_MAX
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _WIDE = 10_000
 
 def ask(address: str, limit: int) -> Overview:
     """What the server at `address` tells, with at most `limit` clients."""
-    place = read_address(address)
+    place = parse_address(address)
     if place is None or place.tls or not place.port:
         raise typer.BadParameter(f"{address!r}: a metrics port is named as HOST:PORT")
     connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)

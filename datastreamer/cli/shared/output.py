@@ -74,7 +74,7 @@ class Hex:
         return "".join([f"{entry.pack().hex()}\n" for entry in entries]).encode("ascii")
 
 
-class Table:
+class EntryTable:
     """Columns as wide as the terminal, for any number of entries; long data is cut.
 
     Plain text, since rows are written before the last is known.
@@ -108,7 +108,7 @@ class Table:
 def form_of(format: Format, header: Header) -> Form:
     """What writes a list of entries in this format."""
     if format is Format.table:
-        return Table(header)
+        return EntryTable(header)
     if format is Format.raw:
         return Raw()
     return Hex() if format is Format.hex else JsonLines()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0
 
 
-class Progress:
+class ProgressBar:
     """A context manager; `advance` is cheap enough for every page of a file."""
 
     def __init__(self, doing: str, total: int, *, wanted: bool = True) -> None:
@@ -26,7 +26,7 @@ class Progress:
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:

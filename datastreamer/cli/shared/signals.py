@@ -19,7 +19,7 @@ from datastreamer.cli import early_signals as early
 _DAY_MS = 86_400_000  # the system's poll takes some 24 days at most
 
 
-class Ending:
+class StopRequest:
     """Set once, by a signal. For the main thread to wait on. `then` is called by the handler."""
 
     def __init__(self, then: Callable[[], None] | None = None) -> None:
@@ -68,9 +68,9 @@ class Ending:
 
 
 @contextlib.contextmanager
-def asked_to_end(then: Callable[[], None] | None = None) -> Iterator[Ending]:
+def stop_on_signal(then: Callable[[], None] | None = None) -> Iterator[StopRequest]:
     """What SIGINT and SIGTERM set meanwhile; they call `then`, too."""
-    asked = Ending(then)
+    asked = StopRequest(then)
     try:
         with asked.by(early.SIGNALS):
             yield asked

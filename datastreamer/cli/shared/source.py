@@ -39,12 +39,12 @@ _SILENT_SECONDS = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
-class Source(Protocol):
+class SourceReader(Protocol):
     """A stream to read from; a context manager that closes it."""
 
     name: str
 
-    def __enter__(self) -> Source: ...
+    def __enter__(self) -> SourceReader: ...
     def __exit__(self, *_: object) -> None: ...
 
     def header(self) -> Header:
@@ -77,7 +77,7 @@ def open_source(
     tls: TLSOptions = NO_TLS,
     heartbeat: float | None = None,
     batch_reads: bool = False,
-) -> Source:
+) -> SourceReader:
     """The stream that `text` names. A path that exists wins over HOST:PORT.
 
     `follow` says that entries are wanted which another process has yet to commit; a
@@ -87,7 +87,7 @@ def open_source(
     for the types that are wanted.
     """
     if not os.path.lexists(text):
-        address = read_address(text)
+        address = parse_address(text)
         if address is not None:
             return ServerSource(
                 address,
@@ -110,10 +110,10 @@ def open_source(
 
 def is_server(text: str) -> bool:
     """Whether `open_source` takes it for a server's address."""
-    return not os.path.lexists(text) and read_address(text) is not None
+    return not os.path.lexists(text) and parse_address(text) is not None
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """A server's address, as it was written."""
 
     host: str
@@ -121,12 +121,12 @@ class Address(NamedTuple):
     tls: bool = False
 
 
-def read_address(text: str) -> Address | None:
+def parse_address(text: str) -> ServerAddress | None:
     """What HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH says; None: it is none."""
     if text.startswith("unix:"):
         if text == "unix:":
             raise typer.BadParameter(f"{text!r} names no socket; unix:/run/stream.sock is one")
-        return Address(text, 0)
+        return ServerAddress(text, 0)
     scheme, _, rest = text.rpartition("://")
     is_url = scheme in ("tcp", "tcps")
     found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
@@ -139,7 +139,7 @@ def read_address(text: str) -> Address | None:
         raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
     if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
         raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
-    return Address(host, int(port), scheme == "tcps")
+    return ServerAddress(host, int(port), scheme == "tcps")
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ class ServerSource:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         stream_type: int | None,
         tls: TLSOptions = NO_TLS,
         *,

@@ -24,7 +24,7 @@ from datastreamer.cli.shared.options import (
     TLSOptions,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.cli.verbs.append_remote import (
     EpochOption,
     NextEntryOption,
@@ -192,7 +192,7 @@ class _Appender:
         # A signal waits until it is known, and said, whether the operation is there; but not
         # for a server that is gone.
         remote = self._stream if isinstance(self._stream, RemoteStream) else None
-        with asked_to_end(None if remote is None else remote.give_up) as ending:
+        with stop_on_signal(None if remote is None else remote.give_up) as ending:
             if self._op.is_open:
                 self._stream.commit_atomic_op()
         total = self._stream.total_entries

@@ -11,7 +11,7 @@ import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_TLS, TLSOptions, number_option
-from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
 from datastreamer.publisher.blocking import BlockingOp, BlockingPublisher
@@ -115,7 +115,7 @@ class RemoteStream:
     """What `append` uses of a stream, on a server; a context manager that ends the lease."""
 
     def __init__(self, target: str, stream_type: int | None, options: PublisherOptions) -> None:
-        address = read_address(target)
+        address = parse_address(target)
         assert address is not None
         if options.epoch is not None and options.take_over:
             raise typer.BadParameter("--epoch names the epoch, --take-over takes the next")

@@ -34,7 +34,7 @@ from datastreamer.cli.shared.options import (
     seconds_parser,
 )
 from datastreamer.cli.shared.output import form_of
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import asked_for, check_start, open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
@@ -191,9 +191,9 @@ def cat(
             form.finish(source)
 
 
-def _progress(source: str, follow: bool, total: int) -> Progress:
+def _progress(source: str, follow: bool, total: int) -> ProgressBar:
     # On a terminal the entries themselves are what is seen.
-    return Progress(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())
+    return ProgressBar(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())
 
 
 @contextmanager

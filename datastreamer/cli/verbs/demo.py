@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.demo.pace import progress, write_at_pace
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, Sequencer
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
     FileArgument,
     number_option,
 )
-from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
 
@@ -73,8 +73,8 @@ def demo(
     transaction, and their bookmarks, in the layouts of the stream's version; numbers go on
     from what the file holds.
     """
-    with asked_to_end() as ending, _open(file, stream_version) as stream:
-        sequencer = Sequencer(stream, seed)
+    with stop_on_signal() as ending, _open(file, stream_version) as stream:
+        sequencer = DemoSequencer(stream, seed)
         began = time.monotonic()
         done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, ending, fixed=True)
         logs.say(

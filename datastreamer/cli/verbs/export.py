@@ -18,7 +18,7 @@ from datastreamer.cli.shared.options import (
     TLSOptions,
     number_option,
 )
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import FileSource, ServerSource, open_source
 from datastreamer.errors import DecodeFailed, NotFound
 
@@ -31,7 +31,7 @@ OutArgument = Annotated[
 ]
 
 
-class Table(str, Enum):
+class TableName(str, Enum):
     """The tables of `datastreamer.arrow`, and all of them."""
 
     entries = "entries"
@@ -54,7 +54,7 @@ class OnError(str, Enum):
 
 
 TableOption = Annotated[
-    Table,
+    TableName,
     typer.Option("--table", help="What the rows are [entries]; all: a folder for each table."),
 ]
 FromOption = Annotated[
@@ -75,7 +75,7 @@ OnErrorOption = Annotated[
 def export(
     source: SourceArgument,
     out: OutArgument,
-    table: TableOption = Table.entries,
+    table: TableOption = TableName.entries,
     start: FromOption = None,
     to: ToOption = None,
     on_error: OnErrorOption = OnError.fail,
@@ -96,7 +96,7 @@ def export(
 
     with (
         open_source(source, stream_type, tls=tls) as stream,
-        Progress(f"exporting {source}", 1) as progress,
+        ProgressBar(f"exporting {source}", 1) as progress,
     ):
         assert isinstance(stream, FileSource | ServerSource)
         try:
@@ -123,7 +123,7 @@ def export(
         logs.say(f"{source} holds no entries yet")
     elif not done.files:
         logs.say(f"{out} has all entries before {done.next:,} already")
-    elif table is Table.entries:
+    elif table is TableName.entries:
         logs.say(f"{out}: {rows}, in {_files(len(done.files))}")
     else:
         logs.say(

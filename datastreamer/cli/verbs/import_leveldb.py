@@ -20,7 +20,7 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line, type_name
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.reindex import rebuild
 from datastreamer.errors import FileMissing, UnknownBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, TYPE_BOOKMARK
@@ -98,7 +98,7 @@ class _Checked:
     def against(self, theirs: ReferenceBookmarks) -> None:
         stream = self._stream
         known = 0
-        with Progress(f"comparing {stream.path}", len(stream.bookmarks)) as progress:
+        with ProgressBar(f"comparing {stream.path}", len(stream.bookmarks)) as progress:
             for key, number in theirs.items():
                 newest = _newest(stream, key)
                 known += newest is not None
@@ -113,7 +113,7 @@ class _Checked:
 
     def _print_lacking(self, theirs: ReferenceBookmarks) -> None:
         stream = self._stream
-        with Progress(f"reading {stream.path}", stream.total_entries) as progress:
+        with ProgressBar(f"reading {stream.path}", stream.total_entries) as progress:
             for batch in stream.batches():
                 for key, number in batch.bookmarks():
                     # A key that occurs several times is told of once, as the newest.

@@ -22,7 +22,7 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line, type_name
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import FileSource, open_source
 from datastreamer.errors import DamagedFile, IndexFailed, StreamFileError
 from datastreamer.format import ENTRY_HEAD_SIZE, HEADER_PAGE_SIZE, Header, pages_for
@@ -96,7 +96,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
 
 def _file_facts(source: FileSource, header: Header) -> dict[str, Any]:
     stream = source.stream
-    with Progress(f"reading {source.name}", header.total_entries) as progress:
+    with ProgressBar(f"reading {source.name}", header.total_entries) as progress:
         kinds = _kinds(stream.batches(0, header.total_entries), progress)
     return {
         "pages": pages_for(header.total_length),
@@ -109,12 +109,12 @@ def _file_facts(source: FileSource, header: Header) -> dict[str, Any]:
 def _readable_facts(path: str, condition: Condition) -> dict[str, Any]:
     """The same of a damaged file; how many bookmarks it has is not to be had."""
     end = min(max(condition.header.total_length, HEADER_PAGE_SIZE), condition.size)
-    with Progress(f"reading {path}", condition.header.total_entries) as progress:
+    with ProgressBar(f"reading {path}", condition.header.total_entries) as progress:
         kinds = _kinds(readable(path, end), progress)
     return {"pages": pages_for(end), "file_size": condition.size, **kinds}
 
 
-def _kinds(batches: Iterable[EntryBatch], progress: Progress) -> dict[str, dict[str, int]]:
+def _kinds(batches: Iterable[EntryBatch], progress: ProgressBar) -> dict[str, dict[str, int]]:
     kinds: Counter[tuple[int, int]] = Counter()
     for batch in batches:
         kinds.update(zip(batch.types, batch.lengths, strict=True))

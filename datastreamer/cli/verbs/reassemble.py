@@ -37,7 +37,7 @@ from datastreamer.cli.shared.options import (
     read_number,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.cli.verbs.cat import FollowOption, FromOption
 from datastreamer.cli.verbs.reassemble_output import Board, described, event_line, payload_line
 from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
@@ -233,7 +233,7 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
     context = None
     for text in sources:
         place: Upstream | Path
-        address = None if os.path.lexists(text) else read_address(text)
+        address = None if os.path.lexists(text) else parse_address(text)
         if address is None:
             if not os.path.lexists(text):
                 hint = "" if "/" in text else ", and no HOST:PORT either"
@@ -260,11 +260,11 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
 @contextmanager
 def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
     """Answer with metrics meanwhile."""
-    from datastreamer.metrics.exposition import Snapshot
+    from datastreamer.metrics.exposition import MetricsSnapshot
     from datastreamer.server.metrics import of_process
     from datastreamer.service.aggregate_metrics import GatheredMetrics
 
-    def ask(limit: int) -> Snapshot:
+    def ask(limit: int) -> MetricsSnapshot:
         told = of_process()
         told["samples"].update(payloads.samples())
         return told

@@ -7,7 +7,7 @@ import threading
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.storage import bookmarks as bookmarks_package
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
@@ -42,7 +42,7 @@ def rebuild(stream: DataStream) -> None:
     worker = threading.Thread(
         target=_rebuild, args=(bookmarks, failed), name="reindex", daemon=True
     )
-    with Progress(f"reading {stream.path}", stream.total_entries) as progress:
+    with ProgressBar(f"reading {stream.path}", stream.total_entries) as progress:
         worker.start()
         while worker.is_alive():
             worker.join(_LOOK_SECONDS)

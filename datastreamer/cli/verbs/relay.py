@@ -15,7 +15,7 @@ from datastreamer.cli.shared.options import (
     TLSOptions,
     number_option,
 )
-from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.cli.verbs.serve import (
     AcceptRateOption,
     CertOption,
@@ -222,7 +222,7 @@ def relay_until(made: Relay) -> None:
 
 def upstream_of(text: str) -> Upstream:
     """The server that an option names, without TLS's particulars."""
-    address = read_address(text)
+    address = parse_address(text)
     if address is None:
         raise typer.BadParameter(f"{text!r}: a server is named as HOST:PORT")
     return Upstream(address.host, address.port, address.tls)

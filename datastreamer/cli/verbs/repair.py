@@ -15,7 +15,7 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.verify import count, printable, wrapped
 from datastreamer.storage.maintain.repair import Plan, Repaired, plan
 from datastreamer.storage.maintain.repair import repair as mend
@@ -38,7 +38,7 @@ def repair(
     FILE.<time>.repair first. A healthy file is not touched.
     """
     shape = chosen_format(format, json)
-    with Progress(f"checking {file}", 1) as bar:
+    with ProgressBar(f"checking {file}", 1) as bar:
         if dry_run:
             made, done = plan(file, progress=bar.reach), None
         else:

@@ -8,7 +8,7 @@ import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.options import FileArgument
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.storage.maintain.snapshot import snapshot as take
 
 OutArgument = Annotated[
@@ -25,7 +25,7 @@ def snapshot(
     The copy holds what is committed at the start and opens by itself; its first writer makes
     its bookmark index. FILE need not be writable.
     """
-    with Progress(f"copying {file}", 1) as progress:
+    with ProgressBar(f"copying {file}", 1) as progress:
         taken = take(file, out, advance=progress.reach)
     logs.say(
         f"{out} holds {taken.header.total_entries:,} entries, {taken.header.total_length:,} bytes, "

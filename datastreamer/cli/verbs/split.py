@@ -22,7 +22,7 @@ from datastreamer.cli.shared.exit_codes import Failure, Terminated, write_out
 from datastreamer.cli.shared.json_input import BadLine, bytes_of, shown, standard_input, value_of
 from datastreamer.cli.shared.options import FileArgument, number_option
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.errors import CommitInDoubt, UsageError, WriteFailed
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
 from datastreamer.reassembly.producer import MESSAGE_TYPE, Producer
@@ -114,7 +114,7 @@ class _Splitting:
         parts = _parts_of(what.get("parts", []), what.get("blobs", {}))
         first = self._stream.total_entries
         # A signal waits until it is known, and said, whether the payload is there.
-        with asked_to_end() as ending:
+        with stop_on_signal() as ending:
             messages = self._producer.publish(bytes_of(what["id"]), parts)
         total = self._stream.total_entries
         self._say(

@@ -29,7 +29,7 @@ from datastreamer.cli.shared.options import (
     seconds_parser,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.signals import Ending, asked_to_end
+from datastreamer.cli.shared.signals import StopRequest, stop_on_signal
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def top(
     output is no terminal. A server that is lost is waited for. SIGINT ends it.
     """
     shape = chosen_format(format, json)
-    with asked_to_end() as ending:
+    with stop_on_signal() as ending:
         if shape is Format.table and sys.stdout.isatty():
             _live(lambda lost: _looks(server, interval, count, limit, ending, lost))
             return
@@ -76,7 +76,7 @@ def _looks(
     interval: float,
     count: int,
     limit: int,
-    ending: Ending,
+    ending: StopRequest,
     lost: Callable[[str], None],
 ) -> Iterator[Overview]:
     """What the server tells, each time. One that has told something before is waited for;

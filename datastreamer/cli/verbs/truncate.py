@@ -9,7 +9,7 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument, number_parser
-from datastreamer.cli.shared.signals import asked_to_end
+from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.format import U64_MAX
 from datastreamer.storage import bookmarks
 from datastreamer.storage.stream import DataStream
@@ -39,7 +39,7 @@ def truncate(
             logs.say(f"{file} holds {before:,} entries as it is; nothing was cut")
             return
         # A signal comes before it or after it: what is begun here is finished.
-        with asked_to_end():
+        with stop_on_signal():
             stream.truncate(number)
         logs.say(
             f"{file} was cut back from {before:,} to {number:,} entries, "

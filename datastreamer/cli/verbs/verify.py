@@ -21,7 +21,7 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import ServerSource, is_server, open_source
 from datastreamer.printable import one_line
 from datastreamer.storage.maintain.check import verify as check
@@ -49,7 +49,7 @@ def verify(
         raise typer.BadParameter(f"--stream-type is for servers here, and {source} is a file")
     else:
         tls.check_unused(source)
-        with Progress(f"checking {source}", 1) as bar:
+        with ProgressBar(f"checking {source}", 1) as bar:
             report = check(source, progress=bar.reach)
     table = shape is not Format.jsonl
     write_out(report_table(source, report) if table else json_line(report.as_dict()))
@@ -66,7 +66,7 @@ def _check_server(source: str, stream_type: int | None, tls: TLSOptions) -> Repo
     with open_source(source, stream_type, tls=tls) as server:
         assert isinstance(server, ServerSource)
         total = server.header().total_entries
-        with Progress(f"checking {source}", total) as bar:
+        with ProgressBar(f"checking {source}", total) as bar:
             return verify_server(server.client, advance=bar.advance)
 
 

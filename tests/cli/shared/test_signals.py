@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from datastreamer.cli.shared.signals import Ending, asked_to_end
+from datastreamer.cli.shared.signals import StopRequest, stop_on_signal
 
 
 @pytest.fixture
-def ending() -> Iterator[Ending]:
-    made = Ending()
+def ending() -> Iterator[StopRequest]:
+    made = StopRequest()
     yield made
     made.close()
 
 
-def test_it_is_set_once_and_for_all(ending: Ending) -> None:
+def test_it_is_set_once_and_for_all(ending: StopRequest) -> None:
     with ending.by([signal.SIGALRM, signal.SIGUSR1]):
         assert not ending.is_set()
         assert not ending.wait(0)
@@ -31,7 +31,7 @@ def test_it_is_set_once_and_for_all(ending: Ending) -> None:
     assert ending.wait(1e12)
 
 
-def test_another_signal_ends_no_wait(ending: Ending) -> None:
+def test_another_signal_ends_no_wait(ending: StopRequest) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
     try:
@@ -48,7 +48,7 @@ def test_a_signal_may_come_anywhere_in_a_wait() -> None:
     """Also where a lock would be held, or just before the system is asked to wait."""
     choose = random.Random(1)
     for _ in range(20_000):
-        ending = Ending()
+        ending = StopRequest()
         with ending.by([signal.SIGALRM]):
             signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-6, 4e-5))
             assert ending.wait(60)
@@ -58,7 +58,7 @@ def test_a_signal_may_come_anywhere_in_a_wait() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_ask_for_the_end(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with asked_to_end() as ending:
+    with stop_on_signal() as ending:
         assert not ending.is_set()
         signal.raise_signal(number)
         assert ending.wait(60)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.demo.sequencer import Sequencer
+from datastreamer.cli.demo.sequencer import DemoSequencer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.fixed import StartL2Block
 from datastreamer.zkevm.keys import BookmarkName, name_of_key
@@ -150,7 +150,7 @@ def test_a_pace(tmp_path: Path, invoke: Invoke) -> None:
 
 def test_locked(invoke: Invoke, copy: Path) -> None:
     with DataStream.open(copy) as stream:
-        assert Sequencer(stream).block == 40
+        assert DemoSequencer(stream).block == 40
         assert "locked by another writer" in invoke("demo", copy).failed()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,7 +98,10 @@ def test_a_file_that_is_removed_and_made_later(path: Path, workers: int) -> None
 
 def held(pid: int, path: Path) -> list[str]:
     """The removed files of `path` that a process has open."""
-    found = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
+            found.append(os.readlink(link))
     return [name for name in found if name == f"{path} (deleted)"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, Sequencer
+from datastreamer.cli.demo.sequencer import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm import encode, events, transactions
@@ -29,7 +29,7 @@ needs_extra = pytest.mark.skipif(
 
 def write(path: Path, version: int, blocks: int = BLOCKS, seed: int = 0) -> Path:
     with DataStream.create(path, version=version, system_id=SYSTEM_ID, sync="os") as stream:
-        sequencer = Sequencer(stream, seed)
+        sequencer = DemoSequencer(stream, seed)
         with stream.atomic_op():
             for _ in range(blocks):
                 sequencer.add()

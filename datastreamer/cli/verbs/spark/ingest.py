@@ -15,8 +15,8 @@ from datastreamer.cli.shared.options import (
     number_option,
     seconds_parser,
 )
-from datastreamer.cli.shared.signals import asked_to_end
-from datastreamer.cli.shared.source import read_address
+from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 from datastreamer.transport.listeners import address_of
 
@@ -80,7 +80,7 @@ def ingest(
 
 def _options(source: str, stream_type: int | None) -> dict[str, str]:
     """SOURCE in the words of Spark's options."""
-    address = None if os.path.lexists(source) else read_address(source)
+    address = None if os.path.lexists(source) else parse_address(source)
     if address is None:
         found = {"path": source}
     elif address.tls:
@@ -94,7 +94,7 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
 
 def _follow(job: Ingest, every: float, out: str) -> None:
     before = job.done
-    with asked_to_end() as ending:
+    with stop_on_signal() as ending:
         query = job.follow(every)
         try:
             while not ending.is_set() and not query.awaitTermination(_LOOK_SECONDS):

@@ -19,7 +19,7 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.progress import Progress
+from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import open_source
 from datastreamer.cli.verbs.verify import count, printable, wrapped
 from datastreamer.zkevm.sequence import Breach, SequenceCheck, SequenceReport
@@ -45,7 +45,7 @@ def check(
         header = stream.header()
         checked = SequenceCheck(stream_version or header.version, told.add)
         if header.total_entries:
-            with Progress(f"checking {source}", header.total_entries) as progress:
+            with ProgressBar(f"checking {source}", header.total_entries) as progress:
                 for run in stream.batches(0, header.total_entries):
                     checked.feed(run)
                     progress.advance(len(run))

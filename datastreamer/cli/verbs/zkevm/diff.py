@@ -26,8 +26,8 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.progress import Progress
-from datastreamer.cli.shared.source import Source, open_source
+from datastreamer.cli.shared.progress import ProgressBar
+from datastreamer.cli.shared.source import SourceReader, open_source
 from datastreamer.cli.verbs.verify import printable, wrapped
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
@@ -73,7 +73,7 @@ def diff(
     ):
         headers = first.header(), second.header()
         totals = headers[0].total_entries, headers[1].total_entries
-        with Progress(f"comparing {a} and {b}", min(totals)) as progress:
+        with ProgressBar(f"comparing {a} and {b}", min(totals)) as progress:
             at = _first_difference(first, second, min(totals), progress)
         if at is None and totals[0] != totals[1]:
             at = min(totals)
@@ -99,7 +99,9 @@ def _header_differences(a: Header, b: Header) -> dict[str, list[int]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _first_difference(a: Source, b: Source, stop: int, progress: Progress) -> int | None:
+def _first_difference(
+    a: SourceReader, b: SourceReader, stop: int, progress: ProgressBar
+) -> int | None:
     """The first entry below `stop` that is not the same in both."""
     if not stop:
         return None
@@ -130,7 +132,10 @@ def _in_step(
 
 
 def _tell(
-    sources: tuple[Source, Source], totals: tuple[int, int], versions: list[int], at: int
+    sources: tuple[SourceReader, SourceReader],
+    totals: tuple[int, int],
+    versions: list[int],
+    at: int,
 ) -> dict[str, Any]:
     """The two entries, what they mean, and where they stand."""
     sides = [
@@ -154,7 +159,7 @@ def _side(entry: Entry, version: int) -> dict[str, Any]:
     return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
 
 
-def _where(source: Source, version: int, at: int) -> dict[str, int | None]:
+def _where(source: SourceReader, version: int, at: int) -> dict[str, int | None]:
     """Batch and block whose bookmarks stand last before the entry."""
     found: dict[Kind, int | None] = {"batch": None, "block": None}
     stop = at

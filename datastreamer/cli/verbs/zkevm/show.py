@@ -54,7 +54,9 @@ def batch(
 ) -> None:
     """Show a batch with its blocks and their transactions."""
     shape = chosen_format(format, json)
-    found = _batch(_Reading(source, "batch", number, stream_version, stream_type, tls), not no_open)
+    found = _batch(
+        _MarkedEntries(source, "batch", number, stream_version, stream_type, tls), not no_open
+    )
     _write(shape, "batch", found)
 
 
@@ -70,7 +72,7 @@ def block(
 ) -> None:
     """Show a block with its transactions."""
     shape = chosen_format(format, json)
-    reading = _Reading(source, "block", number, stream_version, stream_type, tls)
+    reading = _MarkedEntries(source, "block", number, stream_version, stream_type, tls)
     entries = list(reading)
     found = _blocks(entries, not no_open)
     if not found:
@@ -91,7 +93,7 @@ def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
 _Found = tuple[Entry, Event]
 
 
-class _Reading:
+class _MarkedEntries:
     """The entries of a batch or block with their events, from its bookmark on."""
 
     def __init__(
@@ -141,7 +143,7 @@ class _Reading:
         return isinstance(event, events.L2BlockEnd | fixed.EndL2Block)
 
 
-def _batch(reading: _Reading, opening: bool) -> dict[str, Any]:
+def _batch(reading: _MarkedEntries, opening: bool) -> dict[str, Any]:
     found = list(reading)
     told: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
     ger_updates = []
