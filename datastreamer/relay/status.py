@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import LISTED, Samples, MetricsSnapshot
+from datastreamer.metrics.exposition import LISTED, MetricsSnapshot, Samples
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream

@@ -40,7 +40,7 @@ STATS: Final = b"s"
 """Tell what was done so far: answered with a JSON object."""
 
 METRICS: Final = b"m"
-"""Tell all there is to tell, with so many (u32) clients: answered with a `MetricsSnapshot` as JSON."""
+"""Send the metrics, with at most N (u32) clients: answered with a `MetricsSnapshot` as JSON."""
 
 NUMBER: Final = struct.Struct(">I")
 ANSWER: Final = struct.Struct(">cII")
