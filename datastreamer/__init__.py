@@ -17,13 +17,9 @@ from datastreamer.errors import *  # noqa: F403
 if TYPE_CHECKING:
     from datastreamer._codec import Entry as Entry
     from datastreamer._codec import EntryBatch as EntryBatch
-    from datastreamer.client.blocking import BlockingClient as BlockingClient
-    from datastreamer.client.thread_parallel import (
-        blocking_parallel_read as blocking_parallel_read,
-    )
-    from datastreamer.client.trio import Client as Client
-    from datastreamer.client.trio import connect as connect
-    from datastreamer.client.trio_parallel import parallel_read as parallel_read
+    from datastreamer.client.async_client import Client as Client
+    from datastreamer.client.blocking_client import BlockingClient as BlockingClient
+    from datastreamer.client.trio_driver import connect as connect
     from datastreamer.client.upstream import Upstream as Upstream
     from datastreamer.consumer.blocking import BlockingReassembly as BlockingReassembly
     from datastreamer.consumer.consumption import SourceBack as SourceBack
@@ -59,12 +55,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Backoff": "datastreamer.protocol.retry",
-    "BlockingClient": "datastreamer.client.blocking",
+    "BlockingClient": "datastreamer.client.blocking_client",
     "BlockingPublisher": "datastreamer.publisher.blocking",
     "BlockingReassembly": "datastreamer.consumer.blocking",
     "BlockingRelay": "datastreamer.service.blocking_relay",
     "BookmarkIndex": "datastreamer.storage.bookmarks.interface",
-    "Client": "datastreamer.client.trio",
+    "Client": "datastreamer.client.async_client",
     "CursorStore": "datastreamer.position",
     "DataStream": "datastreamer.storage.stream",
     "Entry": "datastreamer._codec",
@@ -88,11 +84,9 @@ _HOME = {
     "StreamServer": "datastreamer.service.embedded",
     "Upstream": "datastreamer.client.upstream",
     "Watermark": "datastreamer.storage.bookmarks.interface",
-    "blocking_parallel_read": "datastreamer.client.thread_parallel",
     "client_tls": "datastreamer.transport.tls",
-    "connect": "datastreamer.client.trio",
+    "connect": "datastreamer.client.trio_driver",
     "connect_publisher": "datastreamer.publisher.trio",
-    "parallel_read": "datastreamer.client.trio_parallel",
     "reassemble": "datastreamer.consumer.trio",
     "register_index": "datastreamer.storage.bookmarks.registry",
     "serve": "datastreamer.server.server",

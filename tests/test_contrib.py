@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from tests.cli.process import Running, running
 
 if sys.version_info >= (3, 11):

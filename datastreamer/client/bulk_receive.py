@@ -1,30 +1,32 @@
 """Entries that come faster than an event loop turns: received and dealt with in a thread.
 
-Owns a turn of such a thread, and says when all that has arrived was handed over. Must not
-know what becomes of the entries. A turn is short, so that whatever the loop sees to -
-cancellation, a server that is silent - waits for it only so long.
+Owns one turn of such a thread. Must not know what becomes of the entries. A turn is short, so
+that the loop's other work, such as cancellation, waits no longer than that.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
 
 from datastreamer._codec import EntryBatch
-from datastreamer.transport.client_stream import PIECE_BYTES
 
 if TYPE_CHECKING:
     from datastreamer.protocol.client import ClientConnection
     from datastreamer.protocol.resume import Resumable
-    from datastreamer.transport.client_stream import SocketChannel
 
 Take = Callable[[EntryBatch], object]
 Settle = Callable[[], object]
+Receiving = Callable[[], AbstractContextManager[Callable[[memoryview], int | None]]]
+
+PIECE_BYTES: Final = 512 << 10
+"""A piece of this size shows that more is to come at once."""
 
 
 def pour(
-    channel: SocketChannel,
+    receiving: Receiving,
     connection: ClientConnection,
     work: Resumable,
     take: Take,
@@ -40,7 +42,7 @@ def pour(
     until = time.monotonic() + seconds
     more = False
     try:
-        with channel.for_thread() as receive:
+        with receiving() as receive:
             while time.monotonic() < until:
                 flow = work.advance()
                 try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import ProtocolViolation, UnknownBookmark
 from datastreamer.storage.maintain.report import Problem, Report
 

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.trio import connect
+from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.consumption import (
     Arrival,
@@ -350,7 +350,7 @@ class _Server(_Source):
                 else:
                     await self._lost(error)
 
-            batches.on_outage = on_outage
+            batches.report_outages(on_outage)
             async with batches:
                 if callable(begun):
                     begun()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from datastreamer.client.trio import Client
+from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
     ConnectionLost,
     DatastreamerError,
@@ -303,7 +303,9 @@ class Publisher(Standing):
             # Whatever is said, or that it may not be asked: it is there.
             with contextlib.suppress(PeerError):
                 stream = await dial(self._place, math.inf)
-                client = Client(stream, stream_type=self._stream_type, peer=peer, batch_reads=False)
+                client = client_over(
+                    stream, stream_type=self._stream_type, peer=peer, batch_reads=False
+                )
                 try:
                     await client.header()
                 finally:

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
 from datastreamer.errors import DamagedFile, NotFound, PeerError, UpstreamRewritten
 from datastreamer.relay.apply_changes import ChangeApplier, Compared
 from datastreamer.relay.writer import RelayWriter

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import trio
 
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     ConnectionLost,

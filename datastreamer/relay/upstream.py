@@ -18,8 +18,8 @@ from typing import Final
 import trio
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.client.trio import Client, connect
-from datastreamer.client.trio_iteration import Batches
+from datastreamer.client.async_client import Batches, Client
+from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     NoAnswer,

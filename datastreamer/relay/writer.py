@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.trio_iteration import Batches
+from datastreamer.client.async_client import Batches
 from datastreamer.errors import ProtocolViolation
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.relay.apply_changes import ChangeApplier, Compared

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.dsapp.sanity import Sanity
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from tests.cli.conftest import Invoke

@@ -6,6 +6,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import Client, connect
+from datastreamer.client.async_client import Client
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import (
     BadFromEntry,
     BadToBookmark,
@@ -92,19 +94,19 @@ async def test_the_calls(kind: str) -> None:
             assert client.client.total_entries == 100
             for call in (
                 client.batch_read,
-                client.batch_read_unconfirmed,
-                client.batch_read_with_fallback,
-                client.batch_read_unconfirmed_with_fallback,
+                partial(client.batch_read, confirmed=False),
+                partial(client.batch_read, fallback=True),
+                partial(client.batch_read, confirmed=False, fallback=True),
             ):
                 assert list(await call(10, 5)) == HUNDRED[10:15]
                 assert list(await call(10, 0, 100)) == HUNDRED[10:13]
                 assert list(await call(100)) == []
-            for confirmed in (client.batch_read, client.batch_read_with_fallback):
+            for confirmed in (client.batch_read, partial(client.batch_read, fallback=True)):
                 with pytest.raises(UnknownEntry):
                     await confirmed(101)
             for unconfirmed in (
-                client.batch_read_unconfirmed,
-                client.batch_read_unconfirmed_with_fallback,
+                partial(client.batch_read, confirmed=False),
+                partial(client.batch_read, confirmed=False, fallback=True),
             ):
                 with pytest.raises(BadFromEntry):
                     await unconfirmed(101)
@@ -128,7 +130,7 @@ async def test_an_old_server_is_asked_once(kind: str) -> None:
             for _ in range(3):
                 with pytest.raises(NotSupported, match="does not know batches"):
                     await client.batch_read(0)
-                assert list(await client.batch_read_with_fallback(90)) == HUNDRED[90:]
+                assert list(await client.batch_read(90, fallback=True)) == HUNDRED[90:]
                 assert await client.listed("read_batches", from_entry=95) == HUNDRED[95:]
         assert server.accepted == 1
     assert asked([stub], CapabilitiesQuery) == 1
@@ -144,10 +146,10 @@ async def test_a_server_that_closes_on_the_question_is_met_by_a_reconnect(
     stubs = [Stub(HUNDRED, extensions=extensions) for _ in range(3)]
     with StubServer(*map(handler, stubs)) as server:
         async with opened(kind, server.port, resume=resume) as client:
-            assert list(await client.batch_read_with_fallback(90)) == HUNDRED[90:]
+            assert list(await client.batch_read(90, fallback=True)) == HUNDRED[90:]
             with pytest.raises(NotSupported):
                 await client.batch_read(0)
-            assert list(await client.batch_read_with_fallback(0, 5)) == HUNDRED[:5]
+            assert list(await client.batch_read(0, 5, fallback=True)) == HUNDRED[:5]
             assert await client.listed("read_batches", from_entry=95) == HUNDRED[95:]
         assert server.accepted == 2
     assert asked(stubs, CapabilitiesQuery) == 1
@@ -163,7 +165,7 @@ async def test_a_connection_that_was_good_before_may_have_been_stale(
     with StubServer(*map(handler, stubs)) as server:
         async with opened(kind, server.port) as client:
             await client.header()
-            assert list(await client.batch_read_with_fallback(90)) == HUNDRED[90:]
+            assert list(await client.batch_read(90, fallback=True)) == HUNDRED[90:]
         assert server.accepted == (3 if extensions == "closed" else 2)
 
     stubs = [Stub(HUNDRED, extensions="closed"), Stub(HUNDRED)]
@@ -201,7 +203,7 @@ async def test_single_reads_can_be_forced(kind: str) -> None:
     stub = Stub(HUNDRED)
     with StubServer(handler(stub)) as server:
         async with opened(kind, server.port, batch_reads=False) as client:
-            assert list(await client.batch_read_with_fallback(90)) == HUNDRED[90:]
+            assert list(await client.batch_read(90, fallback=True)) == HUNDRED[90:]
             assert await client.listed("read_batches", from_entry=95) == HUNDRED[95:]
             with pytest.raises(NotSupported):
                 await client.batch_read(0)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.errors import (
     AlreadyStarted,
     BadBookmark,
@@ -57,7 +58,7 @@ def gather(items: Any, seen: list[Entry]) -> None:
 
 
 def test_trio_is_not_loaded() -> None:
-    code = "import sys, datastreamer.client.blocking; sys.exit('trio' in sys.modules)"
+    code = "import sys, datastreamer.client.blocking_client; sys.exit('trio' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -284,13 +285,13 @@ def test_an_interrupt_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> N
 
     with client_of(Stub(TEN), Stub(TEN), Stub(TEN)) as (client, server):
         with monkeypatch.context() as patched:
-            patched.setattr(BlockingClient, "_receive", interrupted)
+            patched.setattr(ThreadDriver, "_receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 client.header()
         batches = client.batches()
         assert next(batches).first_number == 0
         with monkeypatch.context() as patched:
-            patched.setattr(BlockingClient, "_receive", interrupted)
+            patched.setattr(ThreadDriver, "_receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         assert list(batches) == []
@@ -320,14 +321,14 @@ class Reader(threading.Thread):
         self.seen: list[Entry] = []
         self.error: Exception | None = None
         self.waits = threading.Event()
-        receive = BlockingClient._receive
+        receive = ThreadDriver._receive
 
-        def noted(*words: Any) -> None:
+        def noted(*words: Any) -> int:
             if self.seen:
                 self.waits.set()
-            receive(*words)
+            return receive(*words)
 
-        monkeypatch.setattr(BlockingClient, "_receive", noted)
+        monkeypatch.setattr(ThreadDriver, "_receive", noted)
         self.start()
 
     def run(self) -> None:

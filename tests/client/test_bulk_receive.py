@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from datastreamer._codec import Entry, EntryBatch, scan
-from datastreamer.client.trio import Client, connect
-from datastreamer.client.trio_iteration import Batches
+from datastreamer.client.async_client import Batches, Client
+from datastreamer.client.iteration import Iteration
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import ConnectionLost, ProtocolViolation
 from datastreamer.protocol.resume import streaming
 from datastreamer.relay import writer as keeping
@@ -125,7 +126,9 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
         applying = ChangeApplier(stream, "the upstream", None)
-        pouring = keeping.RelayWriter(stream, Batches(cast("Any", None), work), [], 0, applying)
+        pouring = keeping.RelayWriter(
+            stream, Batches(cast("Any", None), Iteration(cast("Any", None), work)), [], 0, applying
+        )
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]

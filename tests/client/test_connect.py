@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from datastreamer._codec import pack_entry
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import Client, connect
+from datastreamer.client.async_client import Client
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import (
     BadFromEntry,
     ConnectFailed,

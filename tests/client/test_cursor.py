@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import CursorFailed, HistoryChanged
 from datastreamer.position import Identity, Position
 from datastreamer.protocol.history import Trail

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import client_over
 from datastreamer.protocol.resume import Rollback
 from datastreamer.protocol.retry import Backoff
 from tests.network.proxy import NONE, End, Fault, FaultyServer, serve_faulty
@@ -62,7 +63,7 @@ async def client_behind(
 ) -> AsyncIterator[tuple[Client, Faulty]]:
     async with trio.open_nursery() as nursery:
         faulty = Faulty(nursery, plan)
-        client = Client(
+        client = client_over(
             await faulty.dial(),
             redial=faulty.dial,
             timeout=timeout,

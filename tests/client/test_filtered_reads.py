@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import Client
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
     BadEntryType,
     BadFromEntry,
@@ -122,11 +123,11 @@ async def test_single_batches(kind: str, server: str) -> None:
         with StubServer(*map(handler, SERVERS[server]())) as listening:
             async with opened(kind, listening.port, backoff=SOON) as client:
                 calls = [
-                    client.batch_read_with_fallback,
-                    client.batch_read_unconfirmed_with_fallback,
+                    partial(client.batch_read, fallback=True),
+                    partial(client.batch_read, confirmed=False, fallback=True),
                 ]
                 if "old" not in server:
-                    calls += [client.batch_read, client.batch_read_unconfirmed]
+                    calls += [client.batch_read, partial(client.batch_read, confirmed=False)]
                 for call in calls:
                     number = 0
                     while number < 100:
@@ -137,7 +138,7 @@ async def test_single_batches(kind: str, server: str) -> None:
                         number = batch.next_number
                     assert list(await call(100, types=types)) == []
                 with pytest.raises(BadEntryType):
-                    await client.batch_read_with_fallback(0, types=[-1])
+                    await client.batch_read(0, types=[-1], fallback=True)
 
 
 @kinds
@@ -499,7 +500,7 @@ async def test_following_a_live_stream_over_restarts_of_its_server(stream: DataS
     scope = trio.CancelScope()
 
     async def follow(dial: Any) -> None:
-        client = Client(await dial(), redial=dial, backoff=SOON)
+        client = client_over(await dial(), redial=dial, backoff=SOON)
         with scope:
             async for batch in client.batches(types={3}, stop=total):
                 seen.extend(batch)

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio import Client
+from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
     AlreadyStarted,
     BadFromBookmark,
@@ -113,7 +113,7 @@ async def test_a_request_that_is_cancelled_half_sent_costs_the_connection(
         return ours
 
     async with trio.open_nursery() as nursery:
-        client = Client(await dial(), redial=dial)
+        client = client_over(await dial(), redial=dial)
         entries = client.entries_by_number([1, 2, 3])
         with trio.move_on_after(0.01) as scope:
             await entries.__anext__()

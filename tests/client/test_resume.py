@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
+from datastreamer.client.trio_driver import TrioDriver, client_over
 from datastreamer.errors import (
     BadEntryType,
     BadFromBookmark,
@@ -93,7 +94,7 @@ async def test_it_goes_on_behind_what_came(method: str, caplog: pytest.LogCaptur
 async def test_without_resume_it_is_an_error() -> None:
     async with trio.open_nursery() as nursery:
         faulty = Faulty(nursery, [(Closing(THOUSAND[:6]), NONE), (Stub(THOUSAND), NONE)])
-        client = Client(await faulty.dial(), redial=faulty.dial, resume=False)
+        client = client_over(await faulty.dial(), redial=faulty.dial, resume=False)
         seen: list[Entry] = []
         with pytest.raises(ConnectionLost):
             await seen_of(client.entries(), seen)
@@ -257,7 +258,7 @@ def nobody() -> ConnectFailed:
 
 def absent(client: Client, wire: Any, until: float, error: Exception) -> Absent:
     way = Absent(wire.dial, trio.current_time() + until, error)
-    client._link._redial = way.dial
+    cast("TrioDriver", client._driver).redial = way.dial
     return way
 
 
@@ -570,7 +571,7 @@ async def test_half_an_answer_is_not_asked_again() -> None:
 def test_waits_that_are_none(options: dict[str, Any]) -> None:
     ours, _ = trio.testing.memory_stream_pair()
     with pytest.raises(UsageError):
-        Client(ours, **options)
+        client_over(ours, **options)
 
 
 @pytest.mark.parametrize("waits", [(2, 1), (-1, 1), (1, 2, 0.5)])

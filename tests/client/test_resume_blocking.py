@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import (
     BadFromEntry,
     ConnectionLost,
@@ -197,9 +197,9 @@ def test_what_is_wrong_at_first_is_an_error() -> None:
 async def test_the_system_watches_over_both_clients_connections() -> None:
     with behind(Stub(sample(10)), Stub(sample(10))) as server, client_of(server) as client:
         async with connect("127.0.0.1", server.port) as other:
-            channel = other._link._channel
+            channel = other._engine.channel
             assert isinstance(channel, SocketChannel)
-            for made in (client._socket, channel._socket):
+            for made in (client._engine.channel, channel._socket):
                 assert made is not None
                 assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 if hasattr(socket, "TCP_KEEPIDLE"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import TLSFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.service.embedded import StreamServer

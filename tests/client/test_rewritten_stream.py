@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import HistoryChanged
 from datastreamer.protocol.resume import Rollback
 from datastreamer.service.embedded import StreamServer

@@ -462,7 +462,7 @@ async def test_one_task_at_a_time() -> None:
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         for call in (client.header, client.entries().__anext__, client.entries().__aenter__):
-            with pytest.raises(UsageError, match="another task is using this client"):
+            with pytest.raises(UsageError, match="this client is in use"):
                 await call()
         await wire.server_end.send_all(stub.answer(EntryQuery(3)))
         await trio.testing.wait_all_tasks_blocked()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer._codec import Entry
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.verify import verify_server
 from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.protocol.messages import NOT_FOUND, OK, BookmarkQuery

@@ -87,7 +87,7 @@ def test_all_ways_to_filter_at_their_server(theirs: tuple[GoPeer, Path]) -> None
                 assert got == [each for each in expected if each[0] >= 7]
             got, reached = [], 0
             while reached < total:
-                batch = client.batch_read_with_fallback(reached, max_count=50, types=types)
+                batch = client.batch_read(reached, max_count=50, types=types, fallback=True)
                 assert batch.next_number > reached
                 reached = batch.next_number
                 got += plain(batch)

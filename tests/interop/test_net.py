@@ -250,10 +250,10 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
                 await client.batch_read(0)
             got = []
             while len(got) < len(entries):
-                got += await client.batch_read_with_fallback(len(got), 7, 10_000)
+                got += await client.batch_read(len(got), 7, 10_000, fallback=True)
             assert [(e.number, e.type, e.data) for e in got] == entries
             with pytest.raises(UnknownEntry):
-                await client.batch_read_with_fallback(len(entries) + 1)
+                await client.batch_read(len(entries) + 1, fallback=True)
             again = [e async for batch in client.read_batches(max_count=9) for e in batch]
             assert again == got
             with pytest.raises(NotSupported, match="does not know ranges"):
@@ -261,7 +261,7 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
             assert await client.entry(0) == got[0]
 
     with GoPeer.serve(path) as server, BlockingClient(*server.address, batch_reads=False) as other:
-        assert list(other.batch_read_with_fallback(3, 5)) == got[3:8]
+        assert list(other.batch_read(3, 5, fallback=True)) == got[3:8]
         assert [e for batch in other.read_batches(from_entry=3) for e in batch] == got[3:]
 
 

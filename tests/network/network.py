@@ -9,7 +9,8 @@ from typing import Any
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
+from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message
@@ -86,7 +87,9 @@ class Network:
     async def connect(self, host: str, port: int, **options: Any) -> AsyncIterator[Client]:
         for name in ("tls", "tls_server_name"):
             del options[name]
-        client = Client(await self.dial(host), redial=lambda: self.dial(host), peer=host, **options)
+        client = client_over(
+            await self.dial(host), redial=lambda: self.dial(host), peer=host, **options
+        )
         try:
             yield client
         finally:

@@ -13,7 +13,8 @@ import trio
 import trio.testing
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio import Client
+from datastreamer.client.async_client import Client
+from datastreamer.client.trio_driver import client_over
 from tests.network.stub import Stub, serve_stream
 
 
@@ -41,7 +42,7 @@ async def client_of(
 ) -> AsyncIterator[tuple[Client, Wire]]:
     async with trio.open_nursery() as nursery:
         wire = Wire(nursery, stubs, size)
-        client = Client(
+        client = client_over(
             await wire.dial(),
             redial=wire.dial if redial else None,
             timeout=timeout,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import trio
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import BadBookmark, BadEntryType, UsageError
 from datastreamer.protocol.batches import Limits
 from datastreamer.publisher.blocking import BlockingPublisher

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import UsageError
 from datastreamer.protocol.retry import Backoff, check_waits
 from datastreamer.publisher.blocking import BlockingPublisher

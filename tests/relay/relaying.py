@@ -12,7 +12,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from datastreamer.client.trio import connect
+from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.protocol.retry import Backoff
 from datastreamer.relay.relay import Relay

@@ -16,7 +16,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datastreamer.client.trio import connect
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import StreamFileError
 from datastreamer.relay import truncation_point as whole
 from datastreamer.relay import writer as keeping
@@ -99,7 +99,7 @@ async def observing(port: int, path: Path) -> AsyncIterator[set[int]]:
                     async with connect("127.0.0.1", port, resume=False) as client:
                         while True:
                             totals.add((await client.header()).total_entries)
-                            await client.batch_read_unconfirmed(0, max_count=1)
+                            await client.batch_read(0, max_count=1, confirmed=False)
                             assert client.total_entries is not None
                             totals.add(client.total_entries)
                             follower.refresh()

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.client.trio import connect
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import (
     HistoryChanged,
     UpstreamMismatch,

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import FileMissing, ListenFailed, UsageError
 from datastreamer.protocol.messages import HeaderQuery

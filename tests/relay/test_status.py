@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import ListenFailed
 from datastreamer.relay.relay import Relay
 from datastreamer.service.blocking_relay import BlockingRelay

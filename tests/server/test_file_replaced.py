@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import (
     DifferentStream,
     FileReplaced,

@@ -15,8 +15,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.errors import ConnectFailed, ListenFailed, UnknownEntry
 from datastreamer.server.server import serve
 from datastreamer.service.embedded import StreamServer

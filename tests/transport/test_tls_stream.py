@@ -20,8 +20,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import (
     BadCertificate,

@@ -18,7 +18,7 @@ import typer
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import NO_TLS, TLSOptions
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     BadFromBookmark,
     DamagedFile,

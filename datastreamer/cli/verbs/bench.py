@@ -85,7 +85,7 @@ def bench(
 
 
 def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
-    from datastreamer.client.blocking import BlockingClient
+    from datastreamer.client.blocking_client import BlockingClient
     from datastreamer.service.embedded import StreamServer
     from datastreamer.storage.stream import DataStream
 

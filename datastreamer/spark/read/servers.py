@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     BadFromBookmark,
     ConnectFailed,

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from pyspark.sql.datasource import InputPartition
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     DamagedEntry,
     DatastreamerError,

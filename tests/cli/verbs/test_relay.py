@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.main import main
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.format import page_of, page_start
 from datastreamer.protocol.retry import Backoff
 from datastreamer.service.embedded import StreamServer

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.cli.verbs.serve import serve as serve_verb
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.server.limits import Limits
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.storage.stream import DataStream

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.client.blocking import BlockingClient
+from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import DatastreamerError
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import Running, done, running

@@ -14,8 +14,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from datastreamer.client.blocking import BlockingClient
-from datastreamer.client.trio import connect
+from datastreamer.client.blocking_client import BlockingClient
+from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import NotAllowed, PeerError, UsageError
 from datastreamer.protocol.authentication import encode_authenticate

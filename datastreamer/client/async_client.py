@@ -1,0 +1,214 @@
+"""The client of tasks: queries, and streaming as asynchronous iteration.
+
+Owns the public face for Trio and for asyncio; which of them it is, its driver knows. Must not
+import trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from types import TracebackType
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.client.bulk_receive import Settle, Take
+from datastreamer.client.effects import AsyncDriver
+from datastreamer.client.engine import ClientEngine
+from datastreamer.client.face import BatchesFace, ClientFace, IterationFace
+from datastreamer.client.iteration import Iteration
+from datastreamer.format import Header
+from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol.batches import Read, probe, read, wait_ms
+from datastreamer.protocol.following import HashQuery, RangeHash
+from datastreamer.protocol.messages import Capabilities
+
+
+class Batches(BatchesFace):
+    """Batches of entries as they arrive: an asynchronous iterator.
+
+    ``async with`` begins it at once and ends it on leaving; without that it begins with
+    the first item, and after a ``break`` the client's next call ends it.
+    """
+
+    def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
+        super().__init__(iteration)
+        self._driver = driver
+
+    async def __aenter__(self) -> Batches:
+        await self._driver.run(self._iteration.begin())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._driver.run(self._iteration.leave(kind is not None))
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> EntryBatch:
+        batch: EntryBatch | None = await self._driver.run(self._iteration.next())
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    async def aclose(self) -> None:
+        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
+        await self._driver.run(self._iteration.close())
+
+    async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
+        """Have `take` called, in a thread, with the batches that come next, for `seconds` or
+        until none does for a moment: without the event loop's turns in between. `settle` is
+        called when all that has arrived was handed over. Does nothing where the connection is
+        not a plain socket of Trio's. Raises what these do; for clients that do not resume."""
+        await self._driver.run(self._iteration.pour(take, settle, seconds))
+
+
+class Entries(IterationFace):
+    """Entries one by one: an asynchronous iterator, begun and ended as `Batches`.
+
+    Each run that arrives is a checkpoint; the entries within it are not.
+    """
+
+    def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
+        super().__init__(iteration)
+        self._driver = driver
+
+    async def __aenter__(self) -> Entries:
+        await self._driver.run(self._iteration.begin())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._driver.run(self._iteration.leave(kind is not None))
+
+    def __aiter__(self) -> Entries:
+        return self
+
+    async def __anext__(self) -> Entry:
+        iteration = self._iteration
+        while True:
+            for entry in iteration.entries:
+                iteration.last = entry.number
+                return entry
+            if not await self._driver.run(iteration.next_entries()):
+                raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
+        await self._driver.run(self._iteration.close())
+
+
+class Client(ClientFace[Batches, Entries]):
+    """A connection to a server, made by `connect`.
+
+    One task at a time: a call while another is underway raises `UsageError`, but for `stop` and
+    `aclose`. A call ends an iteration that was left open.
+
+    `ServerRefused` leaves the client usable; a refusal may cost the connection, and the next
+    call makes another. After `ConnectionLost` and `ProtocolViolation` the next call makes
+    another, or raises `ConnectionLost` where it cannot. With `resume` a query over a connection
+    that turns out to be lost is asked once more over another, and a streaming goes on with the
+    next entry whenever the server comes back with the same history. A cancelled query may cost
+    the connection; a cancelled wait for streamed entries loses nothing, and the iteration can
+    go on.
+    """
+
+    def __init__(self, driver: AsyncDriver, engine: ClientEngine) -> None:
+        self._driver = driver
+        self._engine = engine
+
+    def _batches(self, iteration: Iteration[EntryBatch]) -> Batches:
+        return Batches(self._driver, iteration)
+
+    def _entries(self, iteration: Iteration[EntryBatch]) -> Entries:
+        return Entries(self._driver, iteration)
+
+    async def aclose(self) -> None:
+        """Close the connection. A second call does nothing.
+
+        While another task is in a call, that call raises `StreamClosed`.
+        """
+        await self._driver.run(self._engine.close())
+
+    async def header(self) -> Header:
+        """The stream's header as it is now: what is committed."""
+        return await self._driver.run(self._engine.ask(exchanges.header))
+
+    async def entry(self, number: int) -> Entry:
+        """The entry of this number. Raises `UnknownEntry`."""
+        return await self._driver.run(self._engine.ask(exchanges.entry, number))
+
+    async def bookmark(self, key: bytes) -> Entry:
+        """The first event at or after the bookmark `key`. Raises `UnknownBookmark`."""
+        return await self._driver.run(self._engine.ask(exchanges.bookmark, key))
+
+    async def capabilities(self) -> Capabilities:
+        """The server's extensions of the published protocol; asked once a connection."""
+        return await self._driver.run(self._engine.ask(probe))
+
+    async def batch_read(
+        self,
+        from_entry: int,
+        max_count: int = 0,
+        max_bytes: int = 0,
+        *,
+        wait: float = 0.0,
+        types: Collection[int] | None = None,
+        confirmed: bool = True,
+        fallback: bool = False,
+    ) -> EntryBatch:
+        """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
+        `max_bytes` with their heads (0: as many as the server gives).
+
+        Any number of entries from one to these limits may come: the first comes even when it is
+        larger than `max_bytes`. No entry comes only at the end of the stream, when `wait`
+        seconds brought none.
+
+        With `confirmed` a `from_entry` that is not known to be in the stream is compared with
+        the server's total first, and raises `UnknownEntry` past it; without, the server refuses
+        it: `BadFromEntry`. A server without batches raises `NotSupported`, or with `fallback` is
+        asked for single entries.
+
+        With `types` only entries of these types, up to before `next_number`: possibly none, for
+        a server scans a limited number of entries. One that cannot choose sends all, and the
+        others are left out here.
+        """
+        wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
+        return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
+
+    async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
+        """The server's hash of the entries from `first` up to before `end`, or of the first of
+        them that `max_bytes` and the server's limit allow. For servers whose capabilities
+        include `changes`. Raises `BadFromEntry` where the stream does not hold entry `first`."""
+        query = HashQuery(first, end, max_bytes)
+        return await self._driver.run(self._engine.ask(exchanges.range_hash, query))
+
+    async def run(
+        self,
+        callback: Callable[[Entry], object] | None = None,
+        *,
+        from_entry: int | None = None,
+        from_bookmark: bytes | None = None,
+        stop: int | None = None,
+    ) -> None:
+        """Call `callback` (and await what it returns, if it can be) for each entry.
+
+        Without a callback each entry is printed as a line: number, type, length of data.
+        Returns at `stop`, or when the method of that name is called.
+        """
+        await self._driver.run(self._run(callback, from_entry, from_bookmark, stop))
+
+    async def stop(self) -> None:
+        """End the iteration that is open, if there is one; it ends without an error.
+
+        May be called while another task waits for entries; that task still receives what
+        arrives before the server's answer.
+        """
+        await self._driver.run(self._engine.stop())

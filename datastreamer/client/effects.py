@@ -1,0 +1,174 @@
+"""What an engine asks of its driver: one small step of input or output at a time.
+
+An engine is written once, as generators that yield these effects and are sent the results. A
+driver performs them under Trio, under asyncio, or in a plain thread; an effect that fails, or is
+cancelled, is raised in the generator, which decides what that leaves. Must not know sockets,
+tasks or clocks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Channel: TypeAlias = Any
+"""A connection, as its driver made it: engines only hand it back."""
+
+
+class Interrupted(Exception):
+    """`Interrupt` ended this wait."""
+
+
+class Signal(Protocol):
+    """An event of the driver's kind: tasks wait until it is set."""
+
+    def set(self) -> object: ...
+
+
+@dataclass(slots=True)
+class Connect:
+    """Make another connection: gives a `Channel`. Raises `ConnectFailed` after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Send:
+    """Send all of `data`. Raises `TimeoutError` after `seconds` (None: no limit)."""
+
+    channel: Channel
+    data: bytes
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Receive:
+    """Wait for bytes: gives their number, 0 at the end of the connection. Raises `TimeoutError`
+    after `seconds` (None: no limit). A cancelled one consumes nothing."""
+
+    channel: Channel
+    buffer: memoryview
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Close:
+    """Close the connection, whatever is cancelled meanwhile. Without `farewell` TLS sends no
+    end: in a forked child the connection is still the parent's."""
+
+    channel: Channel
+    farewell: bool = True
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """End the wait of another task or thread: a `Sleep` or `Connect` raises `Interrupted`, a
+    wait for `channel` sees its end."""
+
+    channel: Channel | None
+
+
+@dataclass(slots=True)
+class Now:
+    """Gives the seconds on the driver's clock."""
+
+
+@dataclass(slots=True)
+class Sleep:
+    """Wait until this time on the driver's clock."""
+
+    until: float
+
+
+@dataclass(slots=True)
+class Wait:
+    """Wait until the signal is set. Raises `TimeoutError` after `seconds` (None: no limit)."""
+
+    signal: Any
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """Call a user's function, await what it returns where that can be awaited, and give that."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class InThread:
+    """Call a function that may block; cancellation waits until it returns."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+Effect: TypeAlias = (
+    Connect | Send | Receive | Close | Interrupt | Now | Sleep | Wait | Call | InThread
+)
+Steps: TypeAlias = Generator[Effect, Any, T]
+
+
+class Turn(Protocol):
+    """A lock that is never waited for, so that a signal's handler may try it too."""
+
+    def acquire(self, blocking: bool = ...) -> bool: ...
+    def release(self) -> None: ...
+
+
+class Driver(Protocol):
+    """What an engine knows of its driver."""
+
+    @property
+    def turn(self) -> Turn:
+        """The engine's lock."""
+
+    @property
+    def cancelled(self) -> tuple[type[BaseException], ...]:
+        """What is raised where a wait is cancelled."""
+
+    @property
+    def threaded(self) -> bool:
+        """Whether others that use the engine are threads, which may not touch a connection that
+        is in use."""
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether `Connect` can be performed."""
+
+    def signal(self) -> Signal:
+        """A new `Signal`."""
+
+
+class AsyncDriver(ABC):
+    """Runs an engine's steps in the caller's task."""
+
+    threaded = False
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Perform the effects of `steps`, and return its outcome."""
+        result: Any = None
+        failure: BaseException | None = None
+        while True:
+            try:
+                while True:
+                    effect = steps.send(result) if failure is None else steps.throw(failure)
+                    failure = None
+                    result = await self.perform(effect)
+            except StopIteration as done:
+                outcome: T = done.value
+                return outcome
+            except BaseException as error:
+                if getgeneratorstate(steps) == GEN_CLOSED:
+                    raise
+                failure = error
+
+    @abstractmethod
+    async def perform(self, effect: Effect) -> Any:
+        """Perform one effect."""

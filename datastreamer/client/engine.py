@@ -1,0 +1,578 @@
+"""A client's connections to one server, written once for every driver.
+
+Owns whose turn it is, when a connection is given up and another made, and when a lost one is
+tried again. What is sent and received is `datastreamer.protocol.flows`', what a lost connection
+means for a streaming `datastreamer.protocol.resume`'s. Must not know sockets, tasks or clocks:
+`effects` says what it asks of its driver.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from datastreamer.client import bulk_receive
+from datastreamer.client.bulk_receive import Settle, Take
+from datastreamer.client.effects import (
+    Channel,
+    Close,
+    Connect,
+    Driver,
+    Interrupt,
+    Interrupted,
+    InThread,
+    Now,
+    Receive,
+    Send,
+    Signal,
+    Sleep,
+    Steps,
+    Wait,
+)
+from datastreamer.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    NotSupported,
+    PeerError,
+    ServerRefused,
+    StreamClosed,
+    UsageError,
+)
+from datastreamer.format import Header
+from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol.client import ClientConnection
+from datastreamer.protocol.flows import Flow, Work
+from datastreamer.protocol.resume import Resumable
+from datastreamer.protocol.retry import Endurance, Recovery
+from datastreamer.transport.connection_errors import (
+    answer_timeout,
+    say_back,
+    say_lost,
+    silent_server,
+)
+from datastreamer.transport.fork_guard import ForkGuard
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Lost(enum.Enum):
+    """In place of an item."""
+
+    LOST = enum.auto()
+
+
+LOST: Final = Lost.LOST
+"""The connection is lost, and the iteration may join again."""
+
+
+class OpenIteration(Protocol):
+    """An iteration, as far as the engine knows it."""
+
+    work: Work[Any]
+    recovery: Recovery | None
+    over: bool
+    settled: bool
+
+    @property
+    def logs_outages(self) -> bool:
+        """Whether the log says that the server is lost, and that it is back."""
+
+    def finish(self) -> None:
+        """No more items."""
+
+    def take_over(self) -> None:
+        """No more items, because of another call."""
+
+
+class ClientEngine(ForkGuard):
+    """One connection at a time, and one exchange at a time on it.
+
+    `timeout` bounds, in seconds, each step of connecting, of beginning a streaming and of
+    restoring a connection; `answer_timeout` each wait for another answer (None: no limit).
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        stream_type: int,
+        peer: str,
+        timeout: float,
+        answer_timeout: float | None,
+        endurance: Endurance,
+        batch_reads: bool,
+    ) -> None:
+        super().__init__()
+        self.stream_type = stream_type
+        self.peer = peer
+        self.answer_timeout = answer_timeout
+        self.closed_on_asking = False
+        self.channel: Channel | None = None
+        self._driver = driver
+        self._timeout = timeout
+        self._endurance = endurance
+        # Whether this server may be asked what it can do: some close on the question.
+        self._may_ask = self._extensions = batch_reads
+        self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
+        # The iteration that is open, on which the server may send at any time.
+        self._active: OpenIteration | None = None
+        # Whether this server has ever sent anything, on an earlier connection.
+        self._answered = False
+        # After a refusal: does the connection still work?
+        self._suspect = False
+        # Whether a part of a request may have been sent.
+        self._sending = False
+        self._rejoining = False
+        self._released: Signal | None = None
+        self._closed = False
+
+    @property
+    def total_entries(self) -> int | None:
+        """The newest total that the server sent on this connection."""
+        return self._connection.total_entries
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a lost connection is replaced without an error."""
+        return self._endurance.resume and self._driver.reconnects and not self._closed
+
+    def open(self) -> Steps[None]:
+        """Make the first connection."""
+        yield from self._connect()
+
+    def close(self) -> Steps[None]:
+        """Close the connection. A second call does nothing.
+
+        A call that is underway raises `StreamClosed`.
+        """
+        self._closed = True
+        if self._driver.turn.acquire(False):
+            yield from self._release()
+            return
+        if self._ours:
+            yield Interrupt(self.channel)
+        if not self._driver.threaded:
+            yield from self._drop()
+
+    # Exchanges
+
+    def ask(self, exchange: Callable[..., Flow[T]], *arguments: Any, wait: float = 0.0) -> Steps[T]:
+        """One exchange from its request to its answer, which the server may delay by `wait`
+        seconds."""
+        limit = self.answer_timeout
+        seconds = None if limit is None else limit + wait
+        return self._call(exchange, *arguments, seconds=seconds)
+
+    def _call(
+        self, exchange: Callable[..., Flow[T]], *arguments: Any, seconds: float | None
+    ) -> Steps[T]:
+        self._claim()
+        try:
+            if self.channel is None or self._suspect or self._active is not None:
+                yield from self._prepare()
+            again = self.resumes
+            while True:
+                before = self._connection.received_bytes
+                try:
+                    flow = exchange(self._connection, *arguments)
+                    return (yield from self._drive(flow, seconds))
+                except ConnectionLost:
+                    if not self._is_asked_again(before, again):
+                        raise
+                    again = False
+                yield from self._drop()
+                yield from self._prepare()
+        except BaseException as error:
+            self._ensure_not_closed(error)
+            yield from self._judge(error, in_step=not self._connection.outstanding)
+            raise
+        finally:
+            yield from self._release()
+
+    def begin(self, iteration: OpenIteration) -> Steps[None]:
+        """The first part of an exchange of many parts."""
+        try:
+            yield from self._call(iteration.work.begin, seconds=self._timeout)
+        except (ConnectFailed, ConnectionLost) as error:
+            if not (yield from self._survives(iteration, error)):
+                raise
+        self._active = iteration
+
+    def join(self, iteration: OpenIteration) -> Steps[bool]:
+        """Join the stream again where its connection was lost; False where it was stopped.
+
+        Cancelled, it can be asked for again.
+        """
+        work = iteration.work
+        if self.channel is not None or not isinstance(work, Resumable):
+            return True
+        self._claim()
+        try:
+            while not iteration.over:
+                try:
+                    if (yield from self._rejoin(iteration, work)):
+                        return True
+                except PeerError as error:
+                    if iteration.over:
+                        break
+                    if not (yield from self._survives(iteration, error)):
+                        raise
+            return False
+        except PeerError:
+            yield from self._drop()
+            raise
+        finally:
+            yield from self._release()
+
+    def advance(self, iteration: OpenIteration, seconds: float | None) -> Steps[Any]:
+        """The next part, `LOST`, or None at the end. Cancelled, it can be asked for again."""
+        self._claim()
+        work = iteration.work
+        try:
+            if iteration.over:
+                return None
+            item = None
+            if isinstance(work, Resumable):
+                # The next run, where it comes as most do: one wait at most, and none of the
+                # steps of an exchange.
+                item = work.arrived()
+                if item is None and self.channel is not None and work.hungry:
+                    yield from self._receive(self.channel, self._connection, seconds, work)
+                    item = work.arrived()
+            if item is None:
+                item = yield from self._drive(work.advance(), seconds, work)
+        except BaseException as error:
+            self._ensure_not_closed(error)
+            if isinstance(error, PeerError):
+                stopping = isinstance(work, Resumable) and work.stopping
+                if iteration.over or (stopping and self.resumes):
+                    yield from self._drop()
+                    return None
+                try:
+                    lost = self.resumes and (yield from self._survives(iteration, error))
+                except PeerError:
+                    yield from self._drop()
+                    raise
+                if lost:
+                    yield from self._hang_up()
+                    return LOST
+            in_step = isinstance(error, (Exception, *self._driver.cancelled))
+            yield from self._judge(error, in_step=in_step)
+            raise
+        else:
+            iteration.recovery = None
+            return item
+        finally:
+            yield from self._release()
+
+    def pour(
+        self, iteration: OpenIteration, take: Take, settle: Settle, seconds: float
+    ) -> Steps[None]:
+        """See `Batches.pour`."""
+        self._claim()
+        channel, work = self.channel, iteration.work
+        receiving = getattr(channel, "for_thread", None)
+        try:
+            if receiving is not None and isinstance(work, Resumable):
+                turn = partial(bulk_receive.pour, receiving, self._connection, work)
+                yield InThread(turn, (take, settle, seconds))
+        except BaseException as error:
+            in_step = isinstance(error, (Exception, *self._driver.cancelled))
+            yield from self._judge(error, in_step=in_step)
+            raise
+        finally:
+            yield from self._release()
+
+    def settle(self, iteration: OpenIteration) -> Steps[None]:
+        """End it, at the cost of the connection if it must be."""
+        if self._active is iteration and self._ours:
+            self._claim()
+            try:
+                yield from self._restore()
+            finally:
+                yield from self._release()
+
+    def stop(self) -> Steps[None]:
+        """End the open iteration, also while another task or thread waits for its next item."""
+        while (active := self._active) is not None and self._ours:
+            if self._driver.turn.acquire(False):
+                active.finish()
+                active.settled = True
+                try:
+                    yield from self._restore()
+                finally:
+                    yield from self._release()
+                return
+            if self._driver.threaded or self._rejoining:
+                active.finish()
+                yield Interrupt(self.channel)
+                return
+            try:
+                request = active.work.request_stop()
+                if request and self.channel is not None:
+                    yield from self._send(self.channel, request, None)
+            except BaseException:
+                yield from self._drop()
+                raise
+            if self._released is None:
+                self._released = self._driver.signal()
+            yield Wait(self._released)
+
+    # Turns
+
+    def _claim(self) -> None:
+        self._ensure_ours()
+        if not self._driver.turn.acquire(False):
+            raise UsageError("this client is in use; give each task and each thread its own")
+
+    def _release(self) -> Steps[None]:
+        try:
+            if self._closed:
+                yield from self._drop()
+        finally:
+            self._driver.turn.release()
+            if self._released is not None:
+                self._released.set()
+                self._released = None
+        # Another thread may have closed it too late for that.
+        if self._closed and self.channel is not None and self._driver.turn.acquire(False):
+            yield from self._release()
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise StreamClosed("this client was closed while it was in use") from None
+
+    def _ensure_not_closed(self, error: BaseException) -> None:
+        """Raise `StreamClosed` in place of what the closed connection raised."""
+        if isinstance(error, PeerError | Interrupted):
+            self._ensure_open()
+
+    # Bytes
+
+    def _drive(
+        self, flow: Flow[T], seconds: float | None, work: Work[Any] | None = None
+    ) -> Steps[T]:
+        """Perform an exchange on this connection, each wait within `seconds`."""
+        if self.channel is None:
+            self._ensure_open()
+            raise ConnectionLost(f"the connection to {self.peer} is lost")
+        watched = work if isinstance(work, Resumable) else None
+        return (yield from self._exchange(flow, self.channel, self._connection, seconds, watched))
+
+    def _exchange(
+        self,
+        flow: Flow[T],
+        channel: Channel,
+        connection: ClientConnection,
+        seconds: float | None,
+        watched: Resumable | None = None,
+    ) -> Steps[T]:
+        try:
+            while True:
+                data = next(flow)
+                if data:
+                    yield from self._send(channel, data, seconds)
+                elif data is None:
+                    yield from self._receive(channel, connection, seconds, watched)
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
+
+    def _send(self, channel: Channel, data: bytes, seconds: float | None) -> Steps[None]:
+        self._sending = True
+        try:
+            yield Send(channel, data, seconds)
+        except TimeoutError:
+            raise answer_timeout(self.peer, seconds or 0.0) from None
+        self._sending = False
+
+    def _receive(
+        self,
+        channel: Channel,
+        connection: ClientConnection,
+        seconds: float | None,
+        watched: Resumable | None = None,
+    ) -> Steps[None]:
+        """Wait for bytes. With `watched` a silent server is asked on a second connection."""
+        heartbeat = None
+        if watched is not None and self._driver.reconnects:
+            heartbeat = self._endurance.heartbeat
+        while True:
+            try:
+                with connection.receive_buffer() as room:
+                    count = yield Receive(channel, room, heartbeat or seconds)
+            except TimeoutError:
+                if watched is None or heartbeat is None:
+                    raise answer_timeout(self.peer, seconds or 0.0) from None
+                yield from self._look_after(watched, heartbeat)
+            except ConnectionLost as error:
+                raise self._explained(error, connection) from None
+            else:
+                connection.received(count)
+                return
+
+    def _explained(self, error: ConnectionLost, connection: ClientConnection) -> ConnectionLost:
+        """`error`, which the system reported, with its possible reason on a new connection."""
+        if connection.received_bytes or type(error) is not ConnectionLost:
+            return error
+        return exchanges.unanswered(connection, f"{str(error).partition(';')[0]},")
+
+    # Losses
+
+    def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
+        """Whether a request whose connection was lost is sent over another: one that was good
+        once and is stale, or that was lost by a question which is not asked again."""
+        stale = resumes and 0 < received_before == self._connection.received_bytes
+        return stale or self._lost_by_asking()
+
+    def _lost_by_asking(self) -> bool:
+        """Whether the server closed on the question what it can do: it is not asked again."""
+        if not self._connection.probing or not self._driver.reconnects:
+            return False
+        self.closed_on_asking = not self._connection.refused
+        self._extensions = False
+        return True
+
+    def _survives(self, iteration: OpenIteration, error: PeerError) -> Steps[bool]:
+        """Whether to join again after `error`; the iteration's recovery says when.
+
+        Raises what is no loss of a connection, or one too many.
+        """
+        answered = self._connection.received_bytes > 0
+        self._answered = self._answered or answered
+        if isinstance(error, ConnectionLost):
+            self._lost_by_asking()
+        if not (self._answered and self.resumes and isinstance(iteration.work, Resumable)):
+            return False
+        now = yield Now()
+        if iteration.recovery is None:
+            iteration.recovery = Recovery(self._endurance, now)
+        luck = random.random()  # noqa: S311
+        news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
+        if news and iteration.logs_outages:
+            say_lost(_log, self.peer, error)
+        return True
+
+    def _rejoin(self, iteration: OpenIteration, work: Resumable) -> Steps[bool]:
+        """One attempt to join again; False where it was interrupted."""
+        joined = False
+        self._rejoining = True
+        try:
+            if iteration.recovery is not None:
+                yield Sleep(iteration.recovery.due)
+            yield from self._connect()
+            yield from self._drive(work.begin(self._connection), self._timeout)
+            joined = True
+        except (Interrupted, PeerError) as error:
+            self._ensure_not_closed(error)
+            if isinstance(error, Interrupted):
+                return False
+            raise
+        finally:
+            self._rejoining = False
+            if not joined:
+                yield from self._hang_up()
+        if iteration.recovery is not None:
+            iteration.recovery.down = False
+        if iteration.logs_outages:
+            say_back(_log, self.peer, work.next_number)
+        return True
+
+    def _look_after(self, work: Resumable, silent_seconds: float) -> Steps[None]:
+        """Nothing came for so long: ask on another connection whether the server is there."""
+        try:
+            header = yield from self._ask_header()
+        except PeerError as error:
+            raise silent_server(self.peer, silent_seconds, error) from error
+        work.silent(header, self.peer, silent_seconds)
+
+    def _ask_header(self) -> Steps[Header]:
+        connection = ClientConnection(self.stream_type, peer=self.peer)
+        channel = yield Connect(self._timeout)
+        try:
+            flow = exchanges.header(connection)
+            return (yield from self._exchange(flow, channel, connection, self._timeout))
+        finally:
+            yield Close(channel)
+
+    # The state of the connection
+
+    def _connect(self) -> Steps[None]:
+        self._ensure_open()
+        if self._connection.refused:
+            self._extensions = False
+        self._connection = ClientConnection(
+            self.stream_type, peer=self.peer, extensions=self._extensions
+        )
+        self.channel = yield Connect(self._timeout)
+        # From here on a call that closes the client finds the connection.
+        self._ensure_open()
+
+    def _prepare(self) -> Steps[None]:
+        """Make the connection fit for a request, or make another."""
+        if self._closed:
+            raise StreamClosed("this client is closed")
+        if self._active is not None:
+            self._active.take_over()
+        yield from self._restore()
+        if self.channel is None:
+            if not self._driver.reconnects:
+                raise ConnectionLost(f"the connection to {self.peer} is lost; make a new client")
+            yield from self._connect()
+
+    def _restore(self) -> Steps[None]:
+        """End what is underway and try a suspect connection; give it up if that fails."""
+        if self.channel is None:
+            self._active = None
+            return
+        work = None if self._active is None else self._active.work
+        limit = exchanges.DRAIN_LIMIT if self._driver.reconnects else None
+        flow = exchanges.restore(self._connection, work, self._suspect, limit)
+        fit = False
+        try:
+            fit = yield from self._drive(flow, self._timeout)
+        except PeerError:
+            pass
+        finally:
+            if fit:
+                self._active = None
+                self._suspect = False
+            else:
+                yield from self._drop()
+
+    def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
+        """Give up a connection that is out of step, or may be, after `error`."""
+        if self._is_spent(error, in_step=in_step) or self._sending:
+            yield from self._drop()
+
+    def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
+        if isinstance(error, ConnectFailed):
+            self._extensions = self._may_ask
+        if self._connection.out_of_step:
+            return True
+        if isinstance(error, NotSupported):
+            return False
+        if isinstance(error, ServerRefused) and not self._connection.outstanding:
+            self._suspect = True
+            return False
+        return isinstance(error, PeerError) or not in_step
+
+    def _drop(self) -> Steps[None]:
+        """Give up the connection, and the iteration on it."""
+        if self._active is not None:
+            self._active.finish()
+            self._active = None
+        yield from self._hang_up()
+
+    def _hang_up(self) -> Steps[None]:
+        channel, self.channel = self.channel, None
+        self._answered = self._answered or self._connection.received_bytes > 0
+        self._suspect = self._sending = False
+        if channel is not None:
+            yield Close(channel, farewell=self._ours)

@@ -1,0 +1,303 @@
+"""What all clients have in common: their options, what they know, and their iterations.
+
+Owns the documentation of these. How a call is waited for is its face's: `async_client` or
+`blocking_client`. Must not import trio.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Generic, TypeVar
+
+from datastreamer._codec import Entry, EntryBatch
+from datastreamer.client.effects import Call, Driver, Steps
+from datastreamer.client.engine import ClientEngine
+from datastreamer.client.iteration import Iteration
+from datastreamer.errors import PeerError
+from datastreamer.position import CursorStore, Position
+from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol.arguments import check_number
+from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, Limits, RangeReading
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
+from datastreamer.protocol.resume import Rollback, streaming
+from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, check_waits
+from datastreamer.transport.listeners import leads_to
+
+BatchesT = TypeVar("BatchesT")
+EntriesT = TypeVar("EntriesT")
+
+OnRollback = Callable[[Rollback], object]
+
+
+def engine_of(
+    driver: Driver,
+    peer: str,
+    *,
+    stream_type: int,
+    timeout: float,
+    answer_timeout: float | None = None,
+    resume: bool = True,
+    retry_for: float | None = None,
+    backoff: Backoff = BACKOFF,
+    heartbeat: float | None = None,
+    batch_reads: bool = True,
+) -> ClientEngine:
+    """A client's engine. Raises `UsageError` for options that are none."""
+    check_number("stream_type", stream_type)
+    check_waits(timeout, retry_for, heartbeat)
+    return ClientEngine(
+        driver,
+        stream_type=stream_type,
+        peer=peer,
+        timeout=timeout,
+        answer_timeout=answer_timeout,
+        endurance=Endurance(resume, retry_for, backoff, heartbeat),
+        batch_reads=batch_reads,
+    )
+
+
+class ClientFace(ABC, Generic[BatchesT, EntriesT]):
+    """The part of a client that waits for nothing."""
+
+    _engine: ClientEngine
+
+    @abstractmethod
+    def _batches(self, iteration: Iteration[EntryBatch]) -> BatchesT:
+        """An iterator over these batches."""
+
+    @abstractmethod
+    def _entries(self, iteration: Iteration[Any]) -> EntriesT:
+        """An iterator over the entries of these items."""
+
+    @property
+    def stream_type(self) -> int:
+        """The stream type that every request names."""
+        return self._engine.stream_type
+
+    @property
+    def peer(self) -> str:
+        """The server as messages name it."""
+        return self._engine.peer
+
+    @property
+    def total_entries(self) -> int | None:
+        """The newest total that the server sent on this connection; None before the first."""
+        return self._engine.total_entries
+
+    @property
+    def closed_on_asking(self) -> bool:
+        """Whether the server closed a connection when it was asked for its capabilities, and is
+        taken for one without extensions: that may have been an accident."""
+        return self._engine.closed_on_asking
+
+    def leads_to(self, listeners: Iterable[socket.socket]) -> bool:
+        """Whether one of `listeners`, which are this process's, is at the other end."""
+        connection = getattr(self._engine.channel, "connection", lambda: None)()
+        return connection is not None and leads_to(connection, listeners)
+
+    # Batches
+
+    def read_batches(
+        self,
+        *,
+        from_entry: int = 0,
+        from_position: Position | None = None,
+        stop: int | None = None,
+        max_count: int = 0,
+        max_bytes: int = BATCH_BYTES,
+        requests: int = REQUESTS,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: OnRollback | None = None,
+    ) -> BatchesT:
+        """As `batches`, requested in batches of `max_count` entries and `max_bytes`, with
+        `requests` underway: the server sends no more than is requested.
+
+        Ends before entry `stop`, or where the stream ends when the iteration begins. A server
+        without batches is asked to stream as far.
+        """
+        work = streaming(
+            from_entry if from_position is None else None,
+            None,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._engine.resumes,
+            batched=Limits(max_count, max_bytes, requests),
+        )
+        return self._batches(Iteration(self._engine, work, cursor, on_rollback))
+
+    def between_bookmarks(self, first: bytes, last: bytes) -> BatchesT:
+        """The entries from one bookmark to another, both included, as they are now.
+
+        Raises `BadFromBookmark`, `BadToBookmark` (also where the second precedes the first), and
+        `NotSupported`: few servers know this.
+        """
+        return self._batches(Iteration(self._engine, RangeReading(first, last)))
+
+    def entries_by_number(
+        self, numbers: Iterable[int], *, window: int = exchanges.WINDOW
+    ) -> EntriesT:
+        """The entries of these numbers, in this order, with `window` queries underway.
+
+        Raises `UnknownEntry` at the first number that the stream does not hold.
+        """
+        return self._entries(Iteration(self._engine, exchanges.Lookup(numbers, window)))
+
+    # Streaming
+
+    def entries(
+        self,
+        *,
+        from_entry: int | None = None,
+        from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
+        stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: OnRollback | None = None,
+    ) -> EntriesT:
+        """Entries one by one, from an entry's number (default 0), a bookmark's entry or a
+        position on.
+
+        Goes on with what is committed later, without end, or ends before entry `stop`. The
+        iteration begins when its block is entered or its first item is requested, and raises
+        `BadFromEntry` or `BadFromBookmark` then. `types` leaves out entries of all other types
+        before any object is made of them.
+
+        With `cursor` it begins at the position saved there, if there is one. The position after
+        an item is saved when the next is requested, and when the block ends without an error:
+        each item is delivered at least once. A program that stores the iteration's `position`
+        together with what it made of the entries, and passes it as `from_position` the next
+        time, receives each exactly once.
+
+        A server that comes back with other entries than those that were delivered, or with
+        fewer, raises `HistoryChanged`. With `on_rollback`, that is called (and awaited, if it
+        can be) instead wherever the last entry in common is among the last 256; the iteration
+        then goes on after that entry.
+        """
+        work = streaming(
+            from_entry,
+            from_bookmark,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._engine.resumes,
+        )
+        return self._entries(Iteration(self._engine, work, cursor, on_rollback))
+
+    def batches(
+        self,
+        *,
+        from_entry: int | None = None,
+        from_bookmark: bytes | None = None,
+        from_position: Position | None = None,
+        stop: int | None = None,
+        types: Collection[int] | None = None,
+        cursor: CursorStore | None = None,
+        on_rollback: OnRollback | None = None,
+        commits: bool = False,
+    ) -> BatchesT:
+        """As `entries`, in runs as they arrive: the fast way for many entries.
+
+        A batch keeps its bytes, within a receive buffer of up to 1 MiB. With `commits` a server
+        that can is asked to report where atomic operations end, which `commit_ahead` says; from
+        an entry on, for all types.
+        """
+        work = streaming(
+            from_entry,
+            from_bookmark,
+            stop,
+            from_position=from_position,
+            types=types,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._engine.resumes,
+            commits=commits,
+        )
+        return self._batches(Iteration(self._engine, work, cursor, on_rollback))
+
+    def follow(self, from_entry: int, known: KnownHistory) -> BatchesT:
+        """As `batches` with `commits`, and with each change of committed entries since the state
+        `known` from a server that reports them: see `Batches.begun` and `Batches.changes`.
+
+        For clients that do not resume: one that does receives all changes since `known` again
+        after a reconnection.
+        """
+        work = streaming(from_entry, None, None, commits=True, known=known)
+        return self._batches(Iteration(self._engine, work))
+
+    def _run(
+        self,
+        callback: Callable[[Entry], object] | None,
+        from_entry: int | None,
+        from_bookmark: bytes | None,
+        stop: int | None,
+    ) -> Steps[None]:
+        """Call `callback` for each entry, or print a line for each."""
+        work = streaming(from_entry, from_bookmark, stop, careful=self._engine.resumes)
+        iteration: Iteration[EntryBatch] = Iteration(self._engine, work)
+        failed = True
+        try:
+            while (batch := (yield from iteration.next())) is not None:
+                if callback is None:
+                    sys.stdout.write(exchanges.lines(batch))
+                    sys.stdout.flush()
+                    continue
+                for entry in batch:
+                    yield Call(callback, (entry,))
+                    if iteration.over:
+                        break
+            failed = False
+        finally:
+            yield from iteration.leave(failed)
+
+
+class IterationFace:
+    """What all iterators of a client have in common."""
+
+    def __init__(self, iteration: Iteration[Any]) -> None:
+        self._iteration = iteration
+
+    @property
+    def position(self) -> Position | None:
+        """The place after what was delivered last: to be stored with what was made of it.
+
+        None where nothing is known yet, and for entries by number.
+        """
+        return self._iteration.position
+
+
+class BatchesFace(IterationFace):
+    """What iterators over batches have in common."""
+
+    @property
+    def commit_ahead(self) -> int | None:
+        """Where the atomic operations of the newest batch end: no entry from there on was
+        delivered. None where `commits` were not asked for, or the server does not report them."""
+        streaming = self._iteration.streaming
+        return None if streaming is None else streaming.commit_ahead
+
+    @property
+    def begun(self) -> FollowBegun | None:
+        """What the server said at the beginning of a `follow`; None where it does not report
+        changes."""
+        streaming = self._iteration.streaming
+        return None if streaming is None else streaming.begun
+
+    @property
+    def changes(self) -> deque[ChangeReceived]:
+        """Changes that were reported since the batch before, in order, to be removed by the
+        caller; each comes with a batch of no entries."""
+        streaming = self._iteration.streaming
+        return deque() if streaming is None else streaming.changes
+
+    def report_outages(self, report: Callable[[PeerError | None], object]) -> None:
+        """Have `report` called (and awaited, if it can be) with the error where the server is
+        lost, and with None where it is back; neither is logged then."""
+        self._iteration.on_outage = report
