@@ -1,12 +1,12 @@
-"""Where Spark looks for data sources by itself: modules named pyspark_* with a DefaultSource.
+"""Registers the data source: Spark imports modules named pyspark_* for their DefaultSource.
 
-So ``spark.read.format("datastream")`` needs no registration wherever this package is installed.
+With this package installed, ``spark.read.format("datastream")`` works without `register`.
 """
 
 from __future__ import annotations
 
 import contextlib
 
-# Where pyarrow is missing, or Spark too old, its other formats go on working.
+# Without pyarrow, or with an older Spark, other data sources must keep working.
 with contextlib.suppress(ImportError):
     from datastreamer.spark.source import DatastreamSource as DefaultSource  # noqa: F401

@@ -35,7 +35,7 @@ def main() -> None:
 
 def run(spark: SparkSession, out: str, sources: list[str]) -> None:
     """Reassemble the messages of all sources into the folder `out`, which is made."""
-    told = reassemble(reduce(DataFrame.union, [read(spark, source) for source in sources])).told
+    told = reassemble(reduce(DataFrame.union, [read(spark, source) for source in sources])).rows
     # In one pass: what is told goes to disk once, and the rest is read from there.
     told.write.parquet(f"{out}/told")
     told = spark.read.parquet(f"{out}/told")

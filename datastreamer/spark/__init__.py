@@ -1,7 +1,7 @@
-"""Streams as Spark's DataFrames: ``spark.read.format("datastream")``.
+"""Streams as Spark DataFrames: ``spark.read.format("datastream")``.
 
-Needs pyspark 4.2 or later and pyarrow (``pip install 'datastreamer[spark]'``), and a Java;
-importing this without the packages raises `ExtraMissing`.
+Requires pyspark 4.2 or later, pyarrow (``pip install 'datastreamer[spark]'``) and Java. Importing
+this package without pyspark or pyarrow raises `ExtraMissing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Spark's errors are about: the line that our own code said, where it was ours."""
+"""The one line of a Spark error that says what failed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pyspark.errors import PySparkException
 
 __all__ = ["PySparkException", "reason"]
 
-# As Python tells of an exception at the end of a traceback, which Spark quotes.
+# The last line of a Python traceback that Spark quotes, for an exception of this package.
 _OURS: Final = re.compile(r"datastreamer\.errors\.\w+: (.+)")
-# The same of any other exception: behind the lines of the traceback, which are set in.
+# The same for any other exception. The indented lines are the traceback's frames.
 _THEIRS: Final = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE
 )
-# What the gateway to Java says before the error itself.
+# Prefix that Py4J adds to an error of the JVM.
 _CALL: Final = re.compile(r"\AAn error occurred while calling .*\n: ")
 
 
 def reason(error: Exception) -> str:
-    """One line: ours, or what Python said, or the first of Spark's."""
-    told = _CALL.sub("", str(error))
-    found = _OURS.findall(told) or _THEIRS.findall(told)
-    return str(found[-1]).strip() if found else told.strip().partition("\n")[0]
+    """The message of the exception of this package, else of any Python exception, else Spark's
+    first line."""
+    text = _CALL.sub("", str(error))
+    found = _OURS.findall(text) or _THEIRS.findall(text)
+    return str(found[-1]).strip() if found else text.strip().partition("\n")[0]

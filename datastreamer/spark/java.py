@@ -1,6 +1,6 @@
-"""Whether there is a Java that Spark runs on.
+"""Finds the Java that Spark will run on.
 
-Spark's own word on a missing one is a stack trace from its gateway.
+Without this check, Spark reports a missing Java as a stack trace of its gateway.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def find_java() -> str:
-    """The Java that Spark will start: JAVA_HOME's, or the one on PATH.
+    """The path of the Java that Spark will start: from JAVA_HOME, else from PATH.
 
-    Raises `UsageError`, in one line, where there is none or it is too old.
+    Raises `UsageError` if there is none or it is too old.
     """
     home = os.environ.get("JAVA_HOME")
     path = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -28,14 +28,14 @@ def find_java() -> str:
         where = f"JAVA_HOME is {home}, and there is no {path}" if home else "there is none on PATH"
         raise _missing(where)
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=60, check=False
         )
     except OSError as error:
         raise _missing(f"{path} does not run: {error.strerror or error}") from None
-    found = _VERSION.search(told.stderr + told.stdout)
+    found = _VERSION.search(result.stderr + result.stdout)
     if found is None:
-        raise _missing(f"{path} does not tell its version")
+        raise _missing(f"{path} does not report its version")
     if int(found[1]) < OLDEST:
         raise _missing(f"{path} is Java {found[1]}")
     return path
@@ -43,6 +43,6 @@ def find_java() -> str:
 
 def _missing(where: str) -> UsageError:
     return UsageError(
-        f"Spark needs Java 17 or 21, and {where}: install one (openjdk-17-jre-headless, say), or "
+        f"Spark needs Java 17 or 21, but {where}: install one (such as openjdk-17-jre-headless) or "
         "set JAVA_HOME"
     )

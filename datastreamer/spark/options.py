@@ -1,6 +1,6 @@
-"""What a query says of itself: the options of `spark.read`, checked before anything is opened.
+"""The options of `spark.read`, `spark.readStream` and `df.write`, parsed and checked.
 
-Owns the names of all options and what their texts mean. Knows no file, no server, no Spark.
+Owns the names of all options and their syntax. Must not know files, servers or Spark.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ ON_ERROR: Final[dict[Mode, OnError]] = {
 
 PARTITION_BYTES: Final = 128 << 20
 BATCH_PART_BYTES: Final = 32 << 20
-"""Of a streaming query's batch: it is small, and all cores want a part of it."""
+"""For a micro-batch: smaller parts, so that a small batch still uses all cores."""
 RETRY_SECONDS: Final = 30.0
 
-# Nothing in these says that the stream is elsewhere, which is told in words of its own.
-_PLACES: Final = ("path", "paths", "file", "server")
+# If one of these is empty, the error says how to name the stream.
+_LOCATIONS: Final = ("path", "paths", "file", "server")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,20})\s*([bkmg]?)b?", re.IGNORECASE)
-_PLACE: Final = re.compile(r"(block|batch):(\d+)")
+_BOOKMARK: Final = re.compile(r"(block|batch):(\d+)")
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
 
-# Spark's own, which it hands to every source.
+# Prefixes of options that Spark itself passes to every source.
 _OF_SPARK: Final = ("spark.", "serialization.", "__")
-
-# What a table of a catalog is made with, beside its options.
+# Prefixes of what Spark passes for a table of a catalog.
 _OF_CATALOG: Final = ("option.", "provider")
-_NOT_TOLD: Final = (
+
+_NO_LOCATION: Final = (
     "say where the stream is: the option path (a file, a folder, a glob) or the option server "
-    "(HOST:PORT). Of a catalog's table Spark keeps no options: CREATE TEMPORARY VIEW name USING "
+    "(HOST:PORT)"
+)
+_CATALOG_TABLE: Final = (
+    ". Spark keeps no options for a table of a catalog: use CREATE TEMPORARY VIEW name USING "
     "datastream OPTIONS (...) instead of CREATE TABLE"
 )
 
 
 Offset: TypeAlias = int | BookmarkName
-"""The number of an entry, or the place of a block or batch."""
+"""The number of an entry, or the block or batch that begins there."""
 
 
 class ServerAddress(NamedTuple):
@@ -67,7 +70,7 @@ class ServerAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TLS:
-    """How servers are spoken to: files are those of the machine that reads."""
+    """TLS options for servers. Executors read the files on their own machines."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -77,7 +80,7 @@ class TLS:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a query. Made by `read_options`; either `paths` or `servers` are given."""
+    """The options of a query, made by `read_options`. Either `paths` or `servers` is set."""
 
     paths: tuple[str, ...] = ()
     servers: tuple[ServerAddress, ...] = ()
@@ -85,36 +88,35 @@ class Options:
     mode: Mode = "FAILFAST"
     start: Offset = 0
     stop: Offset | None = None
-    """Excluded; None: what is committed when the query is planned."""
+    """Exclusive. None: the end of what is committed when the query is planned."""
 
     partition_bytes: int = PARTITION_BYTES
     system_id: bool | None = None
-    """Whether rows say which stream they are of; None: where there may be several."""
+    """Whether rows have a `system_id` column. None: if the query may read several streams."""
 
     push_filters: bool = False
-    """Whether Spark's filters may say where to read: not with a DataFrame that serves several
-    queries."""
+    """Whether to use Spark's filters. Unsafe with a DataFrame that serves several queries."""
 
     stream_type: int = STREAM_TYPE_SEQUENCER
     version: int | None = None
     tls: TLS | None = None
     timeout: float = 10.0
     retry_for: float = RETRY_SECONDS
-    """Seconds for which a server may be away; infinity: it is waited for."""
+    """Seconds without an answer from a server before the query fails; infinity: never."""
 
     from_latest: bool = False
-    """Begin at the end, with what is committed from then on. This one and those below are for
-    `spark.readStream` alone."""
+    """Begin with what is committed after the query starts. This option and those below are for
+    `spark.readStream` only."""
 
     max_entries: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     staging: str | None = None
-    """Where tasks of ``df.write`` put their rows until all are done; None: beside the stream."""
+    """The folder for the rows of the tasks of ``df.write``. None: the folder of the stream."""
 
     @property
     def on_error(self) -> OnError:
-        """What becomes of an entry that is no event, in the words of the Arrow reader."""
+        """How the Arrow reader handles an entry that is no event."""
         return ON_ERROR[self.mode]
 
 
@@ -128,30 +130,27 @@ NAMES_OF_OPTIONS: Final = (
 
 
 def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTES) -> Options:
-    """The options of a query, whatever the case of their names. Raises `UsageError`.
+    """Parse the options, whose names are case-insensitive. Raises `UsageError`.
 
-    `partition_bytes` is for a query that does not say.
+    `partition_bytes` is the default of the option partitionBytes.
     """
     if not given or any(name.lower().startswith(_OF_CATALOG) for name in given):
-        raise UsageError(_NOT_TOLD)
-    told = {name.lower(): value.strip() for name, value in given.items()}
+        raise UsageError(_NO_LOCATION + _CATALOG_TABLE)
+    texts = {name.lower(): value.strip() for name, value in given.items()}
     known = {name.lower(): name for name in NAMES_OF_OPTIONS}
     for name in given:
         if name.lower() not in known and not name.lower().startswith(_OF_SPARK):
             raise UsageError(
                 f"there is no option {name!r}: the options are {', '.join(NAMES_OF_OPTIONS)}"
             )
-    for name, text in told.items():
-        if name in known and not text and known[name] not in _PLACES:
-            raise UsageError(f"option {known[name]}: it is empty; leave it out, or say something")
-    read = _Texts({known[name]: text for name, text in told.items() if name in known and text})
+    for name, text in texts.items():
+        if name in known and not text and known[name] not in _LOCATIONS:
+            raise UsageError(f"option {known[name]} is empty: give it a value or leave it out")
+    read = _Texts({known[name]: text for name, text in texts.items() if name in known and text})
     paths, servers = read.paths(), read.servers()
     if bool(paths) == bool(servers):
-        raise UsageError(
-            "say where the stream is: the option path (a file, a folder, a glob) or the option "
-            "server (HOST:PORT)" + (", not both" if paths else "")
-        )
-    from_latest = told.get("startingoffset", "").lower() == "latest"
+        raise UsageError(_NO_LOCATION + (", not both" if paths else ""))
+    from_latest = texts.get("startingoffset", "").lower() == "latest"
     return Options(
         paths=paths,
         servers=servers,
@@ -171,12 +170,12 @@ def read_options(given: Mapping[str, str], partition_bytes: int = PARTITION_BYTE
         max_entries=read.count("maxEntriesPerTrigger"),
         max_bytes=read.size("maxBytesPerTrigger", None),
         fail_on_data_loss=read.flag("failOnDataLoss") is not False,
-        staging=told.get("stagingpath"),
+        staging=texts.get("stagingpath"),
     )
 
 
 class _Texts:
-    """The texts that were given, by the options' names; each method reads one."""
+    """The option values as text; each method parses one."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts
@@ -187,7 +186,7 @@ class _Texts:
     def paths(self) -> tuple[str, ...]:
         one = self._texts.get("path") or self._texts.get("file")
         if "path" in self._texts and "file" in self._texts:
-            raise UsageError("the options path and file mean the same: give one of them")
+            raise UsageError("the options path and file are the same: give only one")
         if "paths" not in self._texts:
             return (one,) if one else ()
         try:
@@ -208,7 +207,7 @@ class _Texts:
             return ServerAddress(text, 0)
         found = _ADDRESS.fullmatch(text)
         if found is None or not 0 < int(found["port"]) < 1 << 16:
-            raise self._bad("server", "HOST:PORT, or several of them with commas between")
+            raise self._bad("server", "HOST:PORT, or several, separated by commas")
         return ServerAddress(found["v6"] or found["host"], int(found["port"]))
 
     def choice(
@@ -222,20 +221,17 @@ class _Texts:
 
     def offset(self, name: str, word: str, default: int | None) -> Offset:
         text = self._texts.get(name, word).lower()
-        found = _PLACE.fullmatch(text)
+        found = _BOOKMARK.fullmatch(text)
         if text == word:
             return cast("int", default)
         if found is not None and _is_number(found[2], U64_MAX):
             return BookmarkName(cast("Kind", found[1]), int(found[2]))
         if _is_number(text, U64_MAX):
             return int(text)
-        raise self._bad(name, f"{word}, an entry's number, block:N or batch:N")
+        raise self._bad(name, f"{word}, an entry number, block:N or batch:N")
 
     def count(self, name: str) -> int | None:
-        count: int | None = self.number(name, None, U64_MAX)
-        if count == 0:
-            raise self._bad(name, "a number from 1 on")
-        return count
+        return self.number(name, None, U64_MAX, least=1)  # type: ignore[no-any-return]
 
     def size(self, name: str, default: Any) -> Any:
         text = self._texts.get(name)
@@ -284,13 +280,13 @@ class _Texts:
             "key": "tlsKey",
             "server_name": "tlsServerName",
         }
-        told = {field: self._texts.get(name) for field, name in names.items()}
+        given = {field: self._texts.get(name) for field, name in names.items()}
         wanted = self.flag("tls")
-        if wanted is False or (wanted is None and not any(told.values())):
+        if wanted is False or (wanted is None and not any(given.values())):
             return None
-        return TLS(**told)
+        return TLS(**given)
 
 
 def _is_number(text: str, most: int) -> bool:
-    # Python refuses to read thousands of digits, in words of its own.
+    # int() of thousands of digits raises an error of its own.
     return text.isdecimal() and len(text) <= 20 and int(text) <= most

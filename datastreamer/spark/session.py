@@ -1,7 +1,6 @@
-"""A session of Spark in this process, set up for streams.
+"""A Spark session of this process, configured for streams.
 
-Owns the settings that pay here, and only those. A session from elsewhere does as well:
-`register` makes the format known to it.
+Any other session also works once `register` has added the format to it.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from datastreamer.spark.java import find_java
 from datastreamer.spark.source import DatastreamSource
 
 SETTINGS: Final = {
-    # A quarter more rows a second between the JVM and Python.
+    # Transfers 25 % more rows per second between the JVM and Python.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("datastream")`` known to this session."""
+    """Add ``format("datastream")`` to this session."""
     spark.dataSource.register(DatastreamSource)
 
 
 def session(
     master: str = "local[*]", name: str = "datastreamer", settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session with `SETTINGS` and yours, to which the format is known.
+    """A session with `SETTINGS`, overridden by `settings`, and with the format registered.
 
-    Python workers are started with this interpreter, unless PYSPARK_PYTHON says another one.
-    Raises `UsageError`, in one line, where there is no Java for it.
+    Python workers run this interpreter unless PYSPARK_PYTHON is set. Raises `UsageError` if there
+    is no usable Java.
     """
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -54,18 +54,18 @@ def test_a_stream_is_ingested_and_reported_on(real_stream: Path, tmp_path: Path)
 def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     done = command("report", tmp_path, JAVA_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "Spark needs Java 17 or 21, and JAVA_HOME is" in done.stderr
+    assert "Spark needs Java 17 or 21, but JAVA_HOME is" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["report", "{}"], "{}: no tables: ingest a stream into it first"),
+        (["report", "{}"], "{}: it holds no tables: ingest a stream into it first"),
         (["ingest", "{}/none", "{}/out"], "{}/none: no such file"),
         (["ingest", "{}/text", "{}/out"], "{}/text: no stream file"),
-        (["ingest", "{}/one.bin", "{}/out"], "this is a stream of version 1"),
-        (["ingest", "{}/two.bin", "{}/text"], "{}/text: cannot be made: Not a directory"),
+        (["ingest", "{}/one.bin", "{}/out"], "the stream is of version 1"),
+        (["ingest", "{}/two.bin", "{}/text"], "{}/text: cannot be created: Not a directory"),
         (["ingest", "127.0.0.1:1", "{}/out"], "cannot connect to 127.0.0.1:1"),
     ],
 )

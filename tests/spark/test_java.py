@@ -34,12 +34,12 @@ def test_one_that_does(java: Path, version: str) -> None:
     [
         ('java version "1.8.0_402"', "is Java 8"),
         ('openjdk version "11.0.2"', "is Java 11"),
-        ("what?", "does not tell its version"),
+        ("what?", "does not report its version"),
     ],
 )
 def test_one_that_does_not(java: Path, version: str, told: str) -> None:
     write(java, version)
-    with pytest.raises(UsageError, match=rf"^Spark needs Java 17 or 21, and {java} {told}: inst"):
+    with pytest.raises(UsageError, match=rf"^Spark needs Java 17 or 21, but {java} {told}: inst"):
         find_java()
 
 

@@ -1,8 +1,7 @@
-"""A sequencer's stream as typed tables in Parquet: what there is now, and what comes.
+"""Ingests a sequencer's stream into typed Parquet tables: a backfill, then a live tail.
 
-Owns a folder with the tables: a range of entries is there whole, or it is written again. Backfill
-and live tail write the same ranges, so the one goes on where the other ended. The record of them
-is `ranges`', reading is `batch`'s and `streaming`'s.
+Owns a folder with the tables. A range of entries is either complete or written again. Backfill and
+live tail write the same kind of ranges, so each continues where the other ended.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from datastreamer.errors import DecodeFailed, ExtraMissing, StreamFileError
 from datastreamer.spark.pipeline.manifest import EntryRange, Manifest
 
 TABLES: Final = ("blocks", "transactions", "batches", "batch_ends")
-"""What there is in the folder; blocks and transactions by day."""
+"""The tables in the folder. Blocks and transactions are partitioned by day."""
 
 CHUNK: Final = 5_000_000
-"""So many entries of a backfill are one range."""
+"""Entries per range of a backfill."""
 
 _MOST: Final = (1 << 63) - 1
-# The first and the last second that have a date in Python, and in everything else.
+# The first and the last second of the years 1 to 9999, the range of Python dates.
 _DATES: Final = (-62_135_596_800, 253_402_300_799)
-_OPENED: Final = (
+_DECODED: Final = (
     "kind int, nonce long, gas long, gas_price long, value string, to binary, hash binary, "
     "sender binary, open_error string"
 )
 
 
 class Ingest:
-    """One stream's tables in the folder `out`, which every executor has to see.
+    """The tables of one stream in the folder `out`, which all executors must share.
 
-    `source` is how the stream is found: the options of `spark.read`, ``{"path": ...}`` or
-    ``{"server": ...}``. The folder is this one's alone until `close`. Raises what `Manifest` does,
-    and `ExtraMissing` where transactions cannot be opened.
+    `source` names the stream with options of `spark.read`: ``{"path": ...}`` or
+    ``{"server": ...}``. The folder is locked until `close`. Raises what `Manifest` raises, and
+    `ExtraMissing` without the packages that decode transactions.
     """
 
     def __init__(
@@ -51,39 +50,36 @@ class Ingest:
         self._spark = spark
         self._source = dict(source)
         self._out = Path(out).absolute()
-        self._ranges = Manifest(self._source, out)
+        self._manifest = Manifest(self._source, out)
         try:
-            for begun in self._ranges.begun():
-                # A crash cut it off.
-                if begun.stop <= self._ranges.total():
+            for begun in self._manifest.begun():
+                # A crash interrupted this range.
+                if begun.stop <= self._manifest.total():
                     self._write(begun)
                 else:
                     self._clear(begun)
-                    self._ranges.forget(begun)
+                    self._manifest.forget(begun)
         except BaseException:
             self.close()
             raise
 
     @property
     def done(self) -> int:
-        """The entry that is due: all before it are in the tables."""
-        return self._ranges.done
-
-    # Historic and live.
+        """The next entry to ingest: all entries before it are in the tables."""
+        return self._manifest.done
 
     def backfill(self, chunk: int = CHUNK) -> int:
-        """Ingest all that is committed now; gives the number of entries."""
+        """Ingest everything that is committed now; returns the number of entries."""
         before = self.done
-        total = self._ranges.total()
+        total = self._manifest.total()
         while self.done < total:
             self._write(EntryRange(self.done, min(total, self.done + chunk)))
         return self.done - before
 
     def follow(self, seconds: float = 10.0, *, available_now: bool = False) -> StreamingQuery:
-        """A query that ingests what comes, every so many seconds, from where the folder ends.
+        """Start a query that ingests new entries every `seconds` seconds, from the folder's end.
 
-        It goes on by its own checkpoint in the folder; what a backfill did meanwhile is passed
-        over.
+        Its checkpoint is in the folder; it skips what a backfill has ingested meanwhile.
         """
         numbers = (
             self._spark.readStream.format("datastream")
@@ -108,26 +104,24 @@ class Ingest:
         if first > self.done:
             raise StreamFileError(
                 str(self._out),
-                f"entry {self.done} is due, and the query's checkpoint goes on with {first}: the "
-                "folder is not whole; ingest into another one",
+                f"entry {self.done} is missing: the query's checkpoint continues with {first}; "
+                "ingest into another folder",
             )
         self._write(EntryRange(self.done, last + 1))
 
-    # One range.
-
     def _write(self, wanted: EntryRange) -> None:
-        """All tables' rows of a range, in the place of what there is of it already."""
-        self._ranges.begin(wanted)
+        """Write the rows of a range in all tables, replacing what exists of it."""
+        self._manifest.begin(wanted)
         self._clear(wanted)
         self._save(self._by_day(self._read("blocks", wanted)), "blocks", wanted, by_day=True)
         self._save(self._transactions(wanted), "transactions", wanted, by_day=True)
         for table in ("batches", "batch_ends"):
             self._save(self._read(table, wanted), table, wanted)
-        self._ranges.finish(wanted)
+        self._manifest.finish(wanted)
 
     def _clear(self, wanted: EntryRange) -> None:
-        """Remove what was written of a range: other entries may stand in the stream there now,
-        of other days."""
+        """Remove what was written of a range: its entries may have changed since, and the days of
+        their blocks."""
         for table in TABLES:
             for pattern in (f"range={wanted.name}", f"day=*/range={wanted.name}"):
                 for left in (self._out / table).glob(pattern):
@@ -148,27 +142,27 @@ class Ingest:
         )
 
     def _by_day(self, blocks: DataFrame) -> DataFrame:
-        """Blocks with their days in UTC; null for a time that is in no year from 1 to 9999."""
+        """Blocks with their days in UTC; null outside the years 1 to 9999."""
         day = f.date_from_unix_date(f.floor(f.col("timestamp") / 86400).cast("int"))
         return blocks.withColumn("day", f.when(f.col("timestamp").between(*_DATES), day))
 
     def _transactions(self, wanted: EntryRange) -> DataFrame:
-        """Transactions, opened, with the day and time of their blocks; null where there is no
-        such block."""
+        """Decoded transactions with the day and time of their blocks; null for an unknown
+        block."""
         rows = self._read("transactions", wanted)
         first = rows.agg(f.min_by("l2block_number", "entry_number")).first()
-        # A plain UDF: nearly all of its time is the opening, and Arrow's want pandas.
-        opened = rows.withColumn("opened", f.udf(_opened, _OPENED, useArrow=False)("encoded"))
+        # Not an Arrow UDF, which needs pandas: nearly all of the time is spent decoding.
+        opened = rows.withColumn("opened", f.udf(_decoded, _DECODED, useArrow=False)("encoded"))
         opened = opened.select(*rows.columns, "opened.*").drop("encoded")
         start = wanted.start
         if first is not None and first[0] is not None:
-            # The first one's block may stand before the range.
-            start = min(start, self._ranges.entry_of_block(first[0], start))
+            # The block of the first transaction may precede the range.
+            start = min(start, self._manifest.entry_of_block(first[0], start))
         blocks = self._by_day(self._read("blocks", wanted, start)).select(
             "number", "entry_number", "timestamp", "day"
         )
-        # A number may stand there twice: a block has the transactions up to the next of its number,
-        # and the first one those before it, too.
+        # A block number may occur twice. A block has the transactions up to the next block with
+        # its number, and the first one also those before it.
         same = Window.partitionBy("number").orderBy("entry_number")
         blocks = blocks.select(
             f.col("number").alias("l2block_number"),
@@ -192,8 +186,8 @@ class Ingest:
     ) -> None:
         columns = ["day", "range"] if by_day else ["range"]
         rows = rows.withColumn("range", f.lit(wanted.name))
-        # Of a table without a row there is no file that tells its columns.
-        (self._ranges.folder / f"{table}.json").write_text(rows.schema.json())
+        # Without rows, no Parquet file records the columns.
+        (self._manifest.folder / f"{table}.json").write_text(rows.schema.json())
         (
             rows.write.mode("overwrite")
             .option("partitionOverwriteMode", "dynamic")
@@ -202,18 +196,18 @@ class Ingest:
         )
 
     def close(self) -> None:
-        """Let go of the stream and of the folder."""
-        self._ranges.close()
+        """Close the stream and unlock the folder."""
+        self._manifest.close()
 
 
 def ensure_openable() -> None:
-    """Raise `ExtraMissing` where the packages are not there that open transactions."""
+    """Raise `ExtraMissing` if a package that decodes transactions is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("rlp", "coincurve", "sha3")):
-        raise ExtraMissing("opening transactions needs packages that are not installed", "zkevm")
+        raise ExtraMissing("decoding transactions needs packages that are not installed", "zkevm")
 
 
-def _opened(encoded: bytes | None) -> dict[str, Any]:
-    """A transaction's fields that tables are asked for, and its sender; or why it is none."""
+def _decoded(encoded: bytes | None) -> dict[str, Any]:
+    """The fields of a transaction that the table has, with its sender; or the error."""
     from datastreamer.zkevm.transactions import open_transaction
 
     try:
@@ -234,5 +228,5 @@ def _opened(encoded: bytes | None) -> dict[str, Any]:
 
 
 def _signed(number: int | None) -> int | None:
-    """A number as tables have it; null where 63 bits do not hold it."""
+    """The number, or null if it exceeds a signed 64-bit column."""
     return number if number is not None and number <= _MOST else None

@@ -1,7 +1,7 @@
-"""The record of which entries of a stream are in a folder of tables, range after range.
+"""The manifest of a folder of tables: which ranges of a stream's entries it holds.
 
-Owns the folder's ``_ranges``, and that all of it is of one stream, which still holds it. Knows
-no table, and needs no Spark: what is wrong with a stream or a folder is found before that starts.
+Owns the folder's ``_ranges``, and that all of it is of one stream that still holds it. Needs no
+Spark session, so that errors of a stream or a folder are found before one starts.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ _RANGE: Final = re.compile(r"(\d{20})-(\d{20})")
 
 
 class EntryRange(NamedTuple):
-    """Entries, from `start` up to, not including, `stop`."""
+    """Entries from `start` up to, not including, `stop`."""
 
     start: int
     stop: int
 
     @property
     def name(self) -> str:
-        """As folders and records are named by it: names sort by numbers."""
+        """The name of its folder and its record. Names sort by number."""
         return f"{self.start:020d}-{self.stop:020d}"
 
 
 class Manifest:
-    """The ranges of one stream in the folder `out`, which is this one's alone until `close`.
+    """The ranges of one stream in the folder `out`, which is locked until `close`.
 
-    Raises `UsageError` for a stream of version 1, and `StreamFileError` where the folder cannot
-    be written, another one writes there, it is another stream's or the stream was cut back.
+    Raises `UsageError` for a stream of version 1, and `StreamFileError` if the folder cannot be
+    written, is locked or holds another stream, or if the stream was truncated.
     """
 
     def __init__(self, source: Mapping[str, str], out: str | os.PathLike[str]) -> None:
         self._out = Path(out).absolute()
         self.folder = self._out / "_ranges"
-        self._upstream = followed_stream(read_options(source))
-        # How the range ends that is being written.
+        self._stream = followed_stream(read_options(source))
+        # The end of the range that is being written.
         self._end: StreamOffset | None = None
         self._lock: int | None = None
         try:
-            if self._upstream.look().version < _FIRST_VERSION:
+            if self._stream.refresh().version < _FIRST_VERSION:
                 raise UsageError(
-                    "this is a stream of version 1, whose transactions do not say in which block "
-                    "they are: the pipeline is for streams from version 2 on"
+                    "the stream is of version 1, whose transactions do not name their block: "
+                    "the pipeline needs a stream of version 2 or later"
                 )
-            self._take()
+            self._lock_folder()
             self.done = self._ensure_same()
         except BaseException:
             self.close()
             raise
 
     def total(self) -> int:
-        """How many entries the stream holds now."""
-        return self._upstream.look().total_entries
+        """The number of entries that the stream holds now."""
+        return self._stream.refresh().total_entries
 
     def entry_of_block(self, number: int, default: int) -> int:
-        """The entry of a block's bookmark, as the stream is now; `default` where there is none."""
-        self._upstream.look()
+        """The entry of a block's bookmark now; `default` if there is no such bookmark."""
+        self._stream.refresh()
         try:
-            return self._upstream.entry_of(BookmarkName("block", number))
+            return self._stream.entry_of(BookmarkName("block", number))
         except UnknownBookmark:
             return default
 
@@ -86,79 +86,79 @@ class Manifest:
         return _recorded(self.folder, "begun")
 
     def begin(self, wanted: EntryRange) -> None:
-        """Record that a range is being written, or written again."""
+        """Record that a range is being written."""
         self._end = self._end_of(wanted)
         self._record(wanted, "begun").touch()
 
     def forget(self, begun: EntryRange) -> None:
-        """A range that was begun is none any more: the stream ends before it does."""
+        """Remove the record of a range that the truncated stream no longer holds."""
         self._record(begun, "begun").unlink()
 
     def finish(self, wanted: EntryRange) -> None:
-        """Record that a range is there whole, and how it ends.
+        """Record that a range is complete, and how it ends.
 
-        Raises what `begin` does, and also where it ends otherwise than it did then: its tables
-        may be of two histories, since each is read by itself.
+        Raises what `begin` raises, also if the range's end has changed since: each table is read
+        separately, so they may be of two histories.
         """
         end = self._end_of(wanted)
         if end != self._end:
-            raise self._gone(wanted)
+            raise self._truncated(wanted)
         begun = self._record(wanted, "begun")
-        begun.write_text(json.dumps(end.told()))
+        begun.write_text(json.dumps(end.as_json()))
         begun.rename(self._record(wanted, "done"))
         self.done = wanted.stop
 
     def close(self) -> None:
-        """Let go of the stream and of the folder."""
-        self._upstream.close()
+        """Close the stream and unlock the folder."""
+        self._stream.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _end_of(self, wanted: EntryRange) -> StreamOffset:
-        header = self._upstream.look()
+        header = self._stream.refresh()
         if header.total_entries < wanted.stop:
-            raise self._gone(wanted)
-        digest = self._upstream.digest_before(wanted.stop)
+            raise self._truncated(wanted)
+        digest = self._stream.digest_before(wanted.stop)
         return StreamOffset(wanted.stop, digest, Identity.of(header))
 
-    def _gone(self, wanted: EntryRange) -> DatastreamerError:
-        return self._upstream.changed(
-            f"entries before {wanted.stop} were taken back while they were ingested; run it again",
+    def _truncated(self, wanted: EntryRange) -> DatastreamerError:
+        return self._stream.changed(
+            f"entries before {wanted.stop} were truncated while they were ingested; run it again",
             wanted.stop,
         )
 
-    def _take(self) -> None:
+    def _lock_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise StreamFileError(str(self._out), f"cannot be made: {error.strerror}") from None
+            raise StreamFileError(str(self._out), f"cannot be created: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StreamFileError(str(self._out), "another ingest writes there") from None
+            raise StreamFileError(str(self._out), "another ingest is writing to it") from None
 
     def _ensure_same(self) -> int:
-        """The entry that is due; all before it are in the tables, each once, and still the
-        stream's."""
+        """The next entry to ingest. Raises unless all entries before it are in the tables once and
+        are still the stream's."""
         due = 0
         for there in _recorded(self.folder, "done"):
             if there.start != due:
                 raise StreamFileError(
                     str(self.folder),
-                    f"entry {due} is due, and the range {there.name} begins with {there.start}: "
-                    "the folder is not whole; ingest into another one",
+                    f"entry {due} is missing: the range {there.name} begins with {there.start}; "
+                    "ingest into another folder",
                 )
             due = there.stop
             last = there
         if due:
-            header = self._upstream.look()
-            told = StreamOffset.read(json.loads(self._record(last, "done").read_text()))
-            same = header.total_entries >= due and told.stream == Identity.of(header)
-            if not same or self._upstream.digest_before(due) != told.digest:
-                raise self._upstream.changed(
-                    f"the {due} entries in {self._out} are not this stream's any more: ingest into "
+            header = self._stream.refresh()
+            end = StreamOffset.from_json(json.loads(self._record(last, "done").read_text()))
+            same = header.total_entries >= due and end.stream == Identity.of(header)
+            if not same or self._stream.digest_before(due) != end.digest:
+                raise self._stream.changed(
+                    f"the stream no longer holds the {due} entries in {self._out}: ingest into "
                     "another folder",
                     due,
                 )
@@ -168,11 +168,11 @@ class Manifest:
         return self.folder / f"{of.name}.{state}"
 
 
-def done_in(out: str | os.PathLike[str]) -> list[EntryRange]:
-    """The ranges that are whole in a folder of tables. Raises `FileMissing` where there is none."""
+def complete_ranges(out: str | os.PathLike[str]) -> list[EntryRange]:
+    """The complete ranges in a folder of tables. Raises `FileMissing` if there is none."""
     done = _recorded(Path(out) / "_ranges", "done")
     if not done:
-        raise FileMissing(str(out), "no tables: ingest a stream into it first")
+        raise FileMissing(str(out), "it holds no tables: ingest a stream into it first")
     return done
 
 

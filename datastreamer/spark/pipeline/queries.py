@@ -1,7 +1,4 @@
-"""What is asked of the tables that `ingest` makes, and a picture or two of the answers.
-
-Owns the questions, in SQL. Reads the folder as any other program may: Parquet, by day.
-"""
+"""Queries and charts of the tables that `ingest` writes."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from pyspark.sql.types import StructType
 
 from datastreamer.errors import ExtraMissing
 from datastreamer.spark.pipeline.ingest import TABLES
-from datastreamer.spark.pipeline.manifest import done_in
+from datastreamer.spark.pipeline.manifest import complete_ranges
 
 
 class Query(NamedTuple):
-    """A question, as people put it and in SQL."""
+    """A query, with the title of its result."""
 
     title: str
     sql: str
@@ -38,7 +35,7 @@ QUERIES: Final = {
         """,
     ),
     "gas_by_sender": Query(
-        "Gas by sender: the ten who may use most",
+        "The ten senders with the highest gas limits",
         """
         select if(sender is null, 'none', concat('0x', lower(hex(sender)))) as sender,
                count(*) as transactions, sum(gas) as gas,
@@ -67,12 +64,12 @@ QUERIES: Final = {
 
 
 def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, DataFrame]:
-    """The tables in a folder, which are views of the session too.
+    """The tables in a folder, also registered as temporary views.
 
-    Raises `FileMissing` where there is none. What was begun and not finished is left out.
+    Raises `FileMissing` if there is none. Incomplete ranges are left out.
     """
     folder = Path(out)
-    done = [there.name for there in done_in(folder)]
+    done = [entries.name for entries in complete_ranges(folder)]
     tables = {}
     for name in TABLES:
         schema = StructType.fromJson(json.loads((folder / "_ranges" / f"{name}.json").read_text()))
@@ -83,7 +80,7 @@ def open_tables(spark: SparkSession, out: str | os.PathLike[str]) -> dict[str, D
 
 
 def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
-    """Pictures (PNG) of the tables that `open_tables` opened, in a folder.
+    """Draw charts (PNG) of the tables that `open_tables` registered, into a folder.
 
     Raises `ExtraMissing` without matplotlib.
     """
@@ -93,7 +90,7 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
         raise ExtraMissing("charts need a package that is not installed", "charts") from None
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    # As many points as a picture can show, however many blocks there are.
+    # At most 400 points, however many blocks there are.
     blocks = _columns(
         spark.sql(
             """
@@ -115,13 +112,13 @@ def draw(spark: SparkSession, folder: str | os.PathLike[str]) -> list[Path]:
     above.set_ylabel("transactions per block")
     below.plot(blocks["number"], blocks["seconds"])
     below.set_yscale("symlog")
-    below.set_ylabel("seconds since the block before")
+    below.set_ylabel("seconds since the previous block")
     below.set_xlabel("block")
     by_sender = Figure(figsize=(10, 4), layout="constrained")
     bars = by_sender.subplots()
     gas = [sent or 0 for sent in senders["gas"]]
     bars.barh([name[:12] for name in senders["sender"]][::-1], gas[::-1])
-    bars.set_xlabel("gas that their transactions may use")
+    bars.set_xlabel("gas limit of their transactions")
 
     drawn = []
     for name, figure in (("blocks.png", over_time), ("senders.png", by_sender)):

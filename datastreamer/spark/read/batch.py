@@ -1,7 +1,6 @@
-"""`spark.read`: a query planned on the driver, its parts read on executors.
+"""`spark.read`: the driver plans a query; executors read its parts.
 
-Owns the order of things: options, columns, what there is now, parts, rows. How each is done
-stands in the modules of those names.
+Owns the order of the steps: options, columns, plan, parts, rows. Other modules do each step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from datastreamer.spark.options import Options
 from datastreamer.spark.read.files import read_pages
 from datastreamer.spark.read.partitions import FilePart, ServerPart
 from datastreamer.spark.read.planning import plan
-from datastreamer.spark.read.pushdown import Bounds, take_filters
+from datastreamer.spark.read.pushdown import Bounds, split_filters
 from datastreamer.spark.read.rows import RowMaker
 from datastreamer.spark.read.schemas import wanted_columns
 from datastreamer.spark.read.servers import read_entries
@@ -35,12 +34,12 @@ class BatchReader(DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The parts of all files that the query names, or of its server's stream."""
+        """The parts of all files that the query names, or of the server's stream."""
         return [] if self._bounds.empty else list(plan(self._options, self._bounds))
 
     def read(self, partition: InputPartition, begin: int | None = None) -> Iterator[Any]:
-        """The rows of a part, as record batches. `begin`: where the query begins that reads its
-        entries in several plans."""
+        """The rows of a part, as record batches. `begin` is the first entry of the whole query if
+        several plans read it."""
         if isinstance(partition, FilePart):
             rows = RowMaker(self._options, self._columns, partition.snapshot.header)
             runs = read_pages(partition.snapshot, partition.first_page, partition.stop_page)
@@ -54,22 +53,22 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same, which is told the query's filters."""
+    """A `BatchReader` that accepts the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what spares reading; give back what Spark has to look at itself."""
-        self._bounds, rest = take_filters(self._options.table, filters)
+        """Apply the filters that limit what is read; return those that Spark has to apply."""
+        self._bounds, rest = split_filters(self._options.table, filters)
         return rest
 
 
 def batch_reader(options: Options, schema: StructType) -> BatchReader:
-    """Who reads: with filters only where the query allows it and Spark hands any on.
+    """A reader that accepts filters if the query permits it and Spark passes any.
 
-    Spark 4.3 keeps the plan of a filtered query and takes it for the next query of the same
-    DataFrame, if that one has no filter: rows are missing then without a word. And while its
-    setting ``spark.sql.python.filterPushdown.enabled`` is false, as it is by default, it refuses
-    every query of a reader that takes filters.
+    Spark 4.3 reuses the plan of a filtered query for the next query of the same DataFrame if that
+    query has no filter: it then silently lacks rows. And while
+    ``spark.sql.python.filterPushdown.enabled`` is false, the default, Spark fails every query
+    whose reader accepts filters.
     """
-    # The module of the worker that hands filters on, which no other worker loads.
-    told = "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
-    return (FilteringReader if told and options.push_filters else BatchReader)(options, schema)
+    # Only the worker that pushes filters loads this module.
+    pushes = "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
+    return (FilteringReader if pushes and options.push_filters else BatchReader)(options, schema)

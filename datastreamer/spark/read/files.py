@@ -1,7 +1,7 @@
-"""Stream files: what a file holds when a query is planned, and a part of it read later.
+"""Stream files: a snapshot of a file when a query is planned, and later reads of its parts.
 
-Owns how a plan is kept to: what was committed then is read, and nothing else; a file that was
-cut back or changed meanwhile is an error. Knows no table and no column.
+Owns that a query reads exactly what was committed at its snapshot; a file that was truncated or
+changed since is an error. Must not know tables or columns.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from datastreamer.storage.read.file import StreamFile, open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
 
-# A header page that is read in the middle of a write is read again.
+# Attempts to read a header page that a writer is changing.
 _TORN_READS: Final = 20
 
 
 class Lost(NamedTuple):
-    """Entries that cannot be read: from `first` (None: not known which) up to `next` (None:
-    not known which comes next)."""
+    """Entries that cannot be read: from `first` (None: unknown) up to, not including, `next`
+    (None: unknown)."""
 
     error: DamagedEntry
     first: int | None
@@ -38,74 +38,74 @@ class Lost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileSnapshot:
-    """A stream file as it was when it was looked at: what was committed, and of which history."""
+    """A stream file at one moment: what was committed, and in which history."""
 
-    place: FileLocation
+    location: FileLocation
     header: Header
     stream_id: bytes
     epoch: int
 
     @property
     def head(self) -> Head:
-        """How far it goes."""
+        """The end of the committed data."""
         return Head(self.header.total_length, self.header.total_entries)
 
     @property
     def pages(self) -> int:
-        """How many pages have entries."""
+        """The number of pages that hold entries."""
         return pages_for(self.header.total_length)
 
 
-def open_place(place: FileLocation) -> Readable:
-    """The file, for reading. Raises `StreamFileError`."""
-    if place.uri is not None:
-        return place.open_remote()
-    return open_file(OsDisk(), place.path, place.path, write=False)
+def open_location(location: FileLocation) -> Readable:
+    """Open the file for reading. Raises `StreamFileError`."""
+    if location.uri is not None:
+        return location.open_remote()
+    return open_file(OsDisk(), location.path, location.path, write=False)
 
 
-def look_at(place: FileLocation, stream_type: int) -> FileSnapshot:
-    """What the file holds now: what is committed and may be seen.
+def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
+    """Take a snapshot of what is committed and visible in the file.
 
     Raises what opening a stream file raises.
     """
-    if place.uri is None:
-        file = StreamFile.open(place.path, stream_type=stream_type)
+    if location.uri is None:
+        file = StreamFile.open(location.path, stream_type=stream_type)
         try:
-            return FileSnapshot(place, file.header, file.stream_id, file.epoch)
+            return FileSnapshot(location, file.header, file.stream_id, file.epoch)
         finally:
             file.close()
-    remote = place.open_remote()
+    remote = location.open_remote()
     try:
         page = remote.read(HEADER_PAGE_SIZE, 0)
-        header = read_header(page, place.path, stream_type)
-        judged = judge(remote, page, place.path, header)
+        header = read_header(page, location.path, stream_type)
+        judged = judge(remote, page, location.path, header)
         seen = visible(page)
     finally:
         remote.close()
     head = judged.head if seen is None else min(judged.head, seen[0])
     header = header._replace(total_length=head.length, total_entries=head.entries)
-    return FileSnapshot(place, header, judged.stream_id, judged.epoch)
+    return FileSnapshot(location, header, judged.stream_id, judged.epoch)
 
 
 def reader_of(file: Readable, snapshot: FileSnapshot) -> Reader:
-    """Where entries stand in an open file."""
-    return Reader(file, snapshot.place.path, snapshot.head)
+    """A reader of the entries of the snapshot in the open file."""
+    return Reader(file, snapshot.location.path, snapshot.head)
 
 
 def read_pages(snapshot: FileSnapshot, first: int, stop: int) -> Iterator[EntryBatch | Lost]:
     """The entries of the pages from `first` up to, not including, `stop`, a page at a time.
 
-    What cannot be read comes as `Lost`, in its place; the other pages are as good as before.
-    Raises `StreamFileError` where the stream was cut back or changed since the snapshot.
+    What cannot be read is returned as `Lost`, in its place; the other pages are unaffected. Raises
+    `StreamFileError` if the stream was truncated or changed since the snapshot.
     """
-    file = open_place(snapshot.place)
+    file = open_location(snapshot.location)
     try:
         if isinstance(file, RemoteFile):
             file.until = min(page_start(stop), snapshot.header.total_length)
         ensure_same(file, snapshot)
         for found in _sweep(file, snapshot, first, stop):
             if isinstance(found, Lost):
-                # It may look like damage, and be a history that was taken back.
+                # What looks like damage may be entries that were truncated meanwhile.
                 ensure_same(file, snapshot)
             yield found
         ensure_same(file, snapshot)
@@ -116,7 +116,7 @@ def read_pages(snapshot: FileSnapshot, first: int, stop: int) -> Iterator[EntryB
 def _sweep(
     file: Readable, snapshot: FileSnapshot, first: int, stop: int
 ) -> Iterator[EntryBatch | Lost]:
-    path, head = snapshot.place.path, snapshot.head
+    path, head = snapshot.location.path, snapshot.head
     chain = Chain(None if first else 0)
     held: EntryBatch | None = None
     for page in range(first, min(stop + 1, snapshot.pages)):
@@ -124,11 +124,11 @@ def _sweep(
         content = file.read(min(PAGE_SIZE, head.length - start), start)
         found = read_page(file, content, start, chain.due)
         if page == first and (found.broken or not found.batch):
-            # Whether its first number is right, the page before tells.
+            # The previous page decides whether the first entry number of this page is right.
             chain.due = _due_at(file, page)
             found = read_page(file, content, start, chain.due)
         chain.goes_on(found)
-        # Only what the next page begins with tells that a page's last entry is what it seems.
+        # The start of the next page confirms or refutes the last entry of this page.
         yield from _settled(held, chain)
         yield from _lost(path, chain.damages)
         if page < stop:
@@ -143,9 +143,9 @@ def _sweep(
 
 
 def _end(chain: Chain, head: Head, held: EntryBatch | None) -> None:
-    """Hold the end of the last page to the header, which tells how many entries there are."""
+    """Compare the end of the last page with the header, which counts the entries."""
     last = head.entries - 1
-    # Bytes behind the last entry are what is missing of it.
+    # Bytes after the last entry are the remains of an entry that is missing.
     chain.missing = [
         it._replace(first=it.first and min(it.first, last), after=head.entries)
         for it in chain.missing
@@ -164,7 +164,7 @@ def _end(chain: Chain, head: Head, held: EntryBatch | None) -> None:
 
 
 def _settled(held: EntryBatch | None, chain: Chain) -> Iterator[EntryBatch]:
-    """A page's entries, without those that what comes next has put in doubt."""
+    """A page's entries, without those that the next page has put in doubt."""
     if held is None or not held:
         return
     for damage in (*chain.damages, *chain.missing):
@@ -175,8 +175,8 @@ def _settled(held: EntryBatch | None, chain: Chain) -> Iterator[EntryBatch]:
 
 
 def _due_at(file: Readable, page: int) -> int | None:
-    """The entry that a page has to begin with, by the page before; None where that one does
-    not tell."""
+    """The number of the first entry in a page, computed from the previous page; None if that page
+    is damaged."""
     if page == 0:
         return 0
     start = page_start(page - 1)
@@ -185,20 +185,20 @@ def _due_at(file: Readable, page: int) -> int | None:
 
 
 def _lost(path: str, damages: list[Damage]) -> Iterator[Lost]:
-    """What is known of the damages so far, each once."""
+    """Take the damages found so far out of the list."""
     for offset, what, first, after in damages:
         yield Lost(DamagedEntry(path, offset, what), first, after)
     damages.clear()
 
 
 def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
-    """Raise `StreamFileError` where the file does not hold the snapshot's entries any more,
-    `BadFileSize` where it ends before them.
+    """Raise `StreamFileError` if the file no longer holds the snapshot's entries, `BadFileSize` if
+    it ends within them.
 
-    A program that keeps no records and puts other entries in the place of those that it took
-    back, as many or more, is not noticed here.
+    A writer that keeps no records (the reference implementation) and replaces truncated entries
+    with at least as many others is not detected.
     """
-    path, planned = snapshot.place.path, snapshot.header
+    path, planned = snapshot.location.path, snapshot.header
     recorded = snapshot.stream_id != NO_ID
     for _ in range(_TORN_READS):
         page = file.read(HEADER_PAGE_SIZE, 0)
@@ -212,12 +212,12 @@ def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
     if not same or header.total_entries < planned.total_entries:
         raise StreamFileError(
             path,
-            "the stream was cut back or changed since this query was planned: it held "
-            f"{planned.total_entries} entries then, and {header.total_entries} now; run the query "
-            "again",
+            "the stream was truncated or changed since this query was planned: it held "
+            f"{planned.total_entries} entries then and holds {header.total_entries} now; run the "
+            "query again",
         )
     size = file.size()
     if size < planned.total_length:
-        # No mode makes a row of it, or leaves it out: so much may be missing.
-        what = f"the file ends there, its data only at byte {planned.total_length}"
+        # An error in every mode: any number of entries may be missing.
+        what = f"the file ends there, but its data ends at byte {planned.total_length}"
         raise BadFileSize(path, size, what)

@@ -1,7 +1,7 @@
-"""A stream as a DataFrame by the shorter way: planned in this process, read by `mapInArrow`.
+"""A DataFrame of a stream that this process plans and `mapInArrow` reads.
 
-Spark looks after each row that a data source gives, so that `spark.read` costs the JVM a third
-more. Owns no more than the way: options, columns, parts and rows are those of `spark.read`.
+Spark checks each row that a data source returns, which costs the JVM a third more time with
+`spark.read`. Options, columns, parts and rows are those of `spark.read`.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ def frame(
     schema: StructType | str | None = None,
     **options: Value,
 ) -> DataFrame:
-    """The rows that ``spark.read.format("datastream")`` gives with these options and this
-    schema, which narrows the columns.
+    """The rows that ``spark.read.format("datastream")`` gives with these options. `schema`
+    selects columns.
 
-    The stream is looked at now: whoever uses the frame, and as often as it is used, the entries
-    are those that are committed now. Raises what looking at the stream raises, and `UsageError`
-    for `pushFilters`, since Spark hands no filters on here; `ExtraMissing` without pandas.
+    The query is planned now: the frame has the entries that are committed now, however often it
+    is used. Raises what planning raises, `UsageError` for `pushFilters`, since Spark passes no
+    filters here, and `ExtraMissing` without pandas.
     """
+    # mapInArrow refuses to run without pandas, although it does not use it here.
     # Nothing of it is used, but without it Spark hands nothing over.
     if find_spec("pandas") is None:
         raise ExtraMissing("Spark needs pandas for mapInArrow", "spark")
     if path is not None:
         options["path"] = path
-    told = {name: _text(value) for name, value in options.items()}
-    source = DatastreamSource(told)
+    texts = {name: _text(value) for name, value in options.items()}
+    source = DatastreamSource(texts)
     columns = source.schema() if schema is None else _columns(schema)
-    wanted = read_options(told)
+    wanted = read_options(texts)
     if wanted.push_filters:
-        raise UsageError("pushFilters is for spark.read: give startingOffset and endingOffset here")
+        raise UsageError(
+            "pushFilters works only with spark.read: use startingOffset and endingOffset here"
+        )
     reader = BatchReader(wanted, columns)
     parts = reader.partitions()
-    # A task has a part; of an empty stream there is none, and one task that finds that.
+    # One task per part, and one task if the stream is empty.
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
     return tasks.mapInArrow(_reading(reader, parts), columns)
 
@@ -58,7 +61,9 @@ def frame(
 def _columns(schema: StructType | str) -> StructType:
     found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(found, StructType):
-        raise UsageError(f"schema {schema!r} names no columns: 'number BIGINT, type BIGINT', say")
+        raise UsageError(
+            f"schema {schema!r} names no columns: use for example 'number BIGINT, type BIGINT'"
+        )
     return found
 
 
@@ -69,7 +74,7 @@ def _text(value: Value) -> str:
 def _reading(
     reader: BatchReader, parts: Sequence[InputPartition]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What a task does with the numbers of its parts."""
+    """The function that a task calls with the numbers of its parts."""
 
     def read(numbers: Iterator[Any]) -> Iterator[Any]:
         for batch in numbers:

@@ -1,7 +1,7 @@
-"""What one task of Spark reads: pages of a file, or entries of a server.
+"""The parts of a query, one per Spark task: pages of a file, or entries of a server.
 
-Owns how a stream is cut into parts. They are pickled on the driver and read on executors, so
-they hold names and numbers only.
+Owns how a stream is cut into parts. The driver pickles them for executors, so they hold only
+names and numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from datastreamer.spark.read.servers import ServerSnapshot
 
 @dataclass(frozen=True)
 class FilePart(InputPartition):
-    """Pages of a file, from `first_page` up to, not including, `stop_page`; of their entries
-    those from `start` up to, not including, `stop`."""
+    """Pages `first_page` to `stop_page` (exclusive) of a file, and of their entries those from
+    `start` to `stop` (exclusive)."""
 
     snapshot: FileSnapshot
     first_page: int
@@ -31,25 +31,25 @@ class FilePart(InputPartition):
 
 @dataclass(frozen=True)
 class ServerPart(InputPartition):
-    """Entries of a server, from `start` up to, not including, `stop`."""
+    """Entries `start` to `stop` (exclusive) of a server."""
 
     snapshot: ServerSnapshot
     start: int
     stop: int
     turn: int
-    """Which of several servers is asked first: parts are spread over them."""
+    """Index of the server to ask first: parts are spread over the servers."""
 
 
 def cut_pages(
     snapshot: FileSnapshot, pages: range, start: int, stop: int, part_bytes: int
 ) -> Iterator[FilePart]:
-    """The parts of these pages, of about `part_bytes` each."""
-    for first, behind in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
-        yield FilePart(snapshot, first, behind, start, stop)
+    """Parts of these pages, of about `part_bytes` each."""
+    for first, end in _cut(pages.start, pages.stop, len(pages) * PAGE_SIZE / part_bytes):
+        yield FilePart(snapshot, first, end, start, stop)
 
 
 def cut_entries(header: Header, start: int, stop: int, part_bytes: int) -> list[tuple[int, int]]:
-    """Pieces of these entries, of about `part_bytes` each if all entries are of a size."""
+    """Ranges of these entries, of about `part_bytes` each if all entries have the mean size."""
     size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
     return _cut(start, stop, (stop - start) * size / part_bytes)
 
@@ -57,13 +57,13 @@ def cut_entries(header: Header, start: int, stop: int, part_bytes: int) -> list[
 def parts_of_entries(
     snapshot: ServerSnapshot, pieces: list[tuple[int, int]]
 ) -> Iterator[ServerPart]:
-    """A part for each of these pieces."""
-    for turn, (first, behind) in enumerate(pieces):
-        yield ServerPart(snapshot, first, behind, turn)
+    """One part per range."""
+    for turn, (first, end) in enumerate(pieces):
+        yield ServerPart(snapshot, first, end, turn)
 
 
 def _cut(start: int, stop: int, parts: float) -> list[tuple[int, int]]:
-    """About so many equal pieces of a range, none of them empty."""
+    """Cut a range into about `parts` equal ranges, none of them empty."""
     count = max(1, min(round(parts), stop - start))
     edges = [start + (stop - start) * at // count for at in range(count + 1)]
     return [(a, b) for a, b in itertools.pairwise(edges) if a < b]

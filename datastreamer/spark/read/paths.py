@@ -1,7 +1,7 @@
-"""Where files are: paths, folders and globs, on this machine and on `pyarrow.fs` file systems.
+"""Finds stream files: paths, folders and globs, local or on `pyarrow.fs` file systems.
 
-Owns which files a path means, and the opening of one. Must not know what is in them, but for
-the first bytes, which tell a stream file in a folder from its neighbours.
+Owns which files a path means and how to open one. Of a file's content it knows only the first
+bytes, which distinguish a stream file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MAGIC_CHARACTERS: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """One file. `uri` is None for a file of this machine; messages name it by `path`."""
+    """A file. `uri` is None for a local file; messages name the file by `path`."""
 
     path: str
     uri: str | None = None
 
     def open_remote(self) -> RemoteFile:
-        """The file over the network. Raises `FileMissing`, `StreamFileError`."""
+        """Open the remote file. Raises `FileMissing`, `StreamFileError`."""
         assert self.uri is not None
         system, path = _system(self.uri)
         try:
@@ -46,7 +46,7 @@ class FileLocation:
 
 
 def is_single(paths: tuple[str, ...]) -> bool:
-    """Whether a query reads one file that is named, so all its rows are of one stream."""
+    """Whether the query names exactly one file, so that all rows are of one stream."""
     if len(paths) > 1:
         return False
     local = local_path(paths[0])
@@ -62,24 +62,26 @@ def is_single(paths: tuple[str, ...]) -> bool:
 
 
 def find(paths: tuple[str, ...]) -> list[FileLocation]:
-    """The stream files that `paths` mean, each once, in the order of their names within a path.
+    """The stream files that `paths` mean, without duplicates, sorted by name within each path.
 
-    Of a folder those files that begin as streams do; what begins with a dot or an underscore is
-    passed over, as Spark does. Raises `FileMissing` where a path means none.
+    In a folder, files that begin as streams; names that begin with a dot or an underscore are
+    skipped, as Spark does. Raises `FileMissing` for a path that means no stream file.
     """
     found: dict[str, FileLocation] = {}
     for path in paths:
         local = local_path(path)
-        # Executors work in other folders.
-        places = list(_find_remote(path) if local is None else _find_local(os.path.abspath(local)))
-        if not places:
-            raise FileMissing(_shown(path), "there is no stream file")
-        found |= {place.path: place for place in places}
+        # Executors may have another working directory.
+        locations = list(
+            _find_remote(path) if local is None else _find_local(os.path.abspath(local))
+        )
+        if not locations:
+            raise FileMissing(_shown(path), "it holds no stream file")
+        found |= {location.path: location for location in locations}
     return list(found.values())
 
 
 def _find_local(path: str) -> Iterator[FileLocation]:
-    # A file whose name has a bracket in it is that file.
+    # A file whose name contains a bracket is that file, not a glob.
     if os.path.isfile(path):
         yield FileLocation(path)
     elif os.path.isdir(path):
@@ -109,47 +111,47 @@ def _find_remote(uri: str) -> Iterator[FileLocation]:
     base, query = _parts(uri)
     magic = _MAGIC_CHARACTERS.search(base)
     if magic is not None:
-        # A URI has no brackets: what a file system is told ends before.
+        # A URI cannot contain brackets, so the file system receives only the part before them.
         root, _, pattern = base[: magic.start()].rpartition("/")
         pattern += base[magic.start() :]
         system, folder = _system(root + query)
         for info in _listing(system, folder, uri, deep="/" in pattern):
             if info.type == fs.FileType.File and _matches(info.path, f"{folder}/{pattern}"):
-                yield _remote_place(root, query, folder, info.path)
+                yield _remote_location(root, query, folder, info.path)
         return
     system, path = _system(uri)
     info = _info(system, path, uri)
     if info.type == fs.FileType.NotFound:
         raise FileMissing(_shown(uri), "no such file")
     if info.type == fs.FileType.File:
-        yield _remote_place(base, query, path, path)
+        yield _remote_location(base, query, path, path)
         return
     for info in _listing(system, path, uri, deep=False):
         if info.type != fs.FileType.File or _is_hidden(info.path):
             continue
-        place = _remote_place(base, query, path, info.path)
-        file = place.open_remote()
+        location = _remote_location(base, query, path, info.path)
+        file = location.open_remote()
         try:
             if file.read(len(MAGIC), 0) == MAGIC:
-                yield place
+                yield location
         finally:
             file.close()
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """As a shell has it: no star goes over a slash."""
+    """Like a shell glob: a star does not match a slash."""
     parts, wanted = path.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
         fnmatch.fnmatchcase(part, like) for part, like in zip(parts, wanted, strict=True)
     )
 
 
-def _remote_place(base: str, query: str, asked: str, path: str) -> FileLocation:
-    # The file system's own path stands at the end of the URI: another takes its place.
+def _remote_location(base: str, query: str, asked: str, path: str) -> FileLocation:
+    # The URI ends with the file system's own path; replace that.
     uri = base.rstrip("/")
     asked = asked.rstrip("/")
     if not uri.endswith(asked):
-        raise UsageError(f"{_shown(base)}: its path is {asked}, which does not stand in it")
+        raise UsageError(f"{_shown(base)}: the URI does not contain its path, {asked}")
     uri = uri[: len(uri) - len(asked)] + path
     return FileLocation(_shown(uri), uri + query)
 
@@ -166,7 +168,7 @@ def _info(system: Any, path: str, uri: str) -> Any:
     try:
         return system.get_file_info(path)
     except OSError as error:
-        raise StreamFileError(_shown(uri), f"cannot be looked at: {error}") from error
+        raise StreamFileError(_shown(uri), f"cannot be inspected: {error}") from error
 
 
 def _is_hidden(path: str) -> bool:
@@ -174,7 +176,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def local_path(path: str) -> str | None:
-    """The path on this machine; None where it is a URI of something else."""
+    """The local path; None if it is a URI of another file system."""
     found = _SCHEME.match(path)
     if found is None:
         return path.removeprefix("file:")
@@ -183,7 +185,7 @@ def local_path(path: str) -> str | None:
     try:
         return fs.FileSystem.from_uri(path)[1]  # type: ignore[no-any-return]
     except ValueError as error:
-        # With a space or a bracket in it, say: no URI, and meant as it stands there.
+        # Not a valid URI, because of a space or a bracket for example: use the text as it is.
         plain = path[found.end() :]
         if not plain.startswith("/"):
             raise UsageError(f"{path}: {str(error).partition(chr(10))[0]}") from None
@@ -191,28 +193,28 @@ def local_path(path: str) -> str | None:
 
 
 def _parts(uri: str) -> tuple[str, str]:
-    """A URI and its query, which says how the file system is reached."""
+    """A URI and its query, which configures the file system."""
     base, mark, query = uri.partition("?")
     return base, mark + query
 
 
 def _shown(uri: str) -> str:
-    """A URI as messages name it: without a key, should it have one."""
+    """A URI as messages show it: without credentials."""
     base = _parts(uri)[0] if _SCHEME.match(uri) else uri
     return re.sub(r"://[^/@]*@", "://", base)
 
 
 @functools.lru_cache(maxsize=16)
 def _system(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, which is kept, and the path in it. Raises `UsageError`."""
+    """The file system of a URI, cached, and the path in it. Raises `UsageError`."""
     base, query = _parts(uri)
     try:
-        # Spark's users know S3 under the names of Hadoop's clients.
+        # Spark users know S3 by the schemes of Hadoop's clients.
         system, path = fs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", base) + query)
     except (ValueError, OSError, NotImplementedError) as error:
-        # Arrow's HDFS tells of each library that it looked for in a line of its own.
-        told = str(error).partition("\n")[0]
-        if "Unable to load" in told:
-            told += "; HDFS needs Hadoop's client: JAVA_HOME, HADOOP_HOME and CLASSPATH say where"
-        raise UsageError(f"{_shown(uri)}: {told}") from None
+        # For HDFS, Arrow lists each library that it tried on a line of its own.
+        reason = str(error).partition("\n")[0]
+        if "Unable to load" in reason:
+            reason += "; HDFS needs Hadoop's client: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
+        raise UsageError(f"{_shown(uri)}: {reason}") from None
     return system, path

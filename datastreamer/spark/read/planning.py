@@ -1,7 +1,6 @@
-"""What there is to read, and in which parts: the driver's share of a query.
+"""Plans a query on the driver: which entries to read, in which parts.
 
-Owns how offsets and filters become pages of files and entries of servers. What is not there
-to be read is left out here, and not read at all.
+Owns how offsets and filters become pages of files and ranges of entries of servers.
 """
 
 from __future__ import annotations
@@ -14,12 +13,17 @@ from pyspark.sql.datasource import InputPartition
 from datastreamer.errors import BadRange, DamagedEntry, NotFound, UnknownEntry
 from datastreamer.format import page_of
 from datastreamer.spark.options import Offset, Options
-from datastreamer.spark.read import paths as places
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
-from datastreamer.spark.read.files import FileSnapshot, look_at, open_place, reader_of
+from datastreamer.spark.read.files import FileSnapshot, open_location, reader_of, take_snapshot
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
+from datastreamer.spark.read.paths import find
 from datastreamer.spark.read.pushdown import ALL, Bounds, NumberRange
-from datastreamer.spark.read.servers import Servers, entry_of_bookmark, history_of, look_at_servers
+from datastreamer.spark.read.servers import (
+    Servers,
+    entry_of_bookmark,
+    history_of,
+    take_server_snapshot,
+)
 from datastreamer.storage.read.reader import Reader
 from datastreamer.zkevm.keys import BookmarkName, Kind
 
@@ -27,24 +31,25 @@ FindBookmark = Callable[[Kind, int], int]
 
 
 def plan(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
-    """The parts of a query, as things are now. Raises what looking at the sources raises."""
+    """The parts of a query of what is committed now. Raises what reading the sources raises."""
     if options.servers:
         yield from _plan_servers(options, bounds)
         return
-    for place in places.find(options.paths):
-        yield from _plan_file(options, look_at(place, options.stream_type), bounds)
+    for location in find(options.paths):
+        snapshot = take_snapshot(location, options.stream_type)
+        yield from _plan_file(options, snapshot, bounds)
 
 
 def _plan_file(
     options: Options, snapshot: FileSnapshot, bounds: Bounds
 ) -> Iterator[InputPartition]:
     version = snapshot.header.version if options.version is None else options.version
-    file = open_place(snapshot.place)
+    file = open_location(snapshot.location)
     try:
         reader = reader_of(file, snapshot)
 
         def search(kind: Kind) -> BookmarkSearch:
-            return BookmarkSearch(reader, snapshot.place.path, version, kind)
+            return BookmarkSearch(reader, snapshot.location.path, version, kind)
 
         total = snapshot.header.total_entries
         start, stop = _offsets(options, total, lambda kind, number: search(kind).exact(number))
@@ -65,7 +70,7 @@ def _plan_file(
 
 
 def _entries_of(search: BookmarkSearch, wanted: NumberRange) -> NumberRange:
-    """Where blocks or batches stand; anywhere, where damage hides it."""
+    """The entries of these blocks or batches; all entries if damage hides where they are."""
     try:
         return search.entries_of(wanted)
     except DamagedEntry:
@@ -73,7 +78,7 @@ def _entries_of(search: BookmarkSearch, wanted: NumberRange) -> NumberRange:
 
 
 def pages_of(reader: Reader, snapshot: FileSnapshot, bounds: Bounds) -> range:
-    """The pages with the entries within the bounds; all, where damage hides which."""
+    """The pages with the entries within the bounds; all pages if damage hides which."""
     everything = range(snapshot.pages)
     try:
         first, last = 0, snapshot.pages - 1
@@ -90,7 +95,7 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
     servers = Servers(
         options.servers, options.stream_type, options.tls, options.timeout, options.retry_for
     )
-    at, client = servers.any()
+    index, client = servers.connect_any()
     with client:
         history = history_of(client)
         header = client.header()
@@ -102,17 +107,20 @@ def _plan_servers(options: Options, bounds: Bounds) -> Iterator[InputPartition]:
         start, stop = _offsets(options, header.total_entries, find)
         bounds = bounds.within(start, stop)
         for kind, wanted in (("block", bounds.blocks), ("batch", bounds.batches)):
-            found = _between_marks(find, kind, wanted)  # type: ignore[arg-type]
+            found = _between_bookmarks(find, kind, wanted)  # type: ignore[arg-type]
             bounds = bounds.within(found.first, found.last + 1)
         if not bounds.empty:
             pieces = cut_entries(header, bounds.start, bounds.stop, options.partition_bytes)
-            known = {at: history}
-            snapshot = look_at_servers(servers, client, header, bounds.stop, known, len(pieces))
+            known = {index: history}
+            snapshot = take_server_snapshot(
+                servers, client, header, bounds.stop, known, len(pieces)
+            )
             yield from parts_of_entries(snapshot, pieces)
 
 
-def _between_marks(find: FindBookmark, kind: Kind, wanted: NumberRange) -> NumberRange:
-    """Where blocks or batches stand, as far as the server has bookmarks of exactly these."""
+def _between_bookmarks(find: FindBookmark, kind: Kind, wanted: NumberRange) -> NumberRange:
+    """A range of entries that holds these blocks or batches, limited by the bookmarks that the
+    server has for the range's two ends."""
     found = ALL
     if wanted.first > ALL.first:
         with contextlib.suppress(NotFound):
@@ -124,10 +132,10 @@ def _between_marks(find: FindBookmark, kind: Kind, wanted: NumberRange) -> Numbe
 
 
 def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int]:
-    """The first entry that is asked for, and the one behind the last.
+    """The first entry of the query and the entry after its last one.
 
-    Raises `UnknownEntry` and `UnknownBookmark` where the stream does not go so far, `BadRange`
-    where it ends before it begins.
+    Raises `UnknownEntry` and `UnknownBookmark` for an offset beyond the stream's end, `BadRange`
+    if the end precedes the start.
     """
 
     def number_of(offset: Offset) -> int:
@@ -139,5 +147,5 @@ def _offsets(options: Options, total: int, find: FindBookmark) -> tuple[int, int
     start = number_of(options.start)
     stop = total if options.stop is None else number_of(options.stop)
     if stop < start:
-        raise BadRange(f"endingOffset is entry {stop}, which stands before startingOffset, {start}")
+        raise BadRange(f"endingOffset is entry {stop}, before startingOffset, entry {start}")
     return start, stop

@@ -1,7 +1,7 @@
-"""Which entries a query is about: by number and type, by block and batch.
+"""Which entries a query needs: by number and type, by block and batch.
 
-Owns what a filter of Spark's says of a stream, and how much of it is seen to here. Knows no
-file and no server.
+Owns what Spark's filters say about a stream, and which of them the reader applies completely.
+Must not know files or servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EQUAL: Final = EqualTo | EqualNullSafe | In
 _BELOW: Final = LessThan | LessThanOrEqual
 _ABOVE: Final = GreaterThan | GreaterThanOrEqual
 
-# Numbers that rise with the entries': table, column -> what they number.
+# Columns whose numbers rise with the entry numbers: (table, column) -> what they number.
 _RISING: Final[dict[tuple[str, str], Kind]] = {
     ("blocks", "number"): "block",
     ("blocks", "batch_number"): "batch",
@@ -42,7 +42,7 @@ _RISING: Final[dict[tuple[str, str], Kind]] = {
 
 
 class NumberRange(NamedTuple):
-    """Whole numbers, both ends included."""
+    """A range of integers, both ends included."""
 
     first: int = 0
     last: int = U64_MAX
@@ -56,15 +56,15 @@ class NumberRange(NamedTuple):
 
 
 ALL: Final = NumberRange()
-"""Every number that an entry, a block or a batch may have."""
+"""All numbers that an entry, a block or a batch can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The entries that a query is about: no others are of any use to it.
+    """The entries that a query needs.
 
-    `types` are those of entries (None: all); blocks and batches are those to which events
-    belong.
+    `types` are entry types (None: all); `blocks` and `batches` are those that the events belong
+    to.
     """
 
     entries: NumberRange = ALL
@@ -79,25 +79,25 @@ class Bounds:
 
     @property
     def stop(self) -> int:
-        """The entry behind the last."""
+        """The entry after the last one."""
         return self.entries.last + 1
 
     @property
     def empty(self) -> bool:
-        """Whether no entry at all is within."""
+        """Whether no entry is within the bounds."""
         none = self.types is not None and not self.types
         return none or self.entries.empty or self.blocks.empty or self.batches.empty
 
     def within(self, start: int, stop: int) -> Bounds:
-        """The same, of the entries from `start` up to, not including, `stop`."""
+        """These bounds, limited to the entries from `start` up to, not including, `stop`."""
         return replace(self, entries=self.entries & NumberRange(start, stop - 1))
 
 
-def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """What the filters together leave of a table, and those that Spark still has to apply.
+def split_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
+    """The bounds that the filters imply, and the filters that Spark still has to apply.
 
-    Numbers and types of entries are seen to exactly. Numbers of blocks and batches only say
-    where to read, and Spark looks at each row again.
+    Filters on entry numbers and types are applied completely. Filters on blocks and batches only
+    limit what is read, so Spark applies them too.
     """
     bounds, rest = Bounds(), []
     for wanted in filters:
@@ -125,8 +125,8 @@ def take_filters(table: str, filters: Iterable[Filter]) -> tuple[Bounds, list[Fi
 
 
 def _wanted(wanted: Filter) -> tuple[str | None, NumberRange | frozenset[int] | None]:
-    """The column that a filter is about, and the values that it lets through; None where it
-    is not about whole numbers."""
+    """The column of a filter and the values that it accepts; None for the values if they are not
+    integers."""
     if not isinstance(wanted, _EQUAL | _BELOW | _ABOVE):
         return None, None
     column = wanted.attribute[0] if len(wanted.attribute) == 1 else None

@@ -1,7 +1,6 @@
-"""A file of a `pyarrow.fs` file system (S3, HDFS, ...), read as storage reads files.
+"""A file of a `pyarrow.fs` file system (S3, HDFS, ...), with the read interface of storage files.
 
-Owns how many bytes are asked for at a time: a request costs milliseconds, whatever its size.
-Must not know what the bytes mean.
+Owns how many bytes a request asks for: a request costs milliseconds, whatever its size.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from typing import Any, Final
 from datastreamer.errors import StreamFileError
 
 AHEAD: Final = 8 << 20
-"""Bytes that are asked for at once where a file is read from front to back."""
+"""Bytes per request while a file is read sequentially."""
 
 
 class RemoteFile:
-    """An open file; as much of `storage.disk.File` as reading needs.
+    """An open file; implements `storage.disk.file_ops.Readable`.
 
-    Up to file offset `until`, a read that goes on where the last one ended asks for `AHEAD`
-    bytes. `bytes_read` counts what was asked for.
+    Below file offset `until`, a read that continues the previous one requests `AHEAD` bytes.
+    `bytes_read` counts the bytes received.
     """
 
     def __init__(self, file: Any, path: str) -> None:
@@ -35,7 +34,7 @@ class RemoteFile:
         return self._size
 
     def read(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only where the file ends."""
+        """Up to `size` bytes; fewer only at the end of the file."""
         at = offset - self._ahead_at
         if at >= 0 and at + size <= len(self._ahead):
             self._end = offset + size

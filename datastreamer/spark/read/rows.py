@@ -1,7 +1,7 @@
-"""Entries as the record batches that a query wants, and what becomes of bad ones.
+"""Converts entries to the record batches that a query needs, and handles bad entries.
 
-Owns the modes: FAILFAST raises, PERMISSIVE makes a row that says what is wrong, DROPMALFORMED
-leaves it out - of an entry that is no event as of a page that is damaged.
+Owns the modes, which treat an entry that is no event like a damaged page: FAILFAST raises,
+PERMISSIVE makes a row with the error, DROPMALFORMED skips it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RowMaker:
         self._number = number_column(options.table)
         self._system_id = header.system_id
         version = header.version if options.version is None else options.version
-        # Rows are counted by a column, so there is one, wanted or not.
+        # The converter counts rows by a column, so it needs one even if the query has none.
         own = columns.own or (self._number,)
         if ERROR in columns.schema.names and options.table != ENTRIES:
             own += (ERROR,)
@@ -42,18 +42,18 @@ class RowMaker:
         )
         if SYSTEM_ID in columns.schema.names and header.system_id > _MOST:
             raise UsageError(
-                f"the system id {header.system_id} is above {_MOST}, the most that a column of "
-                "signed numbers holds: leave the column system_id out"
+                f"the system id {header.system_id} is above {_MOST}, the maximum of a LONG column: "
+                "leave the column system_id out"
             )
 
     def batches(
         self, runs: Iterable[EntryBatch | Lost], bounds: Bounds, begin: int | None = None
     ) -> Iterator[Any]:
-        """The rows of the entries within the bounds: their numbers and types, that is.
+        """The rows of the entries within the bounds (entry numbers and types).
 
-        What is lost is told of at the first of it that the query wants: it begins with entry
-        `begin` (None: with the bounds), and others read what is before these bounds. Raises
-        `DamagedEntry` and `DecodeFailed` in mode FAILFAST, after the rows before.
+        `Lost` entries become one row, at the first of them that the query reads: the query begins
+        at entry `begin` (None: with the bounds), and other parts report what precedes the bounds.
+        In mode FAILFAST, raises `DamagedEntry` or `DecodeFailed` after the rows that precede it.
         """
         for run in runs:
             if isinstance(run, Lost):
@@ -69,10 +69,10 @@ class RowMaker:
                 raise found.error
 
     def _shaped(self, batch: Any) -> Any:
-        """A batch of the converter's with the columns that the query wants."""
+        """The converter's batch with the columns that the query needs."""
         rows = batch.num_rows
         columns = [
-            self._constant(rows)
+            pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
             if field.name == SYSTEM_ID
             else batch.column(field.name)
             if field.name in batch.schema.names
@@ -80,9 +80,6 @@ class RowMaker:
             for field in self._columns.schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
-
-    def _constant(self, rows: int) -> Any:
-        return pa.repeat(pa.scalar(self._system_id, pa.int64()), rows)
 
     def _lost(self, lost: Lost, bounds: Bounds, begin: int) -> Iterator[Any]:
         first = lost.first if lost.first is not None else max(0, (lost.next or 1) - 1)
@@ -92,11 +89,11 @@ class RowMaker:
         if self._mode == "FAILFAST":
             raise lost.error
         first = max(first, begin)
-        # Of a lost entry no type is known, so a query for types does not want it.
+        # The type of a lost entry is unknown, so a query for some types skips it.
         if self._mode == "PERMISSIVE" and bounds.types is None and first >= bounds.start:
-            told = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
+            values = {self._number: first, SYSTEM_ID: self._system_id, ERROR: _what(lost)}
             columns = [
-                pa.array([told.get(field.name)], field.type) for field in self._columns.schema
+                pa.array([values.get(field.name)], field.type) for field in self._columns.schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._columns.schema)
 

@@ -1,7 +1,7 @@
-"""The tables as Spark's types, and a query's own schema as the columns that are made.
+"""The tables as Spark schemas, and the columns that a query selects.
 
-Owns which columns there are beyond the Arrow tables' own: ``system_id`` where rows may be of
-several streams, ``error`` where bad entries become rows (mode PERMISSIVE). Reads no stream.
+Owns the columns beyond those of the Arrow tables: ``system_id`` if rows may be of several streams,
+``error`` if bad entries become rows (mode PERMISSIVE).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPARK_TYPES: Final[dict[Any, DataType]] = {
 
 
 class Columns(NamedTuple):
-    """What a query wants: its schema in Arrow's words, and those columns of the table's own."""
+    """A query's columns: their Arrow schema, and the names of those that the table itself has."""
 
     schema: Any
     own: tuple[str, ...]
@@ -50,7 +50,8 @@ def number_column(table: str) -> str:
 def table_schema(options: Options, *, system_id: bool) -> StructType:
     """All columns of the query's table.
 
-    In mode PERMISSIVE all but the entry's number may be null, and the last column says why.
+    In mode PERMISSIVE every column except the entry number is nullable, and an error column is
+    added.
     """
     permissive = options.mode == "PERMISSIVE"
     number = number_column(options.table)
@@ -70,31 +71,33 @@ def table_schema(options: Options, *, system_id: bool) -> StructType:
 
 
 def wanted_columns(options: Options, wanted: StructType) -> Columns:
-    """The columns of the schema that the query reads with, which may leave out what it does
-    not need. Raises `UsageError` for a column that there is not, or of another type."""
+    """The columns of a query's schema, which may leave out columns of the table.
+
+    Raises `UsageError` for an unknown column or a column of another type.
+    """
     full = {field.name: field for field in table_schema(options, system_id=True)}
     fields, own = [], []
     for field in wanted:
-        there = full.get(field.name)
-        if there is None:
+        column = full.get(field.name)
+        if column is None:
             if field.name == ERROR:
-                raise UsageError("the column error is for mode PERMISSIVE")
+                raise UsageError("the column error exists only in mode PERMISSIVE")
             raise UsageError(
                 f"the table {options.table} has no column {field.name!r}: its columns are "
                 f"{', '.join(full)}"
             )
-        if there.dataType != field.dataType:
+        if column.dataType != field.dataType:
             raise UsageError(
-                f"the column {field.name} is {there.dataType.simpleString()}, not "
-                f"{field.dataType.simpleString()}: read it as it is, and cast it in a select"
+                f"the column {field.name} is {column.dataType.simpleString()}, not "
+                f"{field.dataType.simpleString()}: read it as that type and cast it later"
             )
-        if there.nullable and not field.nullable:
+        if column.nullable and not field.nullable:
             raise UsageError(f"the column {field.name} may be null: leave NOT NULL out")
         arrow_type = next(a for a, spark in _SPARK_TYPES.items() if spark == field.dataType)
-        # Spark wants the batches to say of nulls what its own schema says.
+        # Spark requires the nullability of its own schema in the batches.
         fields.append(pa.field(field.name, arrow_type, nullable=field.nullable))
         if field.name not in (SYSTEM_ID, ERROR):
             own.append(field.name)
     if not fields:
-        raise UsageError("a schema without a column: ask for one at least")
+        raise UsageError("the schema has no column: name at least one")
     return Columns(pa.schema(fields), tuple(own))

@@ -1,7 +1,7 @@
-"""Servers: what a stream holds when a query is planned, and a part of it read later.
+"""Servers: a snapshot of a stream when a query is planned, and later reads of its parts.
 
-Owns which of several servers is asked, and when another one is; and that all that is read is
-of the history that was planned. Knows no table and no column.
+Owns the choice of the server to ask, and that a query reads only the history that it was planned
+for. Must not know tables or columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from datastreamer.zkevm.keys import BookmarkName, Kind, key_of
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers of one stream, the preferred one first."""
+    """The servers of one stream, the preferred one first."""
 
     addresses: tuple[ServerAddress, ...]
     stream_type: int
@@ -42,7 +42,7 @@ class Servers:
     retry_for: float
 
     def connect(self, address: ServerAddress) -> BlockingClient:
-        """A connection to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
+        """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
         context = None
         if self.tls is not None:
             from datastreamer.transport.tls import client_tls
@@ -57,40 +57,44 @@ class Servers:
             resume=False,
         )
 
-    def any(self) -> tuple[int, BlockingClient]:
-        """The first that answers, and a connection to it. Raises what the last one did."""
-        turns = Failover(self, 0)
+    def connect_any(self) -> tuple[int, BlockingClient]:
+        """Connect to the first server that answers; its index and the connection.
+
+        Raises the error of the last server if none answers for `retry_for` seconds.
+        """
+        failover = Failover(self, 0)
         while True:
             try:
-                return turns.at, self.connect(turns.address)
+                return failover.index, self.connect(failover.address)
             except ConnectFailed as error:
-                turns.lost(error)
+                failover.failed(error)
 
 
 class Failover:
-    """Whose turn it is: the next server's where one is lost, until all were for too long."""
+    """Chooses the server to ask: the next one after a failure, with a pause after each round."""
 
     def __init__(self, servers: Servers, first: int) -> None:
         self._servers = servers
-        self.at = first % len(servers.addresses)
+        self.index = first % len(servers.addresses)
         self._attempts = 0
         self._since = time.monotonic()
 
     @property
     def address(self) -> ServerAddress:
         """The server to ask."""
-        return self._servers.addresses[self.at]
+        return self._servers.addresses[self.index]
 
-    def served(self) -> None:
-        """Something came of it."""
+    def succeeded(self) -> None:
+        """The server delivered data: reset the retry timeout."""
         self._attempts = 0
         self._since = time.monotonic()
 
-    def lost(self, error: PeerError) -> None:
-        """Go to the next server; after all of them, wait first. Raises `error` at the end."""
+    def failed(self, error: PeerError) -> None:
+        """Choose the next server; wait after each round. Raises `error` after `retry_for` seconds
+        without success."""
         self._attempts += 1
         count = len(self._servers.addresses)
-        self.at = (self.at + 1) % count
+        self.index = (self.index + 1) % count
         rounds, within = divmod(self._attempts, count)
         if within:
             return
@@ -101,39 +105,38 @@ class Failover:
 
 
 class History(NamedTuple):
-    """What a server tells of its stream beyond the header: the epoch rises with everything that
-    is taken back or changed."""
+    """What a server reports about its stream beyond the header. The epoch rises whenever entries
+    are truncated or changed."""
 
     stream_id: bytes
     epoch: int
 
 
 Histories = Mapping[int, History | None]
-"""The histories of servers, by their places among the addresses; None for one that was asked
-and does not tell."""
+"""The histories by the server's index; None for a server that does not report its history."""
 
 
 def history_of(client: BlockingClient) -> History | None:
-    """What the server tells of its history; None where it does not. A connection says it once:
-    as it was then."""
-    told = client.capabilities()
-    return History(told.stream_id, told.epoch) if told.revision else None
+    """The history that the server reported at the start of the connection; None if it does not
+    report one."""
+    found = client.capabilities()
+    return History(found.stream_id, found.epoch) if found.revision else None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
-    """A stream as its servers told it: what was committed, and how the part that is read ends."""
+    """A stream as its servers reported it: what was committed, and how the planned part ends."""
 
     servers: Servers
     header: Header
     end: Position
-    """Behind the last entry that is read, with the hashes of those before it."""
+    """The position after the last planned entry, with the hashes of the entries before it."""
 
     histories: Histories
-    """Of the servers that parts begin with, but for those that were away."""
+    """Of the servers that parts begin with, except those that did not answer."""
 
 
-def look_at_servers(
+def take_server_snapshot(
     servers: Servers,
     client: BlockingClient,
     header: Header,
@@ -141,17 +144,16 @@ def look_at_servers(
     known: Histories,
     parts: int,
 ) -> ServerSnapshot:
-    """What is to be read in so many parts up to, not including, entry `stop`, which is at most
-    the total.
+    """Plan to read up to, not including, entry `stop`, in this number of parts.
 
-    The histories that are `known` are of a time before the header's.
+    The `known` histories must be older than the header.
     """
     histories = dict(known)
-    for at, address in enumerate(servers.addresses[:parts]):
-        if at not in histories:
-            # What is wrong with it, its parts find out.
+    for index, address in enumerate(servers.addresses[:parts]):
+        if index not in histories:
+            # A server that fails now is handled when a part reads from it.
             with contextlib.suppress(PeerError), servers.connect(address) as other:
-                histories[at] = history_of(other)
+                histories[index] = history_of(other)
     return ServerSnapshot(servers, header, position_at(client, stop), histories)
 
 
@@ -166,7 +168,7 @@ def entry_of_bookmark(client: BlockingClient, version: int, kind: Kind, number: 
 
 
 def position_at(client: BlockingClient, number: int) -> Position:
-    """The place before entry `number`, with the hashes of up to 256 entries before it."""
+    """The position before entry `number`, with the hashes of up to `KEPT` entries before it."""
     with client.batches(from_entry=max(0, number - KEPT), stop=number) as batches:
         for _ in batches:
             pass
@@ -180,21 +182,21 @@ def read_entries(
     first_server: int,
     types: frozenset[int] | None = None,
 ) -> Iterator[EntryBatch]:
-    """The entries from `start` up to, not including, `stop`, in runs as they come; with `types`
-    those of these alone, which servers that can choose are asked for.
+    """The entries from `start` up to, not including, `stop`, as batches arrive; with `types` only
+    entries of these types, which a server that can filter sends alone.
 
-    Goes on with the next server where one is lost, for `retry_for` seconds without an entry.
-    Raises what the last one did then, and `HistoryChanged` where the stream was cut back or
-    changed since the snapshot: what was read is sure when this ends, and not before.
+    On failure, continues with the next server, for `retry_for` seconds without an entry; then
+    raises the last server's error. Raises `HistoryChanged` if the stream was truncated or changed
+    since the snapshot, at the latest at the end: until then the entries are unconfirmed.
     """
-    turns = Failover(snapshot.servers, first_server)
+    failover = Failover(snapshot.servers, first_server)
     histories = dict(snapshot.histories)
     position: Position | None = None
     while True:
         try:
-            with snapshot.servers.connect(turns.address) as client:
-                told = _ensure_history(client, snapshot, histories, turns.at)
-                if start >= stop and told:
+            with snapshot.servers.connect(failover.address) as client:
+                confirmed = _ensure_history(client, snapshot, histories, failover.index)
+                if start >= stop and confirmed:
                     return
                 _ensure_same(client, snapshot)
                 if start >= stop:
@@ -206,54 +208,57 @@ def read_entries(
                     for batch in batches:
                         yield batch
                         start, position = batch.next_number, batches.position
-                        turns.served()
+                        failover.succeeded()
                     position = batches.position
                     start = start if position is None else position.next_entry
             if start < stop:
-                raise ConnectionLost(f"{turns.address} ended the stream before entry {start}")
+                raise ConnectionLost(f"{failover.address} ended the stream before entry {start}")
         except (ConnectFailed, ConnectionLost) as error:
-            turns.lost(error)
+            failover.failed(error)
 
 
 def _ensure_history(
-    client: BlockingClient, snapshot: ServerSnapshot, histories: dict[int, History | None], at: int
+    client: BlockingClient,
+    snapshot: ServerSnapshot,
+    histories: dict[int, History | None],
+    index: int,
 ) -> bool:
-    """Whether server number `at` tells that its history is the one of `histories`, where it is
-    put if it is not known; raises `HistoryChanged` where it is another one."""
-    due = histories.get(at)
-    if due is None and at in histories:
+    """Whether the server confirms that its history is the one in `histories`; adds its history if
+    none is known. Raises `HistoryChanged` if it reports another epoch."""
+    planned = histories.get(index)
+    if planned is None and index in histories:
         return False
-    found = histories[at] = history_of(client)
-    if due is None:
+    found = histories[index] = history_of(client)
+    if planned is None:
         return False
-    if found is not None and found.stream_id != due.stream_id:
-        # Another server of this address, or another file: entries are to tell.
-        histories[at] = due
+    if found is not None and found.stream_id != planned.stream_id:
+        # Another server or another file has this address now: compare entries instead.
+        histories[index] = planned
         return False
     if found is None:
-        histories[at] = due
-        raise ConnectionLost(f"{client.peer} does not tell its history any more")
-    if found != due:
-        what = "entries were taken back or changed"
+        histories[index] = planned
+        raise ConnectionLost(f"{client.peer} no longer reports its history")
+    if found != planned:
+        what = "entries were truncated or changed"
         _changed(client, client.header(), snapshot.end, what)
     return found.stream_id != NO_ID
 
 
 def _ensure_same(client: BlockingClient, snapshot: ServerSnapshot) -> None:
-    """Raise `HistoryChanged` where this server's stream is another one now, or the entries
-    before the end are others; `ConnectionLost` where it does not have all of it yet, as a relay
-    may."""
+    """Raise `HistoryChanged` if the server has another stream or other entries before the end of
+    the plan; `ConnectionLost` if it lacks some of them, as a relay may."""
     header, end = client.header(), snapshot.end
     if Identity.of(header) != Identity.of(snapshot.header):
         _changed(client, header, end, f"it serves another stream, {Identity.of(header)}")
     if header.total_entries < end.next_entry:
         if len(snapshot.servers.addresses) == 1:
-            _changed(client, header, end, "the stream was cut back")
+            _changed(client, header, end, "the stream was truncated")
         raise ConnectionLost(
-            f"{client.peer} holds {header.total_entries} entries, and {end.next_entry} are read"
+            f"{client.peer} holds {header.total_entries} entries, but the query needs "
+            f"{end.next_entry}"
         )
     if position_at(client, end.next_entry).trail != end.trail:
-        _changed(client, header, end, f"the entries before {end.next_entry} are others now")
+        _changed(client, header, end, f"the entries before {end.next_entry} changed")
 
 
 def _changed(client: BlockingClient, header: Header, end: Position, why: str) -> NoReturn:

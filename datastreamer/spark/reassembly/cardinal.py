@@ -1,6 +1,6 @@
-"""Cardinal Streams 1.0.0 in Spark: a topic's messages as `reassemble` takes them, and blocks.
+"""Cardinal Streams 1.0.0 in Spark: from a topic to messages, and from payloads to blocks.
 
-Owns the columns before and behind; what the messages mean is `datastreamer.reassembly.cardinal`'s.
+Owns the columns of both; `datastreamer.reassembly.cardinal` owns the meaning of messages.
 """
 
 from __future__ import annotations
@@ -45,29 +45,35 @@ _MOST: Final = 1 << 20
 def cardinal_messages(topic: DataFrame, prefixes: Iterable[str]) -> DataFrame:
     """The messages of a topic, for `reassemble` and `reassemble_stream`.
 
-    `topic` is what Spark's Kafka source gives, or any frame with `key` and `value`, and `source`
-    and `position` where there are any; of Kafka's columns `topic` and `partition` make the one,
-    `offset` is the other. `prefixes` are as `Cardinal` has them. What is outside, and messages
-    of reorgs, are left out; what is no message becomes one that `reassemble` calls malformed,
-    with a key cut short to 32 bytes.
+    `topic` is a frame of Spark's Kafka source, or any frame with `key` and `value`, and optionally
+    `source` and `position`. Kafka's `topic` and `partition` become `source`, its `offset` becomes
+    `position`. `prefixes` are those of `Cardinal`. Messages outside of them and messages of reorgs
+    are left out; an invalid message keeps 32 bytes of its key, so that `reassemble` reports it as
+    malformed.
     """
     cardinal = Cardinal(prefixes)
-    there = set(topic.columns)
-    kafka = {"topic", "partition", "offset"} <= there
-    source = "source" if "source" in there else "concat(topic, '/', partition)" if kafka else "''"
-    position = "position" if "position" in there else "offset" if kafka else "NULL"
+    columns_of_topic = set(topic.columns)
+    kafka = {"topic", "partition", "offset"} <= columns_of_topic
+    source = "''"
+    if "source" in columns_of_topic:
+        source = "source"
+    elif kafka:
+        source = "concat(topic, '/', partition)"
+    position = "position" if "position" in columns_of_topic else "offset" if kafka else "NULL"
 
     def translate(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             rows: list[tuple[Any, ...]] = []
-            for own_key, value, *place in zip(*(c.to_pylist() for c in batch.columns), strict=True):
+            for own_key, value, *position in zip(
+                *(c.to_pylist() for c in batch.columns), strict=True
+            ):
                 key = own_key or b""
                 try:
                     if cardinal.reorg(key, value or b"") is None:
                         found = cardinal.translate(key, value or b"")
-                        rows += [(*message, *place) for message in found]
+                        rows += [(*message, *position) for message in found]
                 except ValueError:
-                    rows.append((key[: PREFIX_SIZE - 1], value or b"", *place))
+                    rows.append((key[: PREFIX_SIZE - 1], value or b"", *position))
             if rows:
                 yield _batch(rows, _MESSAGE_ARROW)
 
@@ -77,11 +83,11 @@ def cardinal_messages(topic: DataFrame, prefixes: Iterable[str]) -> DataFrame:
 
 
 def cardinal_blocks(payloads: DataFrame, prefixes: Iterable[str]) -> DataFrame:
-    """Blocks of payloads that `reassemble` or `reassemble_stream` gave: `hash`, `number`,
-    `parent`, `weight` (32 bytes, which compare as the numbers do), `values` and `deletes`."""
+    """The blocks of payloads from `reassemble` or `reassemble_stream`: `hash`, `number`, `parent`,
+    `weight` (32 bytes, big-endian), `values` and `deletes`."""
     cardinal = Cardinal(prefixes)
 
-    def opened(batches: Iterator[Any]) -> Iterator[Any]:
+    def decode(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             rows: list[tuple[Any, ...]] = []
             size = 0
@@ -103,7 +109,7 @@ def cardinal_blocks(payloads: DataFrame, prefixes: Iterable[str]) -> DataFrame:
             if rows:
                 yield _batch(rows, _BLOCK_ARROW)
 
-    return payloads.select("id", "parts").mapInArrow(opened, _BLOCKS)
+    return payloads.select("id", "parts").mapInArrow(decode, _BLOCKS)
 
 
 def _batch(rows: list[tuple[Any, ...]], schema: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Messages of payloads that were given out, as hashes: whether one that comes late says the same.
+"""Hashes of the messages of delivered payloads, which late messages are compared with.
 
-Owns what is kept of them and what follows from one that comes again, in the core's words. Where
-it is kept, and for how long, is the lane's business.
+Owns the format of the hashes and the event for a late message. `state` decides where they are
+kept, and for how long.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _COUNT: Final = 4
 
 
 def _hash(text: bytes) -> bytes:
-    # Not a quick one: a producer that lies must not be able to make it say the same.
+    # Cryptographic: a producer must not be able to construct a collision.
     return blake2b(text, digest_size=_HASH).digest()
 
 
-def kept_of(
+def hash_messages(
     header: bytes,
     prefixes: Sequence[bytes],
     messages: Mapping[bytes, Iterable[tuple[bytes, bytes]]],
 ) -> bytes:
-    """What is kept of a payload with this header, and these messages by prefix, as (key, value):
-    8 bytes, 4 for each prefix, and 16 for each message."""
+    """The hashes of a payload's header and of its messages, (key, value) by prefix: 8 bytes, 4 for
+    each prefix, and 16 for each message."""
     kept = [_hash(header)]
     for prefix in prefixes:
         hashed = [_hash(key) + _hash(value) for key, value in messages.get(prefix, ())]
@@ -38,8 +38,8 @@ def kept_of(
     return b"".join(kept)
 
 
-class Late:
-    """What was kept of a payload, to hold against what comes late."""
+class MessageHashes:
+    """The hashes of a payload's messages, to compare late messages with."""
 
     def __init__(self, own: bytes, prefixes: Sequence[bytes], kept: bytes) -> None:
         self._own = own
@@ -59,7 +59,7 @@ class Late:
     def event(
         self, key: bytes, value: bytes, source: str, position: int | None
     ) -> Conflict | Malformed | None:
-        """What is said of a message of this payload; None: it is there already."""
+        """The event for a late message of this payload; None if it is a duplicate."""
         prefix = key[:PREFIX_SIZE]
         found: bytes | None
         if prefix[1:] == self._own and prefix[:1] == b"\x00":

@@ -1,6 +1,6 @@
-"""What a reassembly tells, as rows: payloads that are whole, and what else there is to know.
+"""The events of a reassembly as rows: complete payloads, and everything else it reports.
 
-Owns the columns of both, and how an event becomes a row. Reassembles nothing.
+Owns the columns of both, and how an event becomes a row.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONFLICT: Final = "conflict"
 MALFORMED: Final = "malformed"
 DROPPED: Final = "dropped"
 SHOWN: Final = 1024
-"""As much of a key as an event names."""
+"""Bytes of a key that an event shows."""
 
 _PART: Final = StructType(
     [StructField("key", BinaryType(), False), StructField("value", BinaryType(), False)]
 )
 
-TOLD: Final = StructType(
+EVENT_SCHEMA: Final = StructType(
     [
         StructField("event", StringType(), False),
         StructField("id", BinaryType()),
@@ -50,7 +50,7 @@ TOLD: Final = StructType(
         StructField("positions", MapType(StringType(), LongType(), False)),
     ]
 )
-"""Every event as a row: of each column what the event has, or null."""
+"""Every event as a row; columns that an event does not have are null."""
 
 _OF_PAYLOADS: Final = ("id", "parts", "prefixes", "source", "position")
 _OF_EVENTS: Final = (
@@ -95,38 +95,38 @@ _ARROW: Final = pa.schema(
 
 
 class Reassembled(NamedTuple):
-    """What came of the messages: three views of one thing, none of which is computed yet.
+    """The result of a reassembly: three views, none of which is computed yet.
 
-    `payloads` has a row for each payload that is whole: `id`, `parts` (an array of key and
-    value, in the order of the keys), `prefixes`, `source` and `position` of the message that
-    made it whole. `events` has what else was told: `event` is conflict, malformed or dropped,
-    and `what` says which conflict, what is malformed, or why it was dropped. `told` has both,
-    for who writes them in one pass; it is what `payloads_of` and `events_of` take.
+    `payloads` has a row for each complete payload: `id`, `parts` (an array of key and value,
+    ordered by key), `prefixes`, and `source` and `position` of the message that completed it.
+    `events` has everything else: `event` is conflict, malformed or dropped, and `what` says which
+    conflict, what is malformed, or why it was dropped. `rows` has both, to be written in one pass;
+    `payloads_of` and `events_of` separate them again.
     """
 
     payloads: DataFrame
     events: DataFrame
-    told: DataFrame
+    rows: DataFrame
 
 
-def views(told: DataFrame) -> Reassembled:
-    """The views of `told`."""
-    return Reassembled(payloads_of(told), events_of(told), told)
+def views(rows: DataFrame) -> Reassembled:
+    """The views of rows of events."""
+    return Reassembled(payloads_of(rows), events_of(rows), rows)
 
 
-def payloads_of(told: DataFrame) -> DataFrame:
-    """The payloads among all that was told."""
-    return told.where(f"event = '{COMPLETE}'").select(*_OF_PAYLOADS)
+def payloads_of(rows: DataFrame) -> DataFrame:
+    """The complete payloads among rows of events."""
+    return rows.where(f"event = '{COMPLETE}'").select(*_OF_PAYLOADS)
 
 
-def events_of(told: DataFrame) -> DataFrame:
-    """All that was told but payloads."""
-    return told.where(f"event <> '{COMPLETE}'").select(*_OF_EVENTS)
+def events_of(rows: DataFrame) -> DataFrame:
+    """All rows of events but complete payloads."""
+    return rows.where(f"event <> '{COMPLETE}'").select(*_OF_EVENTS)
 
 
 def row_of(event: Event, ended: bool = False) -> tuple[Any, ...]:
-    """An event as a row of `TOLD`. `ended`: nothing more comes, which is why it is dropped."""
-    row: dict[str, Any] = dict.fromkeys(TOLD.names)
+    """An event as a row of `EVENT_SCHEMA`. `ended`: dropped because the input has ended."""
+    row: dict[str, Any] = dict.fromkeys(EVENT_SCHEMA.names)
     if isinstance(event, Dropped):
         row.update(
             event=DROPPED,
@@ -141,7 +141,7 @@ def row_of(event: Event, ended: bool = False) -> tuple[Any, ...]:
         return tuple(row.values())
     row["source"], row["position"] = event.source, event.position
     if isinstance(event, PayloadComplete):
-        # Whatever the order of the messages was, the row is the same.
+        # Sorted, so that the row does not depend on the order of the messages.
         prefixes = sorted(event.prefixes)
         row.update(event=COMPLETE, id=event.id, parts=event.parts, prefixes=prefixes)
     elif isinstance(event, Conflict):
@@ -155,19 +155,19 @@ def row_of(event: Event, ended: bool = False) -> tuple[Any, ...]:
 
 
 def without_key(value: bytes, source: str | None, position: int | None) -> Malformed:
-    """What is said of an entry's data that does not hold its key."""
+    """The event for an entry whose data does not hold its key."""
     reason = f"an entry of {len(value)} bytes does not hold its key"
     return Malformed(value[2:][:SHOWN], reason, source or "", position)
 
 
 def size_of(row: Sequence[Any]) -> int:
-    """About how many bytes a row has."""
+    """The approximate size of a row in bytes."""
     parts = row[2]
     return 200 + sum(len(key) + len(value) + 16 for key, value in parts or ())
 
 
 def batches_of(rows: Iterable[tuple[Any, ...]], most: int = 1 << 20) -> Iterator[Any]:
-    """Rows as record batches of about `most` bytes, a row at least."""
+    """Rows as record batches of about `most` bytes, with at least one row each."""
     gathered: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:
@@ -182,8 +182,8 @@ def batches_of(rows: Iterable[tuple[Any, ...]], most: int = 1 << 20) -> Iterator
 
 def _batch(rows: list[tuple[Any, ...]]) -> Any:
     columns = list(zip(*rows, strict=True))
-    parts = TOLD.names.index("parts")
-    positions = TOLD.names.index("positions")
+    parts = EVENT_SCHEMA.names.index("parts")
+    positions = EVENT_SCHEMA.names.index("positions")
     columns[parts] = tuple(
         None if found is None else [{"key": key, "value": value} for key, value in found]
         for found in columns[parts]

@@ -1,7 +1,7 @@
-"""Payloads out of messages, in Spark: of what there is, and of what comes.
+"""Reassembles payloads from frames of messages, in batch and streaming queries.
 
-Owns what a frame of messages is, and how these are brought before a `Reassembler`, each
-group in one place and in one order. What a message means is the core's business.
+Owns the columns of a frame of messages, and how each group of messages reaches one `Reassembler`
+in one order. The core, `datastreamer.reassembly`, owns the meaning of messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datastreamer.format import U32_MAX
 from datastreamer.reassembly import Reassembler
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.spark.reassembly.event_rows import (
-    TOLD,
+    EVENT_SCHEMA,
     Reassembled,
     batches_of,
     row_of,
@@ -27,7 +27,7 @@ from datastreamer.spark.reassembly.event_rows import (
     without_key,
 )
 from datastreamer.spark.reassembly.groups import groups, node, wanted
-from datastreamer.spark.reassembly.state import STATE_SETTINGS, Lanes
+from datastreamer.spark.reassembly.state import STATE_SETTINGS, LaneProcessor
 
 BUDGET: Final = 1 << 30
 _COLUMNS: Final = (
@@ -36,23 +36,23 @@ _COLUMNS: Final = (
     ("source", StringType()),
     ("position", LongType()),
 )
-_AT_THE_END: Final = 1.0
+_AFTER_ALL: Final = 1.0
 
 
 def messages(
     entries: DataFrame, source: str | Column | None = None, type: int = MESSAGE_TYPE
 ) -> DataFrame:
-    """The messages in a frame of entries, as `spark.read` or `spark.readStream` gives it.
+    """The messages in a frame of entries from `spark.read` or `spark.readStream`.
 
-    A frame with the columns `key`, `value`, `source` and `position`, which is what `reassemble`
-    takes; frames of several sources are put together with `union`. `source` names where they
-    come from, by default the column `system_id` where there is one; `position` is the entry's
-    number. Of an entry that does not hold its key `key` is null.
+    The result has the columns `key`, `value`, `source` and `position` that `reassemble` expects;
+    combine several sources with `union`. `source` names the origin, by default the column
+    `system_id` if there is one; `position` is the entry number. `key` is null for an entry that
+    does not hold its key.
     """
     if "data" not in entries.columns or "number" not in entries.columns:
         raise UsageError(
-            "messages are in the table entries, with its columns number, type and data: not in a "
-            f"frame of {', '.join(entries.columns)}"
+            "messages are read from the table entries with the columns number, type and data, not "
+            f"from a frame with the columns {', '.join(entries.columns)}"
         )
     if source is None:
         system = "system_id" in entries.columns
@@ -79,22 +79,22 @@ def reassemble(
     order: Sequence[str] = ("position", "source"),
     budget: int = BUDGET,
 ) -> Reassembled:
-    """The payloads of all messages there are, each once, and the events.
+    """The payloads of all messages, each once, and the events.
 
-    The result is that of one `Reassembler` of unlimited memory to which the messages were
-    given in the order of the columns `order`, and of those that are alike there, of key and
-    value. `messages` has `key` and `value`, and `source` and `position` where there are any.
-    What is unfinished in the end is a `dropped` of "end".
+    The result is that of one `Reassembler` with unlimited memory that receives the messages in
+    the order of the columns `order`, then of key and value. `messages` has `key` and `value`, and
+    optionally `source` and `position`. What is incomplete at the end is reported as `dropped`
+    with the reason "end".
 
-    Looks at all headers when it is called, and has Spark cache what they announce, some 70
-    bytes a prefix; the rest is done by the queries on the result. A payload is put together in
-    one task, in memory: `budget` bounds what is in flight there. Raises `UsageError`.
+    Reads all headers when it is called, and has Spark cache what they announce, about 70 bytes a
+    prefix; queries on the result do the rest. One task assembles a payload in memory: `budget`
+    bounds the bytes in flight there. Raises `UsageError`.
     """
     if messages.isStreaming:
-        raise UsageError("these messages have no end: `reassemble_stream` takes them")
+        raise UsageError("these messages have no end: use `reassemble_stream`")
     _check_budget(budget)
-    # Nothing of it is used, but without it Spark hands nothing over.
-    _need("pandas", "hand groups to Python")
+    # mapInArrow refuses to run without pandas, although it does not use it here.
+    _need("pandas", "pass groups to Python")
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     homes = groups(found, subscribed)
@@ -107,7 +107,7 @@ def reassemble(
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return batches_of(_run(batches, subscribed, budget))
 
-    return views(found.mapInArrow(run, TOLD))
+    return views(found.mapInArrow(run, EVENT_SCHEMA))
 
 
 def reassemble_stream(
@@ -120,61 +120,61 @@ def reassemble_stream(
     lanes: Column | None = None,
     order: Sequence[str] = ("position", "source"),
 ) -> Reassembled:
-    """The payloads of messages that keep coming, each once, and the events, as they come.
+    """The payloads of messages that keep arriving, each once, and the events, as they occur.
 
-    State is kept by Spark in the query's checkpoint: what is in flight, and the payloads that
-    were given out, at least the last `reorg_threshold` of a lane. `max_age` is in seconds of
-    the batches' times, and told of when something comes to the lane; None: nothing ages, as is
-    right for recordings. `budget` bounds the bytes of a lane in flight, and again those that it
-    keeps to tell whether what comes late says the same. Within a batch messages are taken
-    in the order of `order`.
+    Spark keeps the state in the query's checkpoint: what is in flight, and the last
+    `reorg_threshold` or more payloads that a lane delivered. `max_age` is in seconds of the
+    batches' times, and is checked when something arrives in the lane; None: nothing expires, as
+    suits recordings. `budget` bounds the bytes of a lane in flight, and separately those of the
+    hashes of delivered messages, which late messages are compared with. Within a batch, messages
+    are processed in the order of the columns `order`.
 
-    `lanes` says which messages can have to do with each other: an expression that is the same
-    for everything of a payload. Lanes run beside each other; without it there is one.
+    `lanes` is an expression that separates the messages: it must be equal for all messages of a
+    payload. Lanes run in parallel; without it there is one lane.
 
     Needs RocksDB as the state store (`STATE_SETTINGS`). Raises `UsageError`.
     """
     if not messages.isStreaming:
-        raise UsageError("these messages have an end: `reassemble` takes them")
+        raise UsageError("these messages have an end: use `reassemble`")
     if reorg_threshold < 0:
-        raise UsageError(f"reorg_threshold is at least 0, not {reorg_threshold}")
+        raise UsageError(f"reorg_threshold must be at least 0, not {reorg_threshold}")
     if max_age is not None and not max_age > 0:
-        raise UsageError(f"max_age is more than 0 seconds, or None, not {max_age}")
+        raise UsageError(f"max_age must be more than 0 seconds, or None, not {max_age}")
     _check_budget(budget)
     _need_state(messages.sparkSession)
     subscribed = _subscribed(subscribe)
     found = _shaped(messages, order)
     found = found.where(sql.col("key").isNull() | wanted(sql.col("key"), subscribed))
-    # The batch's own time: the same where a batch is done again. Without an age there is none.
+    # The batch's own time, which is the same if the batch is repeated.
     now = sql.lit(0.0) if max_age is None else sql.unix_millis(sql.current_timestamp()) / 1000
     found = found.withColumn("lane", sql.lit(0) if lanes is None else lanes)
     found = found.withColumn("now", now.cast("double"))
-    processor = Lanes(subscribed, tuple(order), reorg_threshold, max_age, budget)
-    told = found.groupBy("lane").transformWithState(processor, TOLD, "Append", "None")
-    return views(told)
+    processor = LaneProcessor(subscribed, tuple(order), reorg_threshold, max_age, budget)
+    rows = found.groupBy("lane").transformWithState(processor, EVENT_SCHEMA, "Append", "None")
+    return views(rows)
 
 
 def _check_budget(budget: int) -> None:
     if budget <= 0:
-        raise UsageError(f"budget is at least a byte, not {budget}")
+        raise UsageError(f"budget must be at least 1 byte, not {budget}")
 
 
 def _need(package: str, doing: str) -> None:
     try:
         there = find_spec(package) is not None
-    except ModuleNotFoundError:  # of what it is in
+    except ModuleNotFoundError:  # of the parent package
         there = False
     if not there:
         raise ExtraMissing(f"Spark needs {package} to {doing}", "spark-reassembly")
 
 
 def _need_state(spark: SparkSession) -> None:
-    _need("pandas", "hand groups to Python")
+    _need("pandas", "pass groups to Python")
     _need("google.protobuf", "keep state")
     for setting, value in STATE_SETTINGS.items():
         if spark.conf.get(setting, None) != value:
             raise UsageError(
-                f"Spark keeps the state of Python in RocksDB alone: make the session with "
+                "Spark keeps the state of Python only in RocksDB: make the session with "
                 f"session(settings=datastreamer.spark.STATE_SETTINGS), or set {setting} to {value}"
             )
 
@@ -185,18 +185,18 @@ def _subscribed(subscribe: Iterable[bytes] | None) -> tuple[bytes, ...] | None:
     found = tuple(subscribe)
     for prefix in found:
         if not isinstance(prefix, bytes):
-            raise UsageError(f"a subscription is bytes, not {prefix!r}")
+            raise UsageError(f"a subscription must be bytes, not {prefix!r}")
     return found
 
 
 def _shaped(messages: DataFrame, order: Sequence[str]) -> DataFrame:
-    """The columns of messages and those that order them, of the types that they have to have."""
+    """The columns of messages and those that order them, checked and cast to their types."""
     there = {field.name: field.dataType for field in messages.schema}
     for name, wanted_type in _COLUMNS:
         if name not in there and name in ("key", "value"):
             raise UsageError(
-                f"messages have columns key and value, and may have source and position: there "
-                f"is no {name} in {', '.join(there)}"
+                "messages need the columns key and value, and may have source and position: there "
+                f"is no {name} among {', '.join(there)}"
             )
         if name in ("key", "value") and there[name] != wanted_type:
             raise UsageError(f"the column {name} is {there[name].simpleString()}, not binary")
@@ -207,7 +207,7 @@ def _shaped(messages: DataFrame, order: Sequence[str]) -> DataFrame:
     for name, wanted_type in _COLUMNS:
         found = sql.col(name) if name in there else sql.lit(None)
         if name == "value":
-            found = sql.coalesce(found, sql.lit(b""))  # Kafka has messages without one
+            found = sql.coalesce(found, sql.lit(b""))  # a Kafka message may have no value
         columns.append(found.cast(wanted_type).alias(name))
     others = [sql.col(name) for name in order if name not in dict(_COLUMNS)]
     return messages.select(*columns, *others)
@@ -216,7 +216,7 @@ def _shaped(messages: DataFrame, order: Sequence[str]) -> DataFrame:
 def _run(
     batches: Iterator[Any], subscribe: Sequence[bytes] | None, budget: int
 ) -> Iterator[tuple[Any, ...]]:
-    """What a task has to tell of its messages, which come group by group, each in order."""
+    """The rows of the events of a task's messages, which arrive group by group, each in order."""
     home: bytes | None = None
     core: Reassembler | None = None
     for batch in batches:
@@ -225,7 +225,7 @@ def _run(
             if core is None or own != home:
                 yield from _end(core)
                 home = own
-                # In here nothing is forgotten: it is all of the payload that there is.
+                # Never forget a payload: the group holds all of its messages.
                 core = Reassembler(subscribe, reorg_threshold=U32_MAX, budget=budget, max_age=0.5)
             if key is None:
                 yield row_of(without_key(value, source, position))
@@ -239,7 +239,7 @@ _NAMES: Final = ("home", "key", "value", "source", "position")
 
 
 def _end(core: Reassembler | None) -> Iterator[tuple[Any, ...]]:
-    """Nothing more comes: what is unfinished is told of."""
+    """Report what is incomplete at the end of a group."""
     if core is not None:
-        for event in core.expire(_AT_THE_END):
+        for event in core.expire(_AFTER_ALL):
             yield row_of(event, ended=True)

@@ -1,9 +1,9 @@
-"""Which messages have to be looked at together: the announcements of headers, as a graph.
+"""Groups messages that must be processed together, from the graph that headers form.
 
-Owns the one thing that a partition cannot know by itself: to which group a key belongs. A
-group is everything that headers join: a payload with its prefixes, and, where two payloads
-announce the same prefix, both of them. Looks at headers alone, and takes none for right or
-wrong: a group that is too large costs time, one that is too small would be an error.
+Owns what a partition cannot know by itself: the group of a key. A group is everything that headers
+connect: a payload with its prefixes, and all payloads that announce the same prefix. Reads only
+headers and validates none: a group that is too large costs time, one that is too small would be
+an error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NESTED: Final = b"\xff"
 
 
 def node(key: Column) -> Column:
-    """What a key is filed under: its first 33 bytes."""
+    """The group key of a message: the first 33 bytes of its key."""
     return sql.substring(key, 1, PREFIX_SIZE)
 
 
 def wanted(key: Column, subscribe: Sequence[bytes] | None) -> Column:
-    """Whether a key, or a prefix, is inside the subscription. Headers always are, and what is
-    too short to be a key."""
+    """Whether a key or prefix is subscribed to. Headers always are, and keys that are too
+    short."""
     if subscribe is None or b"" in subscribe:
         return sql.lit(True)
     inside = key.startswith(sql.lit(_HEADER)) | (sql.length(key) < PREFIX_SIZE)
@@ -38,8 +38,8 @@ def wanted(key: Column, subscribe: Sequence[bytes] | None) -> Column:
 
 
 def announcements(messages: DataFrame, subscribe: Sequence[bytes] | None) -> DataFrame:
-    """(node, prefix): which prefixes are announced under a header's key, or under the prefix of
-    nested headers. Each pair once."""
+    """The distinct pairs (node, prefix): the prefixes that are announced under a header's key or
+    under the prefix of nested headers."""
     key, value = sql.col("key"), sql.col("value")
     first = sql.substring(key, 1, 1)
     header = (first == sql.lit(_HEADER)) & (sql.length(key) == PREFIX_SIZE)
@@ -53,16 +53,16 @@ def announcements(messages: DataFrame, subscribe: Sequence[bytes] | None) -> Dat
         f" at -> substring(value, int(at * {RECORD_SIZE} + 1), {PREFIX_SIZE}))"
     )
     pairs = headers.select(node(key).alias("node"), sql.explode(record).alias("prefix"))
-    # A header that announces such a prefix is none.
+    # A header that announces such a prefix is malformed.
     pairs = pairs.where(sql.substring("prefix", 1, 1) != sql.lit(_HEADER))
     return pairs.where(wanted(sql.col("prefix"), subscribe)).distinct()
 
 
 def groups(messages: DataFrame, subscribe: Sequence[bytes] | None = None) -> DataFrame:
-    """(node, home): the group of each node that is not a group of its own name.
+    """(node, home): the group of each node whose group does not have its own name.
 
-    Reads the headers when it is called: how many rounds it takes depends on them. Where no
-    prefix is announced from two places and no header is nested, it takes none.
+    Reads the headers when it is called, in a number of rounds that depends on them: in none if
+    every prefix is announced once and no header is nested.
     """
     claims = announcements(messages, subscribe).persist(StorageLevel.MEMORY_AND_DISK)
     shared = (
@@ -81,12 +81,12 @@ def groups(messages: DataFrame, subscribe: Sequence[bytes] | None = None) -> Dat
 
 
 def connected(edges: DataFrame) -> DataFrame:
-    """(node, home) of every node of the edges (a, b) but the roots: the least of the nodes that
-    it is connected with.
+    """(node, home) for every node of the edges (a, b) except the roots; `home` is the smallest
+    node that it is connected with.
 
-    Stars are made of the edges until each group is one: each node is joined with the least of
-    its neighbours, in turn those above it and those below it (Kiveris and others, 2014), in
-    rounds whose number grows as the square of the logarithm of the longest chain.
+    Alternates large-star and small-star steps (Kiveris and others, 2014), which join each node
+    with its smallest neighbour, until every group is a star. The number of rounds grows as the
+    square of the logarithm of the longest chain.
     """
     edges = edges.where("a <> b").select(
         sql.greatest("a", "b").alias("a"), sql.least("a", "b").alias("b")
@@ -95,7 +95,7 @@ def connected(edges: DataFrame) -> DataFrame:
     before = None
     while True:
         edges = _small_star(_large_star(edges)).distinct().localCheckpoint()
-        # The same edges, or others whose 64 bits add up alike.
+        # Equal counts and sums of 64-bit hashes mean the same edges.
         after = edges.agg(
             sql.count("*"), sql.sum(sql.xxhash64("a", "b").cast("decimal(38,0)"))
         ).first()
@@ -105,7 +105,7 @@ def connected(edges: DataFrame) -> DataFrame:
 
 
 def _large_star(edges: DataFrame) -> DataFrame:
-    """What is above a node is joined with the least of its neighbours and itself."""
+    """Join the larger neighbours of each node with the smallest of its neighbours and itself."""
     both = edges.union(edges.select("b", "a"))
     least = both.groupBy("a").agg(sql.min("b").alias("m"))
     least = least.select("a", sql.least("a", "m").alias("m"))
@@ -113,7 +113,7 @@ def _large_star(edges: DataFrame) -> DataFrame:
 
 
 def _small_star(edges: DataFrame) -> DataFrame:
-    """What is below a node, and the node, are joined with the least of them."""
+    """Join the smaller neighbours of each node, and the node, with the smallest of them."""
     edges = edges.toDF("a", "b").where("a <> b")
     least = edges.groupBy("a").agg(sql.min("b").alias("m"))
     below = edges.join(least, "a").select(sql.col("b").alias("a"), sql.col("m").alias("b"))

@@ -1,9 +1,8 @@
-"""Reassembly that goes on from batch to batch: what is kept of a lane, and how it goes on.
+"""The state of a streaming reassembly: what a lane keeps between batches.
 
-Owns the state of a streaming query: the messages that are in flight, and what was given out.
-`Lane` is that without Spark; `Lanes` keeps it in Spark's state store. What a message means is
-the core's: a lane is put before a `Reassembler` again at each batch, in the order in which
-its messages had come.
+Owns the messages in flight and the delivered payloads. `Lane` holds them without Spark;
+`LaneProcessor` keeps them in Spark's state store. The core owns the meaning of messages: each
+batch replays a lane's messages in flight into a new `Reassembler`, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from datastreamer.reassembly import (
     scan_records,
 )
 from datastreamer.reassembly.splitter import PREFIX_SIZE
-from datastreamer.spark.reassembly.duplicates import Late, kept_of
-from datastreamer.spark.reassembly.event_rows import SHOWN, TOLD, row_of, without_key
+from datastreamer.spark.reassembly.duplicates import MessageHashes, hash_messages
+from datastreamer.spark.reassembly.event_rows import EVENT_SCHEMA, SHOWN, row_of, without_key
 
 STATE_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     )
 }
-"""What a session needs for streaming queries with a state of ours."""
+"""Settings that a session needs for streaming reassembly."""
 
 _HEADERS: Final = (b"\x00", b"\xff")
 
 
 class Held(NamedTuple):
-    """A message in flight, in the order of `serial`; `since` is when it came."""
+    """A message in flight. `serial` orders messages by arrival; `since` is the arrival time."""
 
     serial: int
     key: bytes
@@ -56,8 +55,7 @@ class Held(NamedTuple):
 
 
 class DeliveredPayload(NamedTuple):
-    """A payload that was given out; `kept` bytes are there of its messages, to tell what comes
-    late."""
+    """A delivered payload, and the size of the hashes that are kept of its messages."""
 
     id: bytes
     prefixes: tuple[bytes, ...]
@@ -66,31 +64,30 @@ class DeliveredPayload(NamedTuple):
 
 @dataclass
 class Lane:
-    """What is kept from one batch to the next.
+    """The state of a lane between batches.
 
-    `held` has the messages in flight by the first 33 bytes of their keys, then by key; `known`
-    the payloads that were given out, by the number of each, and `given` what is kept of their
-    messages, of those that this batch gave out. `touched`, `added`, `thinned` (whose messages are
-    not kept any more) and `forgotten` say what of these changed since they were read, `stored`
-    what was there then.
+    `held` has the messages in flight by the first 33 bytes of their keys, then by key; `known` the
+    delivered payloads by serial number, `hashes` the message hashes of those that this batch
+    delivered. `touched`, `added`, `stripped` (of their hashes) and `forgotten` list what changed
+    since the state was loaded, `stored` what it held then.
     """
 
     serial: int = 0
     fresh: int = 0
     held: dict[bytes, dict[bytes, Held]] = field(default_factory=dict)
     known: dict[int, DeliveredPayload] = field(default_factory=dict)
-    given: dict[int, bytes] = field(default_factory=dict)
+    hashes: dict[int, bytes] = field(default_factory=dict)
     touched: set[bytes] = field(default_factory=set)
     forgotten: list[int] = field(default_factory=list)
-    thinned: list[int] = field(default_factory=list)
+    stripped: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
     stored: set[bytes | int] = field(default_factory=set)
 
 
-class Run:
-    """One batch of a lane: the core, with all that the lane holds.
+class LaneBatch:
+    """One batch of a lane: a `Reassembler` that has received all messages in flight.
 
-    `read` gives what batches before this one have kept of a payload's messages.
+    `read` returns the hashes of a payload that an earlier batch delivered.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class Run:
     ) -> None:
         self._lane = lane
         self._read = read
-        self._late: dict[int, Late] = {}
+        self._hashes: dict[int, MessageHashes] = {}
         self._subscribe = subscribe
         self._core = Reassembler(
             subscribe,
@@ -112,7 +109,7 @@ class Run:
             max_age=max_age,
             resume=Checkpoint({}, {}, [(one.id, one.prefixes) for one in lane.known.values()]),
         )
-        # By what batches before have given out; the core knows more of what this one does.
+        # Of earlier batches only; the core itself compares with what this batch delivers.
         self._before = {
             own: number
             for number, one in lane.known.items()
@@ -120,18 +117,18 @@ class Run:
         }
         self._done = set(self._before)
         self.dropped: list[Event] = []
-        """What no longer fits the budget, which may be smaller than in the run before."""
+        """What does not fit the budget, which may be smaller than in the previous run."""
         held = [held for of_node in lane.held.values() for held in of_node.values()]
         for message in sorted(held):
             events = self._core.receive(
                 message.key, message.value, message.source, message.position, message.since
             )
-            # All else was told when it came.
+            # All other events were reported when the message arrived.
             self.dropped += [event for event in events if isinstance(event, Dropped)]
         for event in self.dropped:
-            self._follow(event)
+            self._update(event)
 
-    def take(
+    def receive(
         self,
         key: bytes | None,
         value: bytes,
@@ -139,46 +136,46 @@ class Run:
         position: int | None,
         now: float,
     ) -> Iterator[Event]:
-        """Take a message; gives what comes of it."""
+        """Process a message; returns its events."""
         source = source or ""
-        # What is too old goes before the message comes, which may be of the same payload.
+        # First drop what is too old, which may be of the same payload.
         yield from self.expire(now)
         if key is None:
             yield without_key(value, source, position)
             return
         events = self._core.receive(key, value, source, position, now)
         own = key[:PREFIX_SIZE]
-        if own not in self._done and not self._refused(events, key):
+        if own not in self._done and not self._rejected(events, key):
             of_node = self._lane.held.setdefault(own, {})
             if key not in of_node:
                 of_node[key] = Held(self._lane.serial, key, value, source, position, now)
                 self._lane.serial += 1
                 self._lane.touched.add(own)
         if not events and own in self._before:
-            late = self._late_of(self._before[own])
-            told = None if late is None else late.event(key, value, source, position)
-            if told is not None:
-                yield told
+            hashes = self._hashes_of(self._before[own])
+            late = None if hashes is None else hashes.event(key, value, source, position)
+            if late is not None:
+                yield late
         for event in events:
-            self._follow(event)
+            self._update(event)
             yield event
 
-    def _late_of(self, number: int) -> Late | None:
+    def _hashes_of(self, number: int) -> MessageHashes | None:
         known = self._lane.known[number]
-        if known.kept and number not in self._late:
-            self._late[number] = Late(known.id, known.prefixes, self._read(number))
-        return self._late.get(number)
+        if known.kept and number not in self._hashes:
+            self._hashes[number] = MessageHashes(known.id, known.prefixes, self._read(number))
+        return self._hashes.get(number)
 
     def expire(self, now: float) -> Iterator[Event]:
-        """Tell the time."""
+        """Drop what is too old at this time."""
         for event in self._core.expire(now):
-            self._follow(event)
+            self._update(event)
             yield event
 
     @staticmethod
-    def _refused(events: Sequence[Event], key: bytes) -> bool:
-        """Whether a message was not taken: an event says so that is of this one, and not of one
-        that had waited."""
+    def _rejected(events: Sequence[Event], key: bytes) -> bool:
+        """Whether the core rejected this message; events without a source are of messages that had
+        waited for their header."""
         return any(
             event.source is not None and event.key == key[:SHOWN]
             for event in events
@@ -186,48 +183,48 @@ class Run:
             or (isinstance(event, Conflict) and event.what != "count")
         )
 
-    def _follow(self, event: Event) -> None:
-        """Hold no more than the core does."""
+    def _update(self, event: Event) -> None:
+        """Release the messages that the core has released."""
         if isinstance(event, PayloadComplete):
-            kept = self._kept_of(event)
-            self._let_go([b"\x00" + event.id, *event.prefixes])
+            kept = self._hash(event)
+            self._release([b"\x00" + event.id, *event.prefixes])
             self._done.update((b"\x00" + event.id, *event.prefixes))
             number = next(reversed(self._lane.known), -1) + 1
             self._lane.known[number] = DeliveredPayload(event.id, event.prefixes, len(kept))
-            self._lane.given[number] = kept
+            self._lane.hashes[number] = kept
             self._lane.added.append(number)
             self._lane.fresh += 1
         elif isinstance(event, Dropped) and event.payload is not None:
-            self._let_go(self._announced(b"\x00" + event.payload))
+            self._release(self._announced(b"\x00" + event.payload))
         elif isinstance(event, Dropped):
             assert event.prefix is not None
-            self._let_go([event.prefix])
+            self._release([event.prefix])
         elif event.source is None and (
             isinstance(event, Malformed) or (isinstance(event, Conflict) and event.what != "count")
         ):
-            # It had waited, and was not taken in the end.
+            # The message had waited for its header, which then rejected it.
             own = event.key[:PREFIX_SIZE]
             of_node = self._lane.held.get(own, {})
             for key in [key for key in of_node if key[:SHOWN] == event.key]:
                 del of_node[key]
                 self._lane.touched.add(own)
 
-    def _kept_of(self, event: PayloadComplete) -> bytes:
+    def _hash(self, event: PayloadComplete) -> bytes:
         held = self._lane.held
         [header] = held[b"\x00" + event.id].values()
         messages = {
             prefix: [(one.key, one.value) for one in held.get(prefix, {}).values()]
             for prefix in event.prefixes
         }
-        return kept_of(header.value, event.prefixes, messages)
+        return hash_messages(header.value, event.prefixes, messages)
 
-    def _let_go(self, nodes: Iterable[bytes]) -> None:
+    def _release(self, nodes: Iterable[bytes]) -> None:
         for own in nodes:
             if self._lane.held.pop(own, None) is not None:
                 self._lane.touched.add(own)
 
     def _announced(self, header: bytes) -> list[bytes]:
-        """The nodes of a payload, as its headers announce them."""
+        """The nodes of a payload that its headers announce."""
         found = [header]
         seen = {header}
         for own in found:
@@ -241,12 +238,12 @@ class Run:
 
 
 def forget(lane: Lane, threshold: int, budget: int) -> None:
-    """Forget the older generation where the younger one has grown past the threshold; and of the
-    oldest the messages, where more than `budget` bytes are kept of them."""
+    """Forget the older generation of payloads once the younger one exceeds the threshold, and the
+    hashes of the oldest payloads beyond `budget` bytes."""
     if lane.fresh > threshold:
         for number in list(lane.known)[: len(lane.known) - lane.fresh]:
             del lane.known[number]
-            lane.given.pop(number, None)
+            lane.hashes.pop(number, None)
             lane.forgotten.append(number)
         lane.fresh = 0
     kept = sum(one.kept for one in lane.known.values())
@@ -256,12 +253,12 @@ def forget(lane: Lane, threshold: int, budget: int) -> None:
         if one.kept:
             kept -= one.kept
             lane.known[number] = one._replace(kept=0)
-            lane.given.pop(number, None)
-            lane.thinned.append(number)
+            lane.hashes.pop(number, None)
+            lane.stripped.append(number)
 
 
-class Lanes(StatefulProcessor):
-    """The lanes of a streaming query, each kept under its own key in Spark's state store."""
+class LaneProcessor(StatefulProcessor):
+    """The lanes of a streaming query, each under its own key in Spark's state store."""
 
     def __init__(
         self,
@@ -278,7 +275,7 @@ class Lanes(StatefulProcessor):
         self._budget = budget
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Called by Spark in each task."""
+        """Spark calls this in each task."""
         self._numbers = handle.getValueState("numbers", "serial BIGINT, fresh BIGINT")
         self._held = handle.getMapState(
             "held",
@@ -289,8 +286,8 @@ class Lanes(StatefulProcessor):
         self._known = handle.getMapState(
             "known", "number BIGINT", "id BINARY, prefixes ARRAY<BINARY>, kept BIGINT"
         )
-        # Apart from the names, as it is longer, and read where something comes late.
-        self._given = handle.getMapState("given", "number BIGINT", "messages BINARY")
+        # Apart from "known", since they are larger and only read for late messages.
+        self._hashes = handle.getMapState("given", "number BIGINT", "messages BINARY")
 
     def handleInputRows(  # noqa: N802
         self,
@@ -298,31 +295,30 @@ class Lanes(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
-        """A batch's messages of one lane."""
+        """Process a batch's messages of one lane."""
         lane = self._load()
-        run = self._run(lane)
-        for event in run.dropped:
+        batch = LaneBatch(lane, self._subscribe, self._max_age, self._budget, self._read)
+        for event in batch.dropped:
             yield as_row(event)
-        for row in sorted(rows, key=self._place):
-            # Spark may give a bytearray, if it is told to.
+        for row in sorted(rows, key=self._order_of):
+            # Spark gives a bytearray under some settings.
             own_key = None if row.key is None else bytes(row.key)
-            for event in run.take(own_key, bytes(row.value), row.source, row.position, row.now):
+            for event in batch.receive(
+                own_key, bytes(row.value), row.source, row.position, row.now
+            ):
                 yield as_row(event)
         self._save(lane)
 
     def close(self) -> None:
-        """Called by Spark at a task's end."""
-
-    def _run(self, lane: Lane) -> Run:
-        return Run(lane, self._subscribe, self._max_age, self._budget, self._read)
+        """Spark calls this at the end of a task."""
 
     def _read(self, number: int) -> bytes:
-        found = self._given.getValue((number,))
-        assert found is not None, "what is kept of a payload is in the state"
+        found = self._hashes.getValue((number,))
+        assert found is not None, "the state holds the hashes of a payload with kept > 0"
         return bytes(found[0])
 
-    def _place(self, row: Row) -> tuple[Any, ...]:
-        """What rows are sorted by: nothing comes before anything, as in Spark."""
+    def _order_of(self, row: Row) -> tuple[Any, ...]:
+        """The sort key of a row: nulls first, as in Spark."""
         return tuple(
             (value is not None, value)
             for value in (row[name] for name in (*self._order, "key", "value"))
@@ -356,21 +352,21 @@ class Lanes(StatefulProcessor):
         for number in lane.forgotten:
             if number in lane.stored:
                 self._known.removeKey((number,))
-                self._given.removeKey((number,))
-        for number in lane.thinned:
+                self._hashes.removeKey((number,))
+        for number in lane.stripped:
             if number in lane.stored:
-                self._given.removeKey((number,))
-        for number in {*lane.added, *lane.thinned}:
+                self._hashes.removeKey((number,))
+        for number in {*lane.added, *lane.stripped}:
             if number in lane.known:
                 own_id, prefixes, kept = lane.known[number]
                 self._known.updateValue((number,), (own_id, list(prefixes), kept))
-        for number, messages in lane.given.items():
-            self._given.updateValue((number,), (messages,))
+        for number, messages in lane.hashes.items():
+            self._hashes.updateValue((number,), (messages,))
 
 
 def as_row(event: Event) -> Row:
-    """An event as Spark takes it from a row's processor."""
-    row = dict(zip(TOLD.names, row_of(event), strict=True))
+    """An event as the row that Spark expects from a stateful processor."""
+    row = dict(zip(EVENT_SCHEMA.names, row_of(event), strict=True))
     if row["parts"] is not None:
         row["parts"] = [Row(key=key, value=value) for key, value in row["parts"]]
     return Row(**row)

@@ -1,7 +1,7 @@
-"""Where a streaming query stands: what Spark keeps in its checkpoint between two batches.
+"""The offset of a streaming query, which Spark keeps in the query's checkpoint.
 
-Owns the form of an offset: the number of the next entry, and what tells that the entries before
-it are still those that the query has read. Knows no file and no server.
+Owns its format: the number of the next entry, and a digest that shows whether the entries before
+it are still those that the query has read.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from datastreamer.position import Identity
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """All entries before `entry` are done with.
+    """All entries before `entry` have been processed.
 
-    `digest` is of the last 256 of them, and empty where it is not known; `stream` says whose
-    they are.
+    `digest` is of the last 256 of them, empty if unknown; `stream` identifies their stream.
     """
 
     entry: int
     digest: str = ""
     stream: Identity | None = None
 
-    def told(self) -> dict[str, Any]:
-        """As Spark keeps it: names, numbers and texts alone."""
-        told: dict[str, Any] = {"entry": self.entry, "digest": self.digest}
+    def as_json(self) -> dict[str, Any]:
+        """The form that Spark stores: names, numbers and strings only."""
+        stored: dict[str, Any] = {"entry": self.entry, "digest": self.digest}
         if self.stream is not None:
-            told["version"] = self.stream.version
-            told["systemId"] = self.stream.system_id
-            told["streamType"] = self.stream.stream_type
-        return told
+            stored["version"] = self.stream.version
+            stored["systemId"] = self.stream.system_id
+            stored["streamType"] = self.stream.stream_type
+        return stored
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> StreamOffset:
-        """What `told` gave. Raises `BadPosition`."""
+    def from_json(cls, stored: Mapping[str, Any]) -> StreamOffset:
+        """The inverse of `as_json`. Raises `BadPosition`."""
         names = ("version", "systemId", "streamType")
         try:
-            numbers = [told["entry"], *(told[name] for name in names if "version" in told)]
-            digest = told["digest"]
+            numbers = [stored["entry"], *(stored[name] for name in names if "version" in stored)]
+            digest = stored["digest"]
         except (KeyError, TypeError):
             numbers, digest = [None], None
-        whole = all(type(number) is int and 0 <= number <= U64_MAX for number in numbers)
-        if not whole or not isinstance(digest, str):
-            raise BadPosition(f"no place in a stream: {told!r}; was the checkpoint of this query?")
+        valid = all(type(number) is int and 0 <= number <= U64_MAX for number in numbers)
+        if not valid or not isinstance(digest, str):
+            raise BadPosition(
+                f"{stored!r} is not an offset in a stream: the checkpoint is of another query"
+            )
         entry, *parts = numbers
         return cls(entry, digest, Identity(*parts) if parts else None)
 
 
 def digest_of(hashes: bytes) -> str:
-    """The digest of the last entries, by the hashes of each; none of no entries."""
+    """The digest of the last entries, from their hashes; empty if there is no entry."""
     return xxh3_64_hexdigest(hashes) if hashes else ""

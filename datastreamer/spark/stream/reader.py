@@ -1,7 +1,7 @@
-"""`spark.readStream`: a stream followed as it grows, in batches whose parts executors read.
+"""`spark.readStream`: follows a stream in micro-batches whose parts executors read.
 
-Owns what a batch is: from where to where, and that it is of the history that the query has read
-so far. How a file or a server is looked at stands in `upstreams`, how parts are read in `batch`.
+Owns the bounds of a batch, and that it belongs to the history that the query has read so far.
+`sources` knows files and servers, `spark.read.batch` reads parts.
 """
 
 from __future__ import annotations
@@ -40,44 +40,39 @@ _log = logging.getLogger(__name__)
 
 
 class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows one stream. The driver looks how far it goes; executors `read` the entries.
-
-    What it keeps between calls spares looking twice, and times how long a server is away.
-    """
+    """Follows one stream. The driver determines how far it goes; executors `read` the entries."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         if options.stop is not None:
             raise UsageError("endingOffset is for spark.read: a streaming query has no end")
         self._options = options
         self._rows = BatchReader(replace(options, from_latest=False), schema)
-        self._followed: FollowedStream | None = None
-        # Trigger.AvailableNow: nothing from this entry on.
+        self._source: FollowedStream | None = None
+        # With Trigger.AvailableNow, the end of what this run reads.
         self._target = U64_MAX
         self._total: int | None = None
-        # The offset at which there was nothing new, and the total of that look.
+        # The offset after which nothing was new, and the total number of entries then.
         self._idle: tuple[dict[str, Any], int] | None = None
-        self._away_since: float | None = None
+        self._failing_since: float | None = None
         self._attempts = 0
-        self._due = 0.0
-
-    # Where to begin and how far to go.
+        self._retry_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
-        return self._patiently(self._first).told()
+        """The first offset of a query without a checkpoint."""
+        return self._wait_for(self._first).as_json()
 
     def _first(self, header: Header) -> StreamOffset:
         if self._options.from_latest:
             return self._offset(header, header.total_entries)
         start = self._options.start
-        entry = self._upstream.entry_of(start) if isinstance(start, BookmarkName) else start
+        entry = self._stream.entry_of(start) if isinstance(start, BookmarkName) else start
         if entry > header.total_entries:
             raise UnknownEntry(entry, header.total_entries)
         return self._offset(header, entry)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The options' limits. Spark hands on one of them alone, so both are seen to where
-        it is the first."""
+        """The limit that the options set. Spark passes on only one, so with both limits it is the
+        one of entries, and `_stop` applies the other."""
         if self._options.max_entries is not None:
             return ReadMaxRows(self._options.max_entries)
         if self._options.max_bytes is not None:
@@ -85,45 +80,45 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is committed now is all that this run reads."""
-        self._target = self._patiently(lambda header: header.total_entries)
+        """Limit this run to what is committed now."""
+        self._target = self._wait_for(lambda header: header.total_entries)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes; `start` where there is nothing new, or the server is away.
+        """The end of the next batch; `start` if nothing is new or the server does not answer.
 
-        Raises `HistoryChanged` or `StreamFileError` where the stream does not hold the entries
-        any more that were read before `start`.
+        Raises `HistoryChanged` or `StreamFileError` if the stream no longer holds the entries
+        that were read before `start`.
         """
 
-        def following(header: Header) -> dict[str, Any]:
-            return self._following(start, limit, header)
+        def next_end(header: Header) -> dict[str, Any]:
+            return self._next_end(start, limit, header)
 
         if self._target < U64_MAX:
-            # Nothing new would mean that this run is at its end.
-            return self._patiently(following)
-        return self._attempt(following) or start
+            # Spark ends this run at the first report that nothing is new.
+            return self._wait_for(next_end)
+        return self._attempt(next_end) or start
 
-    def _following(self, start: dict[str, Any], limit: ReadLimit, header: Header) -> dict[str, Any]:
+    def _next_end(self, start: dict[str, Any], limit: ReadLimit, header: Header) -> dict[str, Any]:
         if (start, header.total_entries) == self._idle:
             return start
-        begin = StreamOffset.read(start)
+        begin = StreamOffset.from_json(start)
         lost = self._ensure_kept(begin, header)
         total = min(header.total_entries, max(self._target, begin.entry))
         if begin.entry < total:
-            return self._offset(header, self._stop(begin.entry, total, limit)).told()
+            return self._offset(header, self._stop(begin.entry, total, limit)).as_json()
         if lost:
-            # Where a stream was cut back its new end is where to go on.
-            return self._offset(header, total).told()
+            # Continue at the end of the truncated stream.
+            return self._offset(header, total).as_json()
         self._idle = (start, header.total_entries)
         return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the stream goes, by the last look: what Spark's progress tells beside how far
-        the query is."""
-        return None if self._total is None else StreamOffset(self._total).told()
+        """The end of the stream when it was last read, which Spark adds to the query's
+        progress."""
+        return None if self._total is None else StreamOffset(self._total).as_json()
 
     def _stop(self, start: int, total: int, limit: ReadLimit) -> int:
-        """Where a batch ends that begins at `start`, with one entry at least."""
+        """The end of the batch that begins at `start`; a batch has at least one entry."""
         stop = total
         size = None
         if isinstance(limit, ReadMaxRows):
@@ -132,18 +127,16 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
         if size is not None:
-            stop = min(stop, max(start + 1, self._upstream.entry_behind(start, size)))
+            stop = min(stop, max(start + 1, self._stream.entry_after(start, size)))
         return stop
 
-    # A batch.
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The parts of a batch, which may be one that was begun before a crash: of the same
-        entries then. Raises as `latestOffset`."""
-        begin, stop = StreamOffset.read(start), StreamOffset.read(end)
+        """The parts of a batch, which Spark may have begun before a crash; it has the same entries
+        then. Raises as `latestOffset`."""
+        begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if begin.entry >= stop.entry:
             return []
-        return self._patiently(lambda header: self._parts(begin, stop, header))
+        return self._wait_for(lambda header: self._parts(begin, stop, header))
 
     def _parts(
         self, begin: StreamOffset, stop: StreamOffset, header: Header
@@ -151,108 +144,109 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = min(stop.entry, header.total_entries)
         parts: Sequence[InputPartition] = []
         if begin.entry < until:
-            parts = self._upstream.parts(begin.entry, until, self._options.partition_bytes)
-        # Behind that: parts tell what changes after they were made, offsets what did before.
+            parts = self._stream.parts(begin.entry, until, self._options.partition_bytes)
+        # After planning: the parts detect later changes, the offsets earlier ones.
         self._ensure_kept(begin, header)
         self._ensure_kept(stop, header)
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, as record batches."""
-        # A bookmark and the stream's end are no entries that are lost.
+        # Damaged entries before the start offset are reported as rows from that entry on.
         start = self._options.start
         return self._rows.read(partition, 0 if isinstance(start, BookmarkName) else start)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the stream keeps all its entries, and Spark keeps the offset."""
+        """Does nothing: the stream keeps all entries, and Spark keeps the offset."""
 
     def stop(self) -> None:
-        """Let go of the file or the connection."""
-        if self._followed is not None:
-            self._followed.close()
-
-    # The stream.
+        """Close the file or the connection."""
+        if self._source is not None:
+            self._source.close()
 
     @property
-    def _upstream(self) -> FollowedStream:
-        # Not before: a reader is made on executors too, which read parts alone.
-        if self._followed is None:
-            self._followed = followed_stream(self._options)
-        return self._followed
+    def _stream(self) -> FollowedStream:
+        # Opened on first use: executors also make a reader, but only read parts.
+        if self._source is None:
+            self._source = followed_stream(self._options)
+        return self._source
 
     def _offset(self, header: Header, entry: int) -> StreamOffset:
-        return StreamOffset(entry, self._upstream.digest_before(entry), Identity.of(header))
+        return StreamOffset(entry, self._stream.digest_before(entry), Identity.of(header))
 
     def _ensure_kept(self, offset: StreamOffset, header: Header) -> bool:
-        """Whether entries before the offset are lost, where the query goes on all the same."""
+        """Whether entries before the offset are lost and the query may continue without them.
+
+        Raises `HistoryChanged` or `StreamFileError` if it may not.
+        """
         what = self._loss(offset, header)
         if what is None:
             return False
         if self._options.fail_on_data_loss:
-            raise self._upstream.changed(
-                f"{what}. Read it anew with another checkpoint, or set failOnDataLoss to false to "
-                "go on with what there is",
+            raise self._stream.changed(
+                f"{what}. Start again with a new checkpoint, or set failOnDataLoss to false to "
+                "continue with the entries that exist",
                 offset.entry,
             )
-        _log.warning("%s: %s; the query goes on with what there is", self._upstream.name, what)
+        _log.warning("%s: %s; continuing with the entries that exist", self._stream.name, what)
         return True
 
     def _loss(self, offset: StreamOffset, header: Header) -> str | None:
         found = Identity.of(header)
         if offset.stream not in (None, found):
-            return f"the stream was exchanged: this is {found}, and the query read {offset.stream}"
+            return f"the stream was replaced: it is {found}, and the query read {offset.stream}"
         if offset.entry > header.total_entries:
             return (
-                f"the stream was cut back: it holds {header.total_entries} entries, and the query "
-                f"stands before entry {offset.entry}"
+                f"the stream was truncated: it holds {header.total_entries} entries, and the query "
+                f"has read {offset.entry}"
             )
-        if offset.digest and self._upstream.digest_before(offset.entry) != offset.digest:
+        if offset.digest and self._stream.digest_before(offset.entry) != offset.digest:
             return (
-                f"the stream was exchanged: the entries before {offset.entry} are not those that "
+                f"the stream was replaced: the entries before {offset.entry} are not those that "
                 "the query read"
             )
         return None
 
-    def _patiently(self, work: Callable[[Header], T]) -> T:
-        """What `work` makes of the stream; waits for a server that is away."""
+    def _wait_for(self, work: Callable[[Header], T]) -> T:
+        """The result of `work`; retries while the server does not answer."""
         while True:
-            made = self._attempt(work)
-            if made is not None:
-                return made
-            time.sleep(max(0.0, self._due - time.monotonic()))
+            result = self._attempt(work)
+            if result is not None:
+                return result
+            time.sleep(max(0.0, self._retry_at - time.monotonic()))
 
     def _attempt(self, work: Callable[[Header], T]) -> T | None:
-        """The same; None where the server is away, and not yet for too long.
+        """The result of `work`; None if the server does not answer or the next retry is not due.
 
         Raises `ConnectFailed` or `ConnectionLost` after `retryFor` without an answer.
         """
-        if time.monotonic() < self._due:
+        if time.monotonic() < self._retry_at:
             return None
         try:
-            header = self._upstream.look()
+            header = self._stream.refresh()
             self._total = header.total_entries
-            made = work(header)
+            result = work(header)
         except (ConnectFailed, ConnectionLost) as error:
             now = time.monotonic()
-            if self._away_since is None:
-                self._away_since = now
-                _log.warning("%s; it is waited for", error)
-            if now - self._away_since >= self._options.retry_for:
+            if self._failing_since is None:
+                self._failing_since = now
+                _log.warning("%s; retrying", error)
+            if now - self._failing_since >= self._options.retry_for:
                 raise
-            self._due = now + BACKOFF.wait(self._attempts, random.random())  # noqa: S311
+            self._retry_at = now + BACKOFF.wait(self._attempts, random.random())  # noqa: S311
             self._attempts += 1
             return None
-        self._away_since, self._attempts, self._due = None, 0, 0.0
-        return made
+        self._failing_since, self._attempts, self._retry_at = None, 0, 0.0
+        return result
 
 
 def lag(progress: Any) -> int | None:
-    """How many entries a query is behind its stream, by its `lastProgress`; None where it has
-    none yet or follows no stream."""
+    """How many entries a query lags its stream, from its `lastProgress`; None if there is no
+    progress yet or the query follows no stream."""
     for source in (progress or {}).get("sources", ()):
-        told = [source.get(name) for name in ("endOffset", "latestOffset")]
-        read = [json.loads(text) if isinstance(text, str) else text for text in told]
+        texts = [source.get(name) for name in ("endOffset", "latestOffset")]
+        read = [json.loads(text) if isinstance(text, str) else text for text in texts]
         if all(isinstance(offset, dict) and "entry" in offset for offset in read):
-            end, latest = (StreamOffset.read(offset).entry for offset in read)
+            end, latest = (StreamOffset.from_json(offset).entry for offset in read)
             return max(0, latest - end)
     return None

@@ -1,7 +1,7 @@
-"""What a streaming query follows: a file that grows, or a server.
+"""The stream that a streaming query follows: a growing file, or a server.
 
-Owns how the driver looks at it: how far it goes, what stands before an entry, which parts a
-batch has. Reads no more of it than that; the entries themselves are for the executors.
+Owns how the driver inspects it: its end, a digest of entries, the parts of a batch. Executors read
+the entries themselves.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from datastreamer.format import HEADER_PAGE_SIZE, Header, page_of, page_start
 from datastreamer.position import KEPT
 from datastreamer.protocol.history import Trail
 from datastreamer.spark.options import Options
-from datastreamer.spark.read import paths as places
 from datastreamer.spark.read.bookmark_search import BookmarkSearch
-from datastreamer.spark.read.files import FileSnapshot, look_at, open_place, reader_of
+from datastreamer.spark.read.files import FileSnapshot, open_location, reader_of, take_snapshot
 from datastreamer.spark.read.partitions import cut_entries, cut_pages, parts_of_entries
-from datastreamer.spark.read.paths import FileLocation
+from datastreamer.spark.read.paths import FileLocation, find, is_single
 from datastreamer.spark.read.planning import pages_of
 from datastreamer.spark.read.pushdown import Bounds
 from datastreamer.spark.read.servers import (
     Servers,
     entry_of_bookmark,
     history_of,
-    look_at_servers,
     position_at,
+    take_server_snapshot,
 )
 from datastreamer.spark.stream.offsets import digest_of
 from datastreamer.storage.disk.file_ops import Readable
@@ -46,49 +45,49 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.zkevm.keys import BookmarkName
 
-# A look behind: entries before a place are hashed in reads of this size.
-_LOOK: Final = 64 << 10
+# Bytes per read when entries are hashed for a digest.
+_HASH_READ: Final = 64 << 10
 
 
 class FollowedStream(Protocol):
-    """A stream as a streaming query's driver needs it."""
+    """A stream as the driver of a streaming query uses it."""
 
     name: str
 
-    def look(self) -> Header:
-        """How far it goes now. What follows is about the stream as it was at this look.
+    def refresh(self) -> Header:
+        """Read the header. The other methods describe the stream as of this call.
 
-        Raises `ConnectFailed` and `ConnectionLost` where it is away.
+        Raises `ConnectFailed` and `ConnectionLost` if no server answers.
         """
 
-    def entry_of(self, mark: BookmarkName) -> int:
+    def entry_of(self, name: BookmarkName) -> int:
         """The entry of a block's or batch's bookmark. Raises `UnknownBookmark`."""
 
     def digest_before(self, entry: int) -> str:
-        """What stands in the entries before this one; empty where it cannot be read."""
+        """A digest of the last entries before this one; empty if they cannot be read."""
 
-    def entry_behind(self, start: int, size: int) -> int:
-        """The entry up to which it is about `size` bytes from entry `start` on."""
+    def entry_after(self, start: int, size: int) -> int:
+        """The entry about `size` bytes after entry `start`."""
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
-        """What the tasks of a batch read."""
+        """The parts of a batch, one per task."""
 
     def changed(self, what: str, entry: int) -> DatastreamerError:
-        """The error that the entries before this one are not those that were read."""
+        """An error: the entries before this one are not those that were read."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def followed_stream(options: Options) -> FollowedStream:
-    """What the options name. Raises `UsageError` where that is not one stream."""
+    """The stream that the options name. Raises `UsageError` unless it is exactly one."""
     if options.servers:
         return ServedStream(options)
-    found = places.find(options.paths)
-    if len(found) != 1 or not places.is_single(options.paths):
+    found = find(options.paths)
+    if len(found) != 1 or not is_single(options.paths):
         raise UsageError(
-            f"{', '.join(options.paths)}: a streaming query follows one file; name it, or start a "
-            "query for each of them"
+            f"{', '.join(options.paths)}: a streaming query follows one file: name one, or start "
+            "a query for each"
         )
     return GrowingFile(found[0], options)
 
@@ -96,21 +95,21 @@ def followed_stream(options: Options) -> FollowedStream:
 class GrowingFile:
     """A file that another process writes."""
 
-    def __init__(self, place: FileLocation, options: Options) -> None:
-        self.name = place.path
-        self._place = place
+    def __init__(self, location: FileLocation, options: Options) -> None:
+        self.name = location.path
+        self._location = location
         self._stream_type = options.stream_type
         self._version = options.version
         self._file: StreamFile | None = None
-        # Of what is not on this machine, or not open: opened for one look behind.
+        # For a remote file, a reader that is opened when needed and used until `refresh`.
         self._snapshot: FileSnapshot | None = None
         self._remote: Readable | None = None
         self._remote_reader: Reader | None = None
 
-    def look(self) -> Header:
-        if self._place.uri is not None:
+    def refresh(self) -> Header:
+        if self._location.uri is not None:
             self._close_remote()
-            self._snapshot = look_at(self._place, self._stream_type)
+            self._snapshot = take_snapshot(self._location, self._stream_type)
             return self._snapshot.header
         file = self._file
         if file is not None:
@@ -120,41 +119,41 @@ class GrowingFile:
             else:
                 file.refresh()
                 if file.epoch != epoch:
-                    # As the file has it, whatever this reader has seen of it.
+                    # Reopen, so that nothing read from the old history is reused.
                     file = None
         if file is None:
             self.close()
-            self._file = file = StreamFile.open(self._place.path, stream_type=self._stream_type)
-        self._snapshot = FileSnapshot(self._place, file.header, file.stream_id, file.epoch)
+            self._file = file = StreamFile.open(self._location.path, stream_type=self._stream_type)
+        self._snapshot = FileSnapshot(self._location, file.header, file.stream_id, file.epoch)
         return self._snapshot.header
 
     def _replaced(self, file: StreamFile) -> bool:
-        """Whether another file is at the path now, or none."""
+        """Whether the path now has another file, or none."""
         return file.opened_by is None or bool(file.opened_by.difference())
 
-    def entry_of(self, mark: BookmarkName) -> int:
+    def entry_of(self, name: BookmarkName) -> int:
         snapshot, reader = self._seen()
         version = snapshot.header.version if self._version is None else self._version
-        return BookmarkSearch(reader, self.name, version, mark.kind).exact(mark.number)
+        return BookmarkSearch(reader, self.name, version, name.kind).exact(name.number)
 
     def digest_before(self, entry: int) -> str:
         _, reader = self._seen()
         trail = Trail(max(0, entry - KEPT))
         with contextlib.suppress(DamagedEntry):
-            for batch in reader.batches(trail.next_number, entry, _LOOK):
+            for batch in reader.batches(trail.next_number, entry, _HASH_READ):
                 trail.extend(batch)
             return digest_of(trail.hashes)
         return ""
 
-    def entry_behind(self, start: int, size: int) -> int:
+    def entry_after(self, start: int, size: int) -> int:
         snapshot, reader = self._seen()
         try:
-            behind = reader.cursor(start).offset + size
-            if behind >= snapshot.head.length:
+            end = reader.cursor(start).offset + size
+            if end >= snapshot.head.length:
                 return snapshot.head.entries
-            page = page_of(behind)
+            page = page_of(end)
             first = Cursor(page_start(page), reader.first_number(page))
-            room = behind - first.offset
+            room = end - first.offset
             return reader.run(first, room)[1].number if room else first.number
         except DamagedEntry:
             return start + int(size / _mean_size(snapshot.header))
@@ -172,7 +171,7 @@ class GrowingFile:
         if self._file is not None:
             return self._snapshot, self._file.reader
         if self._remote_reader is None:
-            self._remote = open_place(self._place)
+            self._remote = open_location(self._location)
             self._remote_reader = reader_of(self._remote, self._snapshot)
         return self._snapshot, self._remote_reader
 
@@ -189,7 +188,7 @@ class GrowingFile:
 
 
 class ServedStream:
-    """A stream that servers serve, the next one where one is lost."""
+    """A stream that one or more servers serve."""
 
     def __init__(self, options: Options) -> None:
         self._servers = Servers(
@@ -201,9 +200,9 @@ class ServedStream:
         self._turn = 0
         self._header: Header | None = None
 
-    def look(self) -> Header:
+    def refresh(self) -> Header:
         if self._client is not None:
-            # A connection that was good may be stale: its server was started anew, say.
+            # The connection may be stale, for example after a restart of the server.
             with contextlib.suppress(ConnectionError):
                 self._header = self._client.header()
                 return self._header
@@ -220,28 +219,28 @@ class ServedStream:
                     raise
             else:
                 return self._header
-        raise AssertionError("there is no address")
+        raise AssertionError("no server address")
 
-    def entry_of(self, mark: BookmarkName) -> int:
+    def entry_of(self, name: BookmarkName) -> int:
         client, header = self._seen()
         version = header.version if self._version is None else self._version
-        return entry_of_bookmark(client, version, *mark)
+        return entry_of_bookmark(client, version, *name)
 
     def digest_before(self, entry: int) -> str:
         client, _ = self._seen()
         return digest_of(position_at(client, entry).trail)
 
-    def entry_behind(self, start: int, size: int) -> int:
+    def entry_after(self, start: int, size: int) -> int:
         _, header = self._seen()
         return min(header.total_entries, start + int(size / _mean_size(header)))
 
     def parts(self, start: int, stop: int, part_bytes: int) -> Sequence[InputPartition]:
         client, header = self._seen()
-        # The connection may be old, and tells what was when it was made.
+        # A server reports its history at the start of a connection; this one may be old.
         with self._servers.connect(self._servers.addresses[self._turn]) as fresh:
             known = {self._turn: history_of(fresh)}
         pieces = cut_entries(header, start, stop, part_bytes)
-        snapshot = look_at_servers(self._servers, client, header, stop, known, len(pieces))
+        snapshot = take_server_snapshot(self._servers, client, header, stop, known, len(pieces))
         return list(parts_of_entries(snapshot, pieces))
 
     def changed(self, what: str, entry: int) -> DatastreamerError:
@@ -253,7 +252,7 @@ class ServedStream:
     def _seen(self) -> tuple[BlockingClient, Header]:
         assert self._header is not None
         if self._client is None:
-            self.look()
+            self.refresh()
         assert self._client is not None
         return self._client, self._header
 
@@ -264,6 +263,6 @@ class ServedStream:
 
 
 def _mean_size(header: Header) -> float:
-    """The bytes of an entry, in the middle."""
+    """The mean size of an entry in bytes."""
     size = (header.total_length - HEADER_PAGE_SIZE) / max(1, header.total_entries)
     return max(1.0, size)

@@ -1,9 +1,8 @@
-"""`df.write.format("datastream")`: rows appended to a stream file, all of them or none.
+"""`df.write.format("datastream")`: appends rows to a stream file, all of them or none.
 
-Owns the way of the rows: tasks write them to files of their own beside the stream, and the
-driver puts those, in the order of the partitions, into one atomic operation. Nothing is known to
-readers before, and nothing is left where a task fails; what a killed driver left goes with the
-next write.
+Tasks write their rows to files in a staging folder; the driver appends those, in the order of the
+partitions, in one atomic operation. Readers see nothing before, and a failed write leaves nothing.
+The next write removes what a killed driver left.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from datastreamer.storage.write.atomic_op import AtomicOp
 
 _STAGED: Final = pa.schema([("type", pa.int64()), ("data", pa.binary())])
 _SHARED: Final = (
-    "where executors are other machines, give stagingPath a folder that all of them share"
+    "if executors run on other machines, set stagingPath to a folder that all of them share"
 )
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task wrote: the rows of a partition, in a file."""
+    """A task's rows of a partition, in a file."""
 
     partition: int
     path: str
@@ -43,45 +42,44 @@ class Staged(WriterCommitMessage):
 
 
 class StreamSink(DataSourceArrowWriter):
-    """Appends the columns `type` and `data` to a stream file, which there has to be.
+    """Appends the columns `type` and `data` to an existing stream file.
 
-    Made once a write, on the driver. Raises `UsageError` and `FileMissing` for what cannot be
-    written.
+    The driver makes one per write. Raises `UsageError` and `FileMissing`.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise UsageError('a stream is only ever appended to: mode("append"), not overwrite')
+            raise UsageError('a stream can only be appended to: use mode("append"), not overwrite')
         path = local_path(options.paths[0]) if len(options.paths) == 1 else None
         if path is None:
-            raise UsageError("a stream is written to one file of this machine: name its path")
+            raise UsageError("a stream is written to one local file: name its path")
         _check_columns(schema)
         if not os.path.isfile(path):
-            raise FileMissing(path, "no such file; make the stream first, with its system id")
+            raise FileMissing(path, "no such file; create the stream first, with its system id")
         self._path = os.path.abspath(path)
         folder, name = os.path.split(self._path)
-        # Here and not by the tasks: one that is still at work when another has failed must not
-        # make it again.
-        self._staging = staging.make(options.staging or folder, name)
+        # By the driver, not by tasks: a task that outlives a failed write must not create the
+        # folder again.
+        self._staging = staging.create(options.staging or folder, name)
 
     def write(self, iterator: Iterator[Any]) -> Staged:
-        """A task: put the rows of a partition aside.
+        """In a task: write the rows of a partition to a file.
 
-        Raises `UsageError` for a row that is no entry; nothing of the whole write is there then.
+        Raises `UsageError` for a row that is no entry; the whole write is aborted then.
         """
         task = TaskContext.get()
         assert task is not None
         return self.stage(task.partitionId(), task.taskAttemptId(), iterator)
 
     def stage(self, partition: int, attempt: int, iterator: Iterator[Any]) -> Staged:
-        """`write`, by an attempt at a partition."""
+        """`write`, for an attempt at a partition."""
         path = os.path.join(self._staging, f"{partition:06d}-{attempt}.arrow")
         rows = 0
         try:
             file = pa.OSFile(path, "wb")
         except FileNotFoundError:
             raise StreamFileError(
-                path, f"there is no such folder on this machine, or the write is over: {_SHARED}"
+                path, f"no such folder on this machine, or the write has ended: {_SHARED}"
             ) from None
         with file, pa.ipc.new_file(file, _STAGED) as output:
             for batch in iterator:
@@ -91,7 +89,7 @@ class StreamSink(DataSourceArrowWriter):
         return Staged(partition, path, rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The driver, when all tasks are done: one atomic operation, synced when this returns.
+        """In the driver, after all tasks: append in one atomic operation, synced on return.
 
         Raises what opening the stream and committing raise; nothing is appended then.
         """
@@ -104,41 +102,41 @@ class StreamSink(DataSourceArrowWriter):
                 for part in staged:
                     _append(op, part)
         finally:
-            staging.clear(self._staging)
+            staging.remove(self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The driver, when a task failed for good: nothing was appended, nothing stays."""
-        staging.clear(self._staging)
+        """In the driver, after a task has failed for good: remove the staged rows."""
+        staging.remove(self._staging)
 
 
 def _check_columns(schema: StructType) -> None:
-    told = {field.name: field.dataType for field in schema}
-    fits = isinstance(told.get("type"), IntegralType) and isinstance(told.get("data"), BinaryType)
-    if set(told) != {"type", "data"} or not fits:
+    found = {field.name: field.dataType for field in schema}
+    fits = isinstance(found.get("type"), IntegralType) and isinstance(found.get("data"), BinaryType)
+    if set(found) != {"type", "data"} or not fits:
         there = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
         raise UsageError(
-            "entries are written from two columns, type (a whole number) and data (binary); these "
-            f"are {there}: select the two. Entries get new numbers, in the order of the rows"
+            f"a stream is written from the columns type (an integer) and data (binary), not from "
+            f"{there}: select these two. Entries are numbered anew, in the order of the rows"
         )
 
 
-def _entries(batch: Any, partition: int, before: int) -> Any:
-    """A batch's two columns, checked."""
+def _entries(batch: Any, partition: int, row: int) -> Any:
+    """The two columns of a batch, checked. `row` is the number of its first row."""
     kinds = batch.column("type").cast(pa.int64())
     data = batch.column("data").cast(pa.binary())
     sizes = pc.binary_length(data)
-    marks = pc.equal(kinds, TYPE_BOOKMARK)
-    large = f"its data is above {MAX_DATA_SIZE:,} bytes, or a key not of 1 to {MAX_BOOKMARK_SIZE}"
-    most = pc.if_else(marks, MAX_BOOKMARK_SIZE, MAX_DATA_SIZE)
-    least = pc.if_else(marks, 1, 0)
+    bookmarks = pc.equal(kinds, TYPE_BOOKMARK)
+    size = f"its data exceeds {MAX_DATA_SIZE:,} bytes, or its key is not 1 to {MAX_BOOKMARK_SIZE}"
+    most = pc.if_else(bookmarks, MAX_BOOKMARK_SIZE, MAX_DATA_SIZE)
+    least = pc.if_else(bookmarks, 1, 0)
     for wrong, why in (
         (pc.or_(pc.is_null(kinds), pc.is_null(data)), "type or data is null"),
-        (pc.or_(pc.less(kinds, 0), pc.greater(kinds, U32_MAX)), "its type is no u32"),
-        (pc.or_(pc.greater(sizes, most), pc.less(sizes, least)), large),
+        (pc.or_(pc.less(kinds, 0), pc.greater(kinds, U32_MAX)), "its type is not a u32"),
+        (pc.or_(pc.greater(sizes, most), pc.less(sizes, least)), size),
     ):
         at = pc.index(wrong, pa.scalar(True)).as_py()
         if at >= 0:
-            raise UsageError(f"row {before + at} of partition {partition} is no entry: {why}")
+            raise UsageError(f"row {row + at} of partition {partition} is not an entry: {why}")
     return pa.RecordBatch.from_arrays([kinds, data], schema=_STAGED)
 
 
@@ -152,10 +150,10 @@ def _append(op: AtomicOp, part: Staged) -> None:
     except (OSError, pa.ArrowException) as error:
         raise StreamFileError(
             part.path,
-            f"what a task wrote cannot be read here: {error}; {_SHARED}",
+            f"the rows of a task cannot be read: {error}; {_SHARED}",
         ) from None
     if rows != part.rows:
-        raise StreamFileError(part.path, f"{rows} rows, and the task wrote {part.rows}")
+        raise StreamFileError(part.path, f"it holds {rows} rows, but the task wrote {part.rows}")
 
 
 def _append_batch(op: AtomicOp, batch: Any) -> int:

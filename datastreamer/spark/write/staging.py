@@ -1,7 +1,6 @@
-"""Folders in which a write of Spark puts its rows aside, and those that killed drivers left.
+"""Staging folders of Spark writes, and the removal of those that killed drivers left.
 
-Owns their names, which say who made them: a folder is another write's as long as that one's
-driver runs. Knows no rows and no stream.
+Owns their names, which identify the driver: a folder is in use while its driver runs.
 """
 
 from __future__ import annotations
@@ -18,61 +17,61 @@ from datastreamer.errors import StreamFileError
 from datastreamer.storage.disk.file_ops import boot_id
 
 _TRIES: Final = 100
-_NOBODY: Final = "0-0"
-_MADE_BY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-(\d+-\d+)-[0-9a-f]{12}")
+_UNKNOWN: Final = "0-0"
+_CREATED_BY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-(\d+-\d+)-[0-9a-f]{12}")
 
 
-def make(beside: str, stream: str) -> str:
-    """A folder of one's own in the folder `beside`, for a write to the stream of this name.
+def create(parent: str, stream: str) -> str:
+    """Create a new folder in `parent`, for a write to the stream of this name.
 
-    Clears away what killed drivers of this machine left there of writes to it. Raises
-    `StreamFileError` where it cannot be made.
+    Removes those that killed drivers of this machine left there for this stream. Raises
+    `StreamFileError` if it cannot be created.
     """
     prefix = f".{stream}.staging-"
-    _clear_left(beside, prefix)
+    _remove_abandoned(parent, prefix)
     name = f"{prefix}{_machine()}-{_boot()}-{_driver()}-{uuid.uuid4().hex[:12]}"
-    path = os.path.join(beside, name)
+    path = os.path.join(parent, name)
     try:
         os.makedirs(path)
     except OSError as error:
-        raise StreamFileError(path, f"cannot be made: {error.strerror}") from None
+        raise StreamFileError(path, f"cannot be created: {error.strerror}") from None
     return path
 
 
-def clear(path: str) -> None:
-    """Remove a folder, also where a task puts files into it meanwhile."""
+def remove(path: str) -> None:
+    """Remove a folder, even if a task is still writing files into it."""
     for _ in range(_TRIES):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.exists(path):
             return
 
 
-def _clear_left(beside: str, prefix: str) -> None:
+def _remove_abandoned(parent: str, prefix: str) -> None:
     try:
-        names = [name for name in os.listdir(beside) if name.startswith(prefix)]
+        names = [name for name in os.listdir(parent) if name.startswith(prefix)]
     except OSError:
         return
     for name in names:
-        made_by = _MADE_BY.fullmatch(name.removeprefix(prefix))
-        if made_by is not None and _is_gone(*made_by.groups()):
-            clear(os.path.join(beside, name))
+        created_by = _CREATED_BY.fullmatch(name.removeprefix(prefix))
+        if created_by is not None and _has_ended(*created_by.groups()):
+            remove(os.path.join(parent, name))
 
 
-def _is_gone(machine: str, boot: str, driver: str) -> bool:
-    """Whether a driver has ended for sure: of another machine nobody here can tell."""
-    if machine != _machine() or driver == _NOBODY:
+def _has_ended(machine: str, boot: str, driver: str) -> bool:
+    """Whether a driver is known to have ended; unknown for a driver of another machine."""
+    if machine != _machine() or driver == _UNKNOWN:
         return False
     return boot != _boot() or _process(int(driver.partition("-")[0])) != driver
 
 
 def _machine() -> str:
-    """This machine, or container of it: numbers of processes mean the same in it."""
+    """This host and process id namespace, in which process ids are comparable."""
     try:
         processes = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         processes = 0
-    told = f"{socket.gethostname()} {processes}"
-    return hashlib.blake2s(told.encode(), digest_size=4).hexdigest()
+    name = f"{socket.gethostname()} {processes}"
+    return hashlib.blake2s(name.encode(), digest_size=4).hexdigest()
 
 
 def _boot() -> str:
@@ -80,7 +79,7 @@ def _boot() -> str:
 
 
 def _driver() -> str:
-    """Spark's process: this one is a worker of it, and ends before the write does."""
+    """The JVM of the Spark driver. This process is its child, and ends before the write does."""
     number = os.getppid()
     while number > 1:
         stat = _stat(number)
@@ -88,22 +87,22 @@ def _driver() -> str:
             break
         command, fields = stat
         if command == "java":
-            return _process(number) or _NOBODY
+            return _process(number) or _UNKNOWN
         number = int(fields[1])
-    return _NOBODY
+    return _UNKNOWN
 
 
 def _process(number: int) -> str | None:
-    """A process: its number, and when it was started; None where there is none."""
+    """A process as its id and start time; None if it has ended."""
     stat = _stat(number)
     return None if stat is None or stat[1][0] == "Z" else f"{number}-{stat[1][19]}"
 
 
 def _stat(number: int) -> tuple[str, list[str]] | None:
-    """What Linux tells of a process: its command, and the fields behind that."""
+    """The command and the later fields of /proc/PID/stat."""
     try:
         with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as source:
-            before, _, behind = source.read().rpartition(")")
+            before, _, fields = source.read().rpartition(")")
     except OSError:
         return None
-    return before.partition("(")[2], behind.split()
+    return before.partition("(")[2], fields.split()

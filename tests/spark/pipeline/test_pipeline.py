@@ -126,7 +126,7 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
             ingest.backfill()
         with pytest.raises(FileMissing, match="ingest a stream into it first"):
             open_tables(spark, out)
-        with pytest.raises(StreamFileError, match="another ingest writes there"):
+        with pytest.raises(StreamFileError, match="another ingest is writing to it"):
             Ingest(spark, {"path": str(path)}, out)
         ingest.close()
         publish(stream, 3)
@@ -143,7 +143,7 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
 
         again.close()
         stream.truncate(stream.total_entries - 1)
-        with pytest.raises(StreamFileError, match="are not this stream's any more"):
+        with pytest.raises(StreamFileError, match="the stream no longer holds"):
             Ingest(spark, {"path": str(path)}, out)
 
 
@@ -198,7 +198,7 @@ def test_a_range_of_two_histories_is_not_finished(tmp_path: Path) -> None:
             ranges.begin(wanted)
             stream.truncate(0)
             put(stream, [(number, TIME + again, 1) for number in range(again)])
-            with pytest.raises(StreamFileError, match="taken back while they were ingested; run"):
+            with pytest.raises(StreamFileError, match="truncated while they were ingested; run"):
                 ranges.finish(wanted)
             assert (ranges.begun(), ranges.done) == ([wanted], 0)
             put(stream, [(number, TIME, 1) for number in range(again, 6)])
@@ -241,5 +241,5 @@ def test_blocks_that_no_sequencer_writes(spark: Any, tmp_path: Path) -> None:
 def test_a_stream_of_version_1_is_refused(spark: Any, tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "one.bin", version=1, system_id=7, sync="os"):
         pass
-    with pytest.raises(UsageError, match="the pipeline is for streams from version 2 on"):
+    with pytest.raises(UsageError, match="the pipeline needs a stream of version 2 or later"):
         Ingest(spark, {"path": str(tmp_path / "one.bin")}, tmp_path / "out")

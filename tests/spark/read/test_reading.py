@@ -44,7 +44,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.format import PAGE_SIZE, page_start
-from datastreamer.spark.read import bookmark_search as marks
+from datastreamer.spark.read import bookmark_search
 from datastreamer.storage.disk.file_ops import OsFile
 from datastreamer.zkevm import encode, events
 from tests.arrow.damage import CASES, PAGES, damaged, write_pages
@@ -151,8 +151,8 @@ def test_a_schema_of_its_own_narrows_what_is_made(chain: Path) -> None:
     "field, message",
     [
         (("nmuber", LongType()), "the table entries has no column 'nmuber': its columns are numb"),
-        (("number", IntegerType()), "the column number is bigint, not int: read it as it is"),
-        (("error", BinaryType()), "the column error is for mode PERMISSIVE"),
+        (("number", IntegerType()), "the column number is bigint, not int: read it as that type"),
+        (("error", BinaryType()), "the column error exists only in mode PERMISSIVE"),
     ],
 )
 def test_a_schema_that_does_not_fit(chain: Path, field: tuple[str, Any], message: str) -> None:
@@ -185,7 +185,7 @@ def test_offsets_are_entries_blocks_or_batches(chain: Path, counted: Callable[[]
     assert (batch[1]["type"], batch[-1]["type"], len(batch)) == (1, 4, 2 + 4 * 5 + 1)
     assert Query(path=chain, startingOffset=len(rows)).rows() == []
     assert Query(path=chain, startingOffset=7, endingOffset=7).rows() == []
-    with pytest.raises(BadRange, match="endingOffset is entry 6, which stands before starting"):
+    with pytest.raises(BadRange, match="endingOffset is entry 6, before starting"):
         Query(path=chain, startingOffset=7, endingOffset=6)
     with pytest.raises(UnknownEntry):
         Query(path=chain, startingOffset=len(rows) + 1)
@@ -323,7 +323,7 @@ def test_blocks_without_a_bookmark_of_their_own_are_found(make: Make) -> None:
 
 def test_a_bookmark_far_from_others_is_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and behind more pages without one than a filter looks at."""
-    monkeypatch.setattr(marks, "_PATIENCE", 2)
+    monkeypatch.setattr(bookmark_search, "_MOST_PAGES", 2)
     mark = (0xB0, encode(events.BookMark(1, 7), version=2)[1])
     path = make([(9, bytes(1_000_000))] * 6 + [mark] + [(9, bytes(1_000_000))] * 8)
     (row,) = Query(path=path, startingOffset="batch:7", endingOffset=7).rows()
@@ -363,8 +363,8 @@ def test_a_folder_and_a_glob_tell_their_streams(tmp_path: Path) -> None:
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "missing.bin", "missing.bin: no such file"),
-        (tmp_path, "there is no stream file"),
-        (tmp_path / "*.bin", "there is no stream file"),
+        (tmp_path, "it holds no stream file"),
+        (tmp_path / "*.bin", "it holds no stream file"),
     ):
         with pytest.raises(FileMissing, match=message):
             Query(path=path)
@@ -444,7 +444,7 @@ def test_a_stream_that_was_cut_back_is_an_error(tmp_path: Path, again: int) -> N
             with stream.atomic_op() as op:
                 op.add_entries(1, [b"c" * 200_000] * again)
         for at in range(len(query.parts)):
-            with pytest.raises(StreamFileError, match=r"cut back or changed since .* run the q"):
+            with pytest.raises(StreamFileError, match=r"truncated or changed since .* run the q"):
                 query.part(at)
 
 
@@ -457,7 +457,7 @@ def test_a_stream_that_is_cut_back_while_a_part_is_read(tmp_path: Path) -> None:
         reading = query._reader.read(query.parts[0])
         next(reading)
         stream.truncate(20)
-        with pytest.raises(StreamFileError, match="cut back or changed"):
+        with pytest.raises(StreamFileError, match="truncated or changed"):
             list(reading)
 
 
@@ -469,7 +469,7 @@ def test_a_file_that_was_cut_off_is_an_error_in_each_mode(tmp_path: Path, mode: 
     query = Query(path=path, mode=mode, partitionBytes="2m")
     os.truncate(path, page_start(3) + 500)
     for at in range(len(query.parts)):
-        with pytest.raises(BadFileSize, match="the file ends there, its data only at byte"):
+        with pytest.raises(BadFileSize, match="the file ends there, but its data ends at byte"):
             query.part(at)
 
 
@@ -480,7 +480,7 @@ def test_a_file_that_is_cut_off_while_a_part_is_read(tmp_path: Path) -> None:
     reading = query._reader.read(query.parts[0])
     next(reading)
     os.truncate(path, page_start(3))
-    with pytest.raises(BadFileSize, match="the file ends there, its data only at byte"):
+    with pytest.raises(BadFileSize, match="the file ends there, but its data ends at byte"):
         list(reading)
 
 
@@ -676,7 +676,7 @@ def test_an_entry_that_a_server_updated_is_an_error(many: StreamServer) -> None:
     query = Query(server=f"127.0.0.1:{many.port}", partitionBytes="1m")
     many.stream.update_entry(5, 1, b"u" * 1000)
     for at in range(len(query.parts)):
-        with pytest.raises(HistoryChanged, match="entries were taken back or changed since this"):
+        with pytest.raises(HistoryChanged, match="entries were truncated or changed since this"):
             query.part(at)
 
 
@@ -708,7 +708,7 @@ def test_each_of_several_servers_tells_its_own_history(many: StreamServer, tmp_p
         assert [row["number"] for row in query.rows()] == list(range(3000))
         other.stream.update_entry(5, 1, b"u" * 1000)
         assert query.part(0)
-        with pytest.raises(HistoryChanged, match=f"127.0.0.1:{other.port}: entries were taken ba"):
+        with pytest.raises(HistoryChanged, match=f"127.0.0.1:{other.port}: entries were trunca"):
             query.part(1)
 
 

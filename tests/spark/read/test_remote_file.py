@@ -148,7 +148,7 @@ def test_prefixes_and_globs(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(bucket: Bucket) -> None:
-    for key, what in (("no.bin", "no such file"), ("no*.bin", "there is no stream file")):
+    for key, what in (("no.bin", "no such file"), ("no*.bin", "it holds no stream file")):
         with pytest.raises(FileMissing, match=what) as caught:
             Query(path=bucket.uri(key))
         assert SECRET not in str(caught.value)
@@ -163,7 +163,7 @@ def test_an_object_that_is_replaced_by_another_stream(
     query = Query(path=bucket.put("chain.bin", chain))
     write_chain(tmp_path / "other.bin", 30)
     bucket.put("chain.bin", tmp_path / "other.bin")
-    with pytest.raises(StreamFileError, match="cut back or changed since this query was planned"):
+    with pytest.raises(StreamFileError, match="truncated or changed since this query was planned"):
         query.rows()
 
 

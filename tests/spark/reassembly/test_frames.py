@@ -19,7 +19,7 @@ from datastreamer import DataStream, StreamServer
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
 from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
-from datastreamer.spark.reassembly.event_rows import TOLD
+from datastreamer.spark.reassembly.event_rows import EVENT_SCHEMA
 from datastreamer.spark.reassembly.groups import connected
 from tests.reassembly.made_up import name
 from tests.spark.conftest import ROOT
@@ -37,7 +37,7 @@ def frame(spark: Any, rows: list[Message]) -> Any:
 @pytest.mark.parametrize("subscribe", [None, [b"\x01", b"\xff"]], ids=["everything", "a part"])
 def test_the_same_as_the_core(spark: Any, subscribe: Any) -> None:
     made = examples(60)
-    told = reassemble(frame(spark, made).repartition(3), subscribe).told.collect()
+    told = reassemble(frame(spark, made).repartition(3), subscribe).rows.collect()
     assert plain(told) == plain(core_events(in_order(made), subscribe))
     assert {row.event for row in told} == {"complete", "conflict", "malformed", "dropped"}
     assert {row.what for row in told} >= {"value", "prefix", "count", "end"}
@@ -161,7 +161,7 @@ class Sink:
         self.rows: list[Any] = []
         self.batches = 0
 
-    def take(self, told: Any, batch: int) -> None:
+    def receive(self, told: Any, batch: int) -> None:
         rows = told.collect()
         self.rows += rows
         self.batches += bool(rows)
@@ -169,7 +169,7 @@ class Sink:
     def run(self, told: Any, checkpoint: Path) -> None:
         """Read what there is, and end."""
         query = (
-            told.writeStream.foreachBatch(self.take)
+            told.writeStream.foreachBatch(self.receive)
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -192,7 +192,7 @@ def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
         entries = stateful.readStream.format("datastream")
         entries = entries.option("maxEntriesPerTrigger", len(rows) // 5)
         found = messages(entries.load(str(tmp_path / "s.bin")), "s")
-        sink.run(reassemble_stream(found, max_age=None).told, tmp_path / "checkpoint")
+        sink.run(reassemble_stream(found, max_age=None).rows, tmp_path / "checkpoint")
     assert sink.batches > 3
     expected = core_events([(*row, "s", at) for at, row in enumerate(rows)])
     unfinished = [row for row in expected if row[0] == "dropped"]
@@ -216,7 +216,7 @@ spark.sparkContext.setLogLevel("OFF")
 entries = spark.readStream.format("datastream").option("maxEntriesPerTrigger", 60).load(stream)
 query = (
     reassemble_stream(messages(entries, "s"), max_age=None)
-    .told.writeStream.format("parquet").option("path", out)
+    .rows.writeStream.format("parquet").option("path", out)
     .option("checkpointLocation", checkpoint).start()
 )
 batch = -1
@@ -258,14 +258,14 @@ def test_a_driver_that_is_killed(stateful: Any, tmp_path: Path) -> None:
     entries = stateful.readStream.format("datastream").load(places[0])
     query = (
         reassemble_stream(messages(entries, "s"), max_age=None)
-        .told.writeStream.format("parquet")
+        .rows.writeStream.format("parquet")
         .option("path", places[1])
         .option("checkpointLocation", places[2])
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    told = stateful.read.schema(TOLD).parquet(places[1]).collect()
+    told = stateful.read.schema(EVENT_SCHEMA).parquet(places[1]).collect()
     expected = core_events([(*row, "s", at) for at, row in enumerate(rows)])
     assert plain(told) == plain(expected)
     assert {row.event for row in told} == {"complete"}
@@ -279,7 +279,7 @@ def test_what_is_too_old_is_dropped(stateful: Any, tmp_path: Path) -> None:
     for number in (5, 6):
         write(tmp_path / "s.bin", Splitter(200).split(*payload(number))[:-1])
         entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
-        told = reassemble_stream(messages(entries), max_age=0.001).told
+        told = reassemble_stream(messages(entries), max_age=0.001).rows
         sink.run(told, tmp_path / "checkpoint")
     assert [(row.event, row.what, row.missing, bytes(row.id)) for row in sink.rows] == [
         ("dropped", "age", 1, b"%032d" % 5)
@@ -296,7 +296,7 @@ def test_late_ones_are_swallowed_lane_by_lane(stateful: Any, tmp_path: Path) -> 
     for at in range(3):
         write(tmp_path / "s.bin", produced(at, 12))
         entries = stateful.readStream.format("datastream").load(str(tmp_path / "s.bin"))
-        told = reassemble_stream(messages(entries, "s"), max_age=3600, lanes=lane).told
+        told = reassemble_stream(messages(entries, "s"), max_age=3600, lanes=lane).rows
         sink.run(told, tmp_path / "checkpoint")
     assert {row.event for row in sink.rows} == {"complete"}
     assert sorted(bytes(row.id) for row in sink.rows) == [b"%032d" % at for at in range(12)]
@@ -326,25 +326,25 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
     rows = frame(spark, [])
     with pytest.raises(UsageError, match="there is no column height to order messages by"):
         reassemble(rows, order=["height"])
-    with pytest.raises(UsageError, match="budget is at least a byte, not 0"):
+    with pytest.raises(UsageError, match="budget must be at least 1 byte, not 0"):
         reassemble(rows, budget=0)
-    with pytest.raises(UsageError, match="there is no value in key"):
+    with pytest.raises(UsageError, match="there is no value among key"):
         reassemble(rows.select("key"))
     with pytest.raises(UsageError, match="the column key is string, not binary"):
         reassemble(rows.withColumn("key", rows.key.cast("string")))
-    with pytest.raises(UsageError, match="a subscription is bytes, not '0x01'"):
+    with pytest.raises(UsageError, match="a subscription must be bytes, not '0x01'"):
         reassemble(rows, ["0x01"])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="these messages have an end"):
         reassemble_stream(rows)
-    with pytest.raises(UsageError, match="messages are in the table entries"):
+    with pytest.raises(UsageError, match="messages are read from the table entries"):
         messages(rows)
     write(tmp_path / "s.bin", [])
     entries = spark.readStream.format("datastream").load(str(tmp_path / "s.bin"))
     with pytest.raises(UsageError, match="these messages have no end"):
         reassemble(messages(entries))
-    with pytest.raises(UsageError, match="budget is at least a byte, not -1"):
+    with pytest.raises(UsageError, match="budget must be at least 1 byte, not -1"):
         reassemble_stream(messages(entries), budget=-1)
-    with pytest.raises(UsageError, match="reorg_threshold is at least 0, not -1"):
+    with pytest.raises(UsageError, match="reorg_threshold must be at least 0, not -1"):
         reassemble_stream(messages(entries), reorg_threshold=-1)
-    with pytest.raises(UsageError, match="max_age is more than 0 seconds, or None, not 0"):
+    with pytest.raises(UsageError, match="max_age must be more than 0 seconds, or None, not 0"):
         reassemble_stream(messages(entries), max_age=0)

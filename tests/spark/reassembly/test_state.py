@@ -18,7 +18,7 @@ from datastreamer.reassembly import (
     Splitter,
 )
 from datastreamer.spark.reassembly.event_rows import row_of
-from datastreamer.spark.reassembly.state import Lane, Run, forget
+from datastreamer.spark.reassembly.state import Lane, LaneBatch, forget
 from tests.reassembly.made_up import deliveries, name, subscriptions
 from tests.spark.reassembly.event_rows import followed, plain
 
@@ -33,23 +33,23 @@ def batch(
     threshold: int = 1000,
 ) -> tuple[Lane, list[Event]]:
     """A batch, and the lane as it is read again after it."""
-    run = Run(lane, subscribe, max_age, 1 << 30, lane.given.__getitem__)
+    run = LaneBatch(lane, subscribe, max_age, 1 << 30, lane.hashes.__getitem__)
     events = list(run.dropped)
     for (key, value), source, position, now in messages:
         if followed(key, subscribe):
-            events += run.take(key, value, source, position, now or 0.0)
+            events += run.receive(key, value, source, position, now or 0.0)
         else:
             events += run.expire(now or 0.0)
     forget(lane, threshold, 1 << 30)
     assert_held(lane, run)
     lane.touched, lane.added, lane.forgotten = set(), [], []
-    assert {number: len(kept) for number, kept in lane.given.items()} == {
+    assert {number: len(kept) for number, kept in lane.hashes.items()} == {
         number: one.kept for number, one in lane.known.items() if one.kept
     }
     return pickle.loads(pickle.dumps(lane)), events
 
 
-def assert_held(lane: Lane, run: Run) -> None:
+def assert_held(lane: Lane, run: LaneBatch) -> None:
     """No more is kept than the core keeps; headers, of which it keeps a hash, come on top."""
     held = [held for of_node in lane.held.values() for held in of_node.values()]
     assert sum(held.key[:1] != b"\x00" for held in held) == run._core.stats().messages
@@ -69,7 +69,7 @@ def test_batches_tell_what_one_run_tells(made: Any, subscribe: Any, data: Any) -
         ]
         lane, events = batch(lane, made[start:stop], subscribe, 3.0)
         assert plain(map(row, events)) == plain(map(row, expected))
-    last = Run(lane, subscribe, 3.0, 1 << 30, lane.given.__getitem__)
+    last = LaneBatch(lane, subscribe, 3.0, 1 << 30, lane.hashes.__getitem__)
     assert plain(map(row, last.expire(1e9))) == plain(map(row, core.expire(1e9)))
     assert not lane.held
 
@@ -90,19 +90,19 @@ def test_what_was_given_out_is_known_for_two_generations() -> None:
     lane = Lane()
     threshold = 10
     for number in range(45):
-        run = Run(lane, None, None, 1 << 30, lane.given.__getitem__)
-        told = [event for message in payload(number) for event in run.take(*flat(message))]
+        run = LaneBatch(lane, None, None, 1 << 30, lane.hashes.__getitem__)
+        told = [event for message in payload(number) for event in run.receive(*flat(message))]
         assert len(told) == 1
         # The last ones again, late.
         for late in range(max(0, number - threshold), number):
             for message in payload(late):
-                assert not list(run.take(*flat(message)))
+                assert not list(run.receive(*flat(message)))
         forget(lane, threshold, 1 << 30)
         assert not lane.held
         assert len(lane.known) <= 2 * threshold + 1
     assert lane.known
-    run = Run(lane, None, None, 1 << 30, lane.given.__getitem__)
-    again = [event for message in payload(0) for event in run.take(*flat(message))]
+    run = LaneBatch(lane, None, None, 1 << 30, lane.hashes.__getitem__)
+    again = [event for message in payload(0) for event in run.receive(*flat(message))]
     assert [event.id for event in again if isinstance(event, PayloadComplete)] == [b"%032d" % 0]
 
 
@@ -115,7 +115,7 @@ def test_a_smaller_budget_drops_what_was_held() -> None:
     lane = Lane()
     for number in range(20):
         lane, _ = batch(lane, payload(number)[1:])
-    run = Run(lane, None, None, 1000, lane.given.__getitem__)
+    run = LaneBatch(lane, None, None, 1000, lane.hashes.__getitem__)
     assert {type(event) for event in run.dropped} == {Dropped}
     assert 0 < len(run.dropped) < 20
     assert len(lane.held) == 20 - len(run.dropped)
@@ -130,7 +130,7 @@ def test_the_threshold_holds_whatever_comes_again(threshold: int, batches: Any) 
     """Payloads that come whole, again and again, and sometimes with a lie at the end: given out
     again only behind more than `threshold` others; and until then the lie is told of."""
     lane = Lane()
-    given: list[int] = []
+    delivered: list[int] = []
     largest = 0
     for each in batches:
         largest = max(largest, len(each))
@@ -143,10 +143,10 @@ def test_the_threshold_holds_whatever_comes_again(threshold: int, batches: Any) 
         lane, events = batch(lane, messages, threshold=threshold)
         again = [int(event.id) for event in events if isinstance(event, PayloadComplete)]
         for number in again:
-            if number in given:
-                since = len(given) - 1 - given[::-1].index(number)
-                assert len(given) - 1 - since >= threshold
-            given.append(number)
+            if number in delivered:
+                since = len(delivered) - 1 - delivered[::-1].index(number)
+                assert len(delivered) - 1 - since >= threshold
+            delivered.append(number)
         conflicts = [event for event in events if isinstance(event, Conflict)]
         assert len(conflicts) == sum(lies for _, lies in each)
         assert len(events) == len(again) + len(conflicts)
@@ -161,10 +161,10 @@ def test_of_the_oldest_only_the_names_are_kept_above_the_budget() -> None:
     assert one == 8 + 4 + 16
     forget(lane, 1000, 4 * one)
     assert [known.kept for known in lane.known.values()] == [0] * 6 + [one] * 4
-    assert sorted(lane.given) == [6, 7, 8, 9]
-    assert lane.thinned == [0, 1, 2, 3, 4, 5]
+    assert sorted(lane.hashes) == [6, 7, 8, 9]
+    assert lane.stripped == [0, 1, 2, 3, 4, 5]
     lies = [((payload(number)[-1][0][0], b"lie"), "a", None, None) for number in range(10)]
-    lane.thinned = []
+    lane.stripped = []
     _, events = batch(lane, lies)
     assert [int(event.payload or b"") for event in events if isinstance(event, Conflict)] == [
         6,

@@ -57,12 +57,12 @@ def add(stream: DataStream, count: int, size: int = 100) -> None:
         op.add_entries(2, [b"%d" % number * size for number in range(first, first + count)])
 
 
-def run_and_kill(kind: str, place: str, out: Path, checkpoint: Path, seed: int) -> None:
+def run_and_kill(kind: str, location: str, out: Path, checkpoint: Path, seed: int) -> None:
     """Follow a stream in another process, and kill that at some moment after a few batches."""
     choose = random.Random(seed)
     for _ in range(PATIENCE):
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, kind, place, str(out), str(checkpoint)],
+            [sys.executable, "-c", DRIVER, kind, location, str(out), str(checkpoint)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

@@ -181,10 +181,10 @@ def test_a_folder_is_not_followed(growing: DataStream) -> None:
 
 def test_a_checkpoint_of_something_else_is_an_error(growing: DataStream) -> None:
     for told in ({}, {"entry": -1, "digest": ""}, {"entry": 1}, {"entry": "1", "digest": ""}):
-        with pytest.raises(BadPosition, match="no place in a stream"):
+        with pytest.raises(BadPosition, match="is not an offset in a stream"):
             Driver(told, path=growing.path).batch()
-    told = StreamOffset(3, "00").told()
-    assert StreamOffset.read(told) == StreamOffset(3, "00")
+    told = StreamOffset(3, "00").as_json()
+    assert StreamOffset.from_json(told) == StreamOffset(3, "00")
 
 
 # Data that is lost.
@@ -195,8 +195,8 @@ def test_a_stream_that_was_cut_back_is_an_error(growing: DataStream) -> None:
     driver.batch()
     growing.truncate(600)
     told = (
-        "growing.bin: the stream was cut back: it holds 600 entries, and the query stands before "
-        "entry 1000. Read it anew with another checkpoint, or set failOnDataLoss to false"
+        "growing.bin: the stream was truncated: it holds 600 entries, and the query has read "
+        "1000. Start again with a new checkpoint, or set failOnDataLoss to false"
     )
     for follower in (driver, Driver(driver.offset, path=growing.path)):
         with pytest.raises(StreamFileError, match=told):
@@ -237,7 +237,7 @@ def test_a_batch_that_was_planned_is_of_the_same_entries_or_an_error(growing: Da
     with pytest.raises(StreamFileError, match="the entries before 1100 are not those that"):
         Driver(start, path=growing.path).rows(start, end)
     growing.truncate(1050)
-    with pytest.raises(StreamFileError, match="it holds 1050 entries, and the query stands"):
+    with pytest.raises(StreamFileError, match="it holds 1050 entries, and the query has read"):
         Driver(start, path=growing.path).rows(start, end)
     allowed = Driver(start, path=growing.path, failOnDataLoss="false")
     assert len(allowed.rows(start, end)) == 50
@@ -249,7 +249,7 @@ def test_a_part_that_is_read_after_a_truncation_is_an_error(growing: DataStream)
     driver.offset = first
     (part,) = driver.reader.partitions(first, driver.planned())
     growing.truncate(500)
-    with pytest.raises(StreamFileError, match="cut back or changed since this query was planned"):
+    with pytest.raises(StreamFileError, match="truncated or changed since this query was planned"):
         list(driver.reader.read(part))
 
 
@@ -259,7 +259,7 @@ def test_another_stream_under_the_name_is_an_error(growing: DataStream, tmp_path
     with DataStream.create(tmp_path / "other.bin", version=2, system_id=8, sync="os") as other:
         add(other, 2000)
     shutil.move(tmp_path / "other.bin", growing.path)
-    with pytest.raises(StreamFileError, match="the stream was exchanged: this is version 2, sys"):
+    with pytest.raises(StreamFileError, match="the stream was replaced: it is version 2, sys"):
         driver.batch()
     with pytest.raises(FileReplaced):
         growing.close()
@@ -403,7 +403,7 @@ def test_a_server_with_another_history_is_an_error(serve: Serve) -> None:
     driver.batch()
     server.stream.truncate(500)
     add(server.stream, 600, "another history")
-    with pytest.raises(HistoryChanged, match=f"{at(server)}: the stream was exchanged: the entr"):
+    with pytest.raises(HistoryChanged, match=f"{at(server)}: the stream was replaced: the entr"):
         driver.batch()
     again = Driver(driver.offset, server=at(server), failOnDataLoss="false")
     assert again.numbers() == list(range(1000, 1100))
@@ -417,6 +417,6 @@ def test_a_batch_of_a_server_that_was_changed_meanwhile_is_an_error(serve: Serve
     (part,) = driver.reader.partitions(start, driver.planned())
     assert len(list(driver.reader.read(part))) > 0
     server.stream.update_entry(5, 3, b"updated".ljust(100))
-    with pytest.raises(HistoryChanged, match="taken back or changed since this query was planned"):
+    with pytest.raises(HistoryChanged, match="truncated or changed since this query was planned"):
         list(driver.reader.read(part))
     assert driver.numbers() == list(range(1000)), "a batch that is planned anew"

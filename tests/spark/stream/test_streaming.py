@@ -103,8 +103,8 @@ def test_a_query_goes_on_where_its_checkpoint_says(growing: DataStream, follow: 
     with pytest.raises(StreamingQueryException) as raised:
         follow(path=growing.path).all_available()
     told = str(raised.value)
-    assert "growing.bin: the stream was cut back: it holds 600 entries" in told
-    assert "the query stands before entry 1010. Read it anew with another checkpoint" in told
+    assert "growing.bin: the stream was truncated: it holds 600 entries" in told
+    assert "the query has read 1010. Start again with a new checkpoint" in told
 
 
 def test_a_server_is_followed(follow: Any, tmp_path: Path) -> None:

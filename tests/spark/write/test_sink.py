@@ -90,12 +90,16 @@ def test_a_task_that_fails_leaves_nothing(spark: Any, path: Path) -> None:
 @pytest.mark.parametrize(
     "kind, data, told",
     [
-        ("-1 as type", "binary('x')", "row 0 of partition 0 is no entry: its type is no u32"),
+        (
+            "-1 as type",
+            "binary('x')",
+            "row 0 of partition 0 is not an entry: its type is not a u32",
+        ),
         ("1 as type", "cast(null as binary)", "type or data is null"),
-        ("176 as type", "binary('')", "or a key not of 1 to 16"),
-        ("1 as type", "binary(repeat('x', 1048560))", "its data is above 1,048,559 bytes"),
-        ("1 as kind", "binary('x')", "these are kind int, data binary: select the two"),
-        ("1 as type", "'x'", "these are type int, data string: select the two"),
+        ("176 as type", "binary('')", "or its key is not 1 to 16"),
+        ("1 as type", "binary(repeat('x', 1048560))", "its data exceeds 1,048,559 bytes"),
+        ("1 as kind", "binary('x')", "not from kind int, data binary: select these two"),
+        ("1 as type", "'x'", "not from type int, data string: select these two"),
     ],
 )
 def test_what_is_no_entry_is_said(spark: Any, path: Path, kind: str, data: str, told: str) -> None:
@@ -115,12 +119,12 @@ def test_a_stream_that_another_process_writes_is_an_error(spark: Any, path: Path
 
 
 def test_a_stream_that_is_not_there_is_an_error(spark: Any, path: Path) -> None:
-    with pytest.raises(Exception, match=r"gone\.bin: no such file; make the stream first"):
+    with pytest.raises(Exception, match=r"gone\.bin: no such file; create the stream first"):
         write(numbered(spark, 10), path.with_name("gone.bin"))
 
 
 def test_a_stream_is_not_overwritten(spark: Any, path: Path) -> None:
-    with pytest.raises(Exception, match="a stream is only ever appended to"):
+    with pytest.raises(Exception, match="a stream can only be appended to"):
         numbered(spark, 10).write.format("datastream").mode("overwrite").save(str(path))
     assert entries(path) == [(1, b"first")]
 
@@ -130,7 +134,7 @@ def test_a_streaming_query_is_told_to_write_its_batches(
 ) -> None:
     query = spark.readStream.format("datastream").load(str(path)).select("type", "data").writeStream
     query = query.format("datastream").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    with pytest.raises(Exception, match=r"write its batches, \.writeStream\.foreachBatch"):
+    with pytest.raises(Exception, match=r"write its batches with \.writeStream\.foreachBatch"):
         query.option("path", str(path)).start().awaitTermination()
 
 
@@ -163,7 +167,7 @@ def test_a_task_that_comes_too_late_leaves_nothing(path: Path) -> None:
     sink = StreamSink(read_options({"path": str(path)}), schema, overwrite=False)
     (staging,) = [found for found in os.listdir(path.parent) if "staging" in found]
     sink.abort([])
-    with pytest.raises(StreamFileError, match="or the write is over"):
+    with pytest.raises(StreamFileError, match="or the write has ended"):
         sink.stage(0, 0, iter(()))
     assert not path.with_name(staging).exists()
 

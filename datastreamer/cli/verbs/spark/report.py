@@ -44,11 +44,11 @@ def report(
     """
     shape = chosen_format(format, json)
     from datastreamer.spark import find_java
-    from datastreamer.spark.pipeline.manifest import done_in
+    from datastreamer.spark.pipeline.manifest import complete_ranges
 
     # Spark takes seconds to start, and is not quiet about it.
     find_java()
-    done_in(folder)
+    complete_ranges(folder)
     with spark_session(master) as spark:
         from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 
