@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from datastreamer.metrics.exposition import LISTED, Tally, expose
+from datastreamer.metrics.exposition import Tally, exposition_text
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.session import FAILED, REASONS
 
@@ -43,7 +43,7 @@ def series() -> set[str]:
         ]
         for name, metric in METRICS.items()
     }
-    text = expose({"time": 0.0, "samples": samples, "clients": []}).decode()
+    text = exposition_text({"time": 0.0, "samples": samples, "clients": []}).decode()
     return {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
 
 
@@ -58,7 +58,7 @@ def test_the_table_is_the_code() -> None:
         (name, metric.kind, ", ".join(metric.labels), metric.help)
         for name, metric in METRICS.items()
     ]
-    assert f"Only the {LISTED} clients" in OPERATING
+    assert f"Only the {LISTED_CLIENTS} clients" in OPERATING
 
 
 @pytest.mark.parametrize("name", METRICS)

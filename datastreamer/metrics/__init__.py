@@ -1,6 +1,6 @@
-"""What is counted, under which names: for Prometheus and for whoever asks as JSON.
+"""Metrics: their names, the counters, and their exposition to Prometheus and as JSON.
 
-`names.py` has every metric, `block.py` the writer's numbers in memory that processes share,
-`exposition.py` what is made of samples. Knows no stream, no server and no socket; who has
-something to tell gives plain samples.
+`names.py` lists every metric, `counters.py` has a server's counters, `block.py` the writer's
+counters in shared memory, `exposition.py` merges samples and formats them. Knows no stream,
+server or socket; a part that reports metrics hands over plain samples.
 """

@@ -1,7 +1,7 @@
-"""The writer's numbers: 64-bit counters in memory that the serving process sees, too.
+"""The writer's counters: 64-bit values in memory that the serving process shares.
 
-Owns the layout. The writer adds to them within a commit, in C; whoever reads may see a
-number late, never torn.
+Owns the layout. The writer increments them within a commit, in C; a reader may see a value
+late, never torn.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SLOTS: Final = SYNC_BUCKETS + _BUCKETS
 
 
 class WriterNumbers:
-    """The counters of one writer, in memory behind the descriptor `fd`."""
+    """The counters of one writer, in the memory of the descriptor `fd`."""
 
     def __init__(self, fd: int, *, write: bool) -> None:
-        """Takes `fd` over; `close` closes it."""
+        """Owns `fd` from now on: `close` closes it."""
         self.fd = fd
         access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
         self.memory = mmap.mmap(fd, SLOTS * 8, access=access)
 
     @classmethod
     def create(cls) -> WriterNumbers:
-        """All of them 0, to be shared with whoever is given the descriptor."""
+        """New counters, all 0, to share with a process that inherits the descriptor."""
         if sys.platform == "linux":
             fd = os.memfd_create("datastreamer-numbers", os.MFD_CLOEXEC)
         else:
@@ -54,7 +54,7 @@ class WriterNumbers:
             raise
 
     def samples(self) -> Samples:
-        """What they are now."""
+        """The current values."""
         with memoryview(self.memory) as view, view.cast("Q") as numbers:
             slots = numbers.tolist()
         commits = _histogram(slots, COMMIT_NS, COMMIT_BUCKETS)
@@ -68,7 +68,7 @@ class WriterNumbers:
         }
 
     def close(self) -> None:
-        """Who writes has to be told before: the memory goes."""
+        """Unmap the memory. The writer must have stopped using it."""
         self.memory.close()
         os.close(self.fd)
 

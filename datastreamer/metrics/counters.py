@@ -1,7 +1,4 @@
-"""What a server has done, in plain numbers that only grow.
-
-Owns the names. Knows neither who counts nor who reads: an exporter takes them as they are.
-"""
+"""A server's counters: plain numbers that only grow."""
 
 from __future__ import annotations
 
@@ -12,72 +9,72 @@ from typing import Final
 from datastreamer.format import RESULT_TEXTS
 from datastreamer.metrics.exposition import Tally
 
-# Errors that are no Result's, beside the library's own, which go by their classes.
+# Kinds of errors that are neither a Result nor an exception class of the library.
 FAULT: Final = "fault"
 DROPPED: Final = "dropped"
 
 
 def kind_of(number: int) -> str:
-    """What a Result other than OK is counted as."""
+    """The kind of error of a Result other than OK."""
     return RESULT_TEXTS[number].lower().replace(" ", "_")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Since the server started. Read them at any time; they are changed in the loop's thread."""
+    """Counters since the start of the server, updated in the thread of its event loop."""
 
     accepted: int = 0
-    """Connections that got a place."""
+    """Connections accepted as clients."""
 
     refused: Counter[str] = field(default_factory=Counter)
-    """Connections closed without having had a place, by the limit that they ran into."""
+    """Connections refused, by the limit that they exceeded."""
 
     not_allowed: Counter[str] = field(default_factory=Counter)
-    """Tokens and certificates that were not accepted, by the command that showed them."""
+    """Tokens and certificates that were rejected, by the command that presented them."""
 
     ended: Counter[str] = field(default_factory=Counter)
-    """Connections that are over, by why."""
+    """Connections that ended, by reason."""
 
     commands: Counter[str] = field(default_factory=Counter)
-    """Commands taken, by kind; those that were refused are among the errors alone."""
+    """Commands received, by kind; rejected ones are counted as errors only."""
 
     errors: Counter[str] = field(default_factory=Counter)
-    """Refusals and failures, by kind."""
+    """Requests rejected and connections failed, by kind of error."""
 
     bytes_sent: int = 0
-    """Bytes of entries, answers and Results that the system took for clients."""
+    """Bytes of entries, answers and Results handed to the sockets of clients."""
 
     entries_sent: int = 0
-    """Entries sent whole: streamed, or in batches and ranges."""
+    """Entries sent completely: streamed, or in batches and ranges."""
 
     batch_seconds: Tally = field(
         default_factory=lambda: Tally("datastreamer_batch_read_request_seconds")
     )
-    """Requests of batches, by how long they took from being taken, or from the commit that
-    was waited for, to being answered."""
+    """Batch reads by duration, from the request, or from the commit that it waited for, to the
+    answer."""
 
     batch_bytes: Tally = field(
         default_factory=lambda: Tally("datastreamer_batch_read_response_bytes")
     )
-    """The same requests, by the bytes of entries that answered them."""
+    """Batch reads by the bytes of entries in the answer."""
 
     filter_scanned: int = 0
-    """Bytes of the file looked through for entries of some types."""
+    """Bytes of the file scanned for entries of some types."""
 
     published_operations: int = 0
-    """Operations that the stream's source committed over the wire."""
+    """Operations that a remote publisher committed and the server appended."""
 
     published_again: int = 0
-    """Operations that it sent again, and that stood there."""
+    """Operations that a remote publisher sent again and the stream already held."""
 
     published_entries: int = 0
-    """Entries of the former."""
+    """Entries of the appended operations."""
 
     published_bytes: int = 0
-    """Bytes of these, heads included."""
+    """Bytes of these entries, entry heads included."""
 
     hash_seconds: float = 0.0
-    """Time that requests for hashes of ranges took, with their wait for each other."""
+    """Duration of requests for hashes of ranges, the wait for one another included."""
 
     cold_reads: int = 0
-    """Spans that were not in memory and were read in a thread before they were sent."""
+    """Spans that were not in the page cache and were read in a thread ahead of sending."""

@@ -1,7 +1,7 @@
-"""Samples: of one process, of several together, and as the text that Prometheus reads.
+"""Samples of one process, merged over several, and in the text format of Prometheus.
 
-Samples are plain values, as JSON has them, so that processes can hand them to each other. The
-text is made by prometheus-client, which is loaded for that alone.
+Samples are plain JSON values, so that processes can exchange them. prometheus-client, loaded
+only for that, makes the text.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Histogram(TypedDict):
-    """`buckets`: how many are up to each bound, and up to infinity."""
+    """`buckets`: the number of values up to each bound, and up to infinity."""
 
     buckets: list[int]
     sum: float
 
 
 Value = int | float | Histogram
-# The labels' values, in the order of the metric's labels, and the sample; by metric.
+# By metric: the values of the labels, in the order of the metric's labels, and the sample.
 Sampled = list[tuple[list[str], Value]]
 Samples = dict[str, Sampled]
 
 
 class ConnectedClient(TypedDict):
-    """One client that is connected. `id` is no other's, in whichever process. `entry` is the
-    next it is sent, `offset` where in the file; the lags are None where it does not stream, that
-    in bytes also until its place is found."""
+    """A connected client. `id` is unique over all processes. `entry` is the next entry to send,
+    `offset` its place in the file; the lags are None if the client does not stream, the lag in
+    bytes also until that place is known."""
 
     id: str
     client: str
@@ -47,7 +47,7 @@ class ConnectedClient(TypedDict):
 
 
 class MetricsSnapshot(TypedDict):
-    """What one process tells at `time` (Unix time), or several together."""
+    """The metrics of one process, or of several merged, at `time` (Unix time)."""
 
     time: float
     samples: Samples
@@ -55,12 +55,12 @@ class MetricsSnapshot(TypedDict):
 
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-# So many clients have series of their own, those furthest behind.
-LISTED: Final = 20
+# Number of clients with series of their own, those with the largest lag.
+LISTED_CLIENTS: Final = 20
 
 
 class Tally:
-    """A histogram that is being counted; its bounds are those of the metric `name`."""
+    """Counts values into the buckets of the metric `name`."""
 
     def __init__(self, name: str) -> None:
         self._bounds = METRICS[name].bounds
@@ -75,9 +75,9 @@ class Tally:
         return {"buckets": list(accumulate(self._counts)), "sum": self._sum}
 
 
-def merge(parts: Sequence[MetricsSnapshot], limit: int = LISTED) -> MetricsSnapshot:
-    """What several processes that serve one stream tell, as if they were one; the `limit`
-    clients furthest behind."""
+def merge(parts: Sequence[MetricsSnapshot], limit: int = LISTED_CLIENTS) -> MetricsSnapshot:
+    """Combine the metrics of processes that serve one stream, with the `limit` clients of the
+    largest lag."""
     merged: Samples = {}
     for name, metric in METRICS.items():
         found: dict[tuple[str, ...], Value] = {}
@@ -91,17 +91,17 @@ def merge(parts: Sequence[MetricsSnapshot], limit: int = LISTED) -> MetricsSnaps
     return {
         "time": max(part["time"] for part in parts),
         "samples": merged,
-        "clients": furthest_behind((c for part in parts for c in part["clients"]), limit),
+        "clients": largest_lags((c for part in parts for c in part["clients"]), limit),
     }
 
 
-def furthest_behind(clients: Iterable[ConnectedClient], limit: int) -> list[ConnectedClient]:
-    """The `limit` clients with the most to be sent, the furthest behind first; those that do
-    not stream come last."""
-    return nlargest(limit, clients, key=_behind)
+def largest_lags(clients: Iterable[ConnectedClient], limit: int) -> list[ConnectedClient]:
+    """The `limit` clients with the largest lag, in that order; those that do not stream come
+    last."""
+    return nlargest(limit, clients, key=_lag)
 
 
-def _behind(client: ConnectedClient) -> tuple[int, int]:
+def _lag(client: ConnectedClient) -> tuple[int, int]:
     entries, size = client["lag_entries"], client["lag_bytes"]
     return -1 if entries is None else entries, size or 0
 
@@ -124,18 +124,18 @@ def _together(metric: Metric, one: Value, other: Value) -> Value:
     return cast("float", combine(one, other))
 
 
-def prepare() -> None:
-    """Load what makes the text, which takes some 25 ms, before there is something to disturb.
+def load_exporter() -> None:
+    """Import prometheus-client, which takes 25 ms, while no client is connected.
 
-    Raises `ImportError` where prometheus-client is not installed.
+    Raises `ImportError` if it is not installed.
     """
     import prometheus_client  # noqa: F401
 
 
-def exposed(snapshot: MetricsSnapshot) -> Iterator[bytes]:
-    """The text, a metric at a time, so that others can have a turn between two.
+def exposition_parts(snapshot: MetricsSnapshot) -> Iterator[bytes]:
+    """The text, one metric at a time, so that the event loop can run other tasks in between.
 
-    Raises `ImportError` where prometheus-client is not installed.
+    Raises `ImportError` if prometheus-client is not installed.
     """
     from prometheus_client import generate_latest
 
@@ -145,16 +145,16 @@ def exposed(snapshot: MetricsSnapshot) -> Iterator[bytes]:
             yield generate_latest(_One(_family(name, metric, samples[name])))
 
 
-def expose(snapshot: MetricsSnapshot) -> bytes:
-    """The text as one."""
-    return b"".join(exposed(snapshot))
+def exposition_text(snapshot: MetricsSnapshot) -> bytes:
+    """The whole text."""
+    return b"".join(exposition_parts(snapshot))
 
 
 def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:
-    """The series of single clients: a bounded number of them, one for a name."""
+    """The series of single clients: a bounded number, one for each client name."""
     entries: dict[str, Value] = {}
     size: dict[str, Value] = {}
-    for client in clients[:LISTED]:
+    for client in clients[:LISTED_CLIENTS]:
         if client["lag_entries"] is not None:
             entries.setdefault(client["client"], client["lag_entries"])
         if client["lag_bytes"] is not None:
@@ -168,7 +168,7 @@ def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:
 
 
 class _One:
-    """As much of a registry as `generate_latest` asks for."""
+    """The part of a registry that `generate_latest` uses."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -178,7 +178,7 @@ class _One:
 
 
 def _shown(bound: float) -> str:
-    """A bucket's bound, exactly."""
+    """The bound of a bucket, exactly."""
     text = f"{bound:g}"
     return text if float(text) == bound else repr(bound)
 

@@ -1,7 +1,7 @@
-"""Every metric: name, kind, labels, and what becomes of the samples of several processes.
+"""Every metric: name, kind, labels, and how the samples of several processes combine.
 
-Owns the names, which dashboards and alerts rely on; units are Prometheus's, seconds and bytes.
-A test holds the documentation to this table.
+Owns the names, which dashboards and alerts rely on; the units are seconds and bytes. A test
+compares the documentation with this table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Together = Literal["sum", "max", "min"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `together`: what the samples of several processes with the same labels come
-    to; those that all processes see alike are not added up. `bounds`: a histogram's."""
+    """One metric. `together`: how the samples of several processes with the same labels combine;
+    values that all processes share are not added up. `bounds`: the buckets of a histogram."""
 
     kind: Kind
     help: str
@@ -37,150 +37,160 @@ _BYTES: Final = tuple(float(1 << power) for power in range(10, 41, 3))
 
 METRICS: Final[dict[str, Metric]] = {
     "datastreamer_build_info": Metric(
-        "gauge", "Always 1; the labels say what runs.", ("version", "python"), "max"
+        "gauge",
+        "Always 1; the labels name the versions of the package and of Python.",
+        ("version", "python"),
+        "max",
     ),
     # The stream.
     "datastreamer_head_entries": Metric(
-        "gauge", "Entries that clients can see: the number of the next one.", (), "max"
+        "gauge", "Entries that clients can see, which is the number of the next entry.", (), "max"
     ),
     "datastreamer_head_bytes": Metric(
         "gauge", "Bytes of the stream up to the head, header and padding included.", (), "max"
     ),
     "datastreamer_file_replaced": Metric(
         "gauge",
-        "1 while the stream's path leads to no file, or another than the one that is open.",
+        "1 while the stream's path names no file or a file other than the open one, else 0.",
         (),
         "max",
     ),
     "datastreamer_index_lag_bytes": Metric(
-        "gauge", "Bytes of entries whose bookmarks are not in the index yet.", (), "max"
+        "gauge", "Bytes of entries whose bookmarks are not indexed yet.", (), "max"
     ),
     "datastreamer_index_lag_entries": Metric(
-        "gauge", "Entries between the index and the head.", (), "max"
+        "gauge", "Entries whose bookmarks are not indexed yet.", (), "max"
     ),
     "datastreamer_index_on_disk": Metric(
         "gauge",
-        "1: the bookmark index is on disk; 0: it is in memory, or look-ups read the stream.",
+        "1 if the bookmark index is on disk; 0 if it is in memory or look-ups read the stream.",
         (),
         "min",
     ),
-    # The writer; all who serve its file read the same numbers.
+    # The writer; every process that serves its file reads the same counters.
     "datastreamer_committed_operations_total": Metric(
         "counter", "Atomic operations committed since the writer opened the stream.", (), "max"
     ),
-    "datastreamer_committed_entries_total": Metric("counter", "Entries of these.", (), "max"),
+    "datastreamer_committed_entries_total": Metric(
+        "counter", "Entries in these operations.", (), "max"
+    ),
     "datastreamer_committed_bytes_total": Metric(
-        "counter", "Bytes of the file that these took, padding included.", (), "max"
+        "counter", "Bytes that these operations added to the file, padding included.", (), "max"
     ),
     "datastreamer_commit_failures_total": Metric(
         "counter",
-        "Writes and syncs that the system refused; a full disk, for one.",
+        "Writes and syncs that failed, for example because the disk was full.",
         (),
         "max",
     ),
     "datastreamer_commit_seconds": Metric(
         "histogram",
-        "How long commits took: hashes, writes and, where it is waited for, the sync.",
+        "Duration of commits: hashing, writing and, with --sync commit, the sync.",
         (),
         "max",
         _SECONDS,
     ),
     "datastreamer_sync_seconds": Metric(
         "histogram",
-        "How long syncs to disk took, those in the background too.",
+        "Duration of syncs to disk, background syncs included.",
         (),
         "max",
         _SECONDS,
     ),
-    # Clients that are connected now.
-    "datastreamer_clients": Metric("gauge", "Clients connected, by state.", ("state",)),
-    "datastreamer_clients_limit": Metric("gauge", "Clients that are let in at most."),
+    # Connected clients.
+    "datastreamer_clients": Metric("gauge", "Connected clients, by state.", ("state",)),
+    "datastreamer_clients_limit": Metric("gauge", "Maximum number of connected clients."),
     "datastreamer_reserved_clients": Metric(
-        "gauge", "Clients beyond that limit, in places reserved for known clients."
+        "gauge", "Clients above that limit, in places reserved for known clients."
     ),
     "datastreamer_reserved_clients_limit": Metric("gauge", "Places reserved for known clients."),
     "datastreamer_provisional_clients": Metric(
-        "gauge", "Connections without a place that may still prove who they are."
+        "gauge", "Connections without a place that may still authenticate."
     ),
     "datastreamer_clients_lag_entries": Metric(
         "gaugehistogram",
-        "Streaming clients by how many entries they are behind the head.",
+        "Streaming clients by their lag in entries.",
         bounds=(0.0, *_ENTRIES),
     ),
     "datastreamer_clients_lag_bytes": Metric(
         "gaugehistogram",
-        "Streaming clients by how many bytes of the file they are behind the head.",
+        "Streaming clients by their lag in bytes of the file.",
         bounds=(0.0, *_BYTES),
     ),
     "datastreamer_client_lag_entries": Metric(
-        "gauge", "Entries that a client is behind: the clients furthest behind.", ("client",)
+        "gauge", "Lag of a client in entries, for the clients with the largest lag.", ("client",)
     ),
     "datastreamer_client_lag_bytes": Metric(
-        "gauge", "Bytes that a client is behind: the clients furthest behind.", ("client",)
+        "gauge", "Lag of a client in bytes, for the clients with the largest lag.", ("client",)
     ),
     # Since the server started.
-    "datastreamer_connections_accepted_total": Metric("counter", "Connections that got a place."),
+    "datastreamer_connections_accepted_total": Metric(
+        "counter", "Connections accepted as clients."
+    ),
     "datastreamer_connections_refused_total": Metric(
-        "counter", "Connections that got no place, by the limit that they ran into.", ("reason",)
+        "counter", "Connections refused, by the limit that they exceeded.", ("reason",)
     ),
     "datastreamer_authentication_failures_total": Metric(
         "counter",
-        "Tokens and certificates that were not accepted, by the command that showed them.",
+        "Tokens and certificates that were rejected, by the command that presented them.",
         ("command",),
     ),
     "datastreamer_connections_ended_total": Metric(
-        "counter", "Connections that are over, by why.", ("reason",)
+        "counter", "Connections that ended, by reason.", ("reason",)
     ),
-    "datastreamer_commands_total": Metric("counter", "Commands taken, by kind.", ("command",)),
-    "datastreamer_errors_total": Metric("counter", "Refusals and failures, by kind.", ("kind",)),
+    "datastreamer_commands_total": Metric("counter", "Commands received, by kind.", ("command",)),
+    "datastreamer_errors_total": Metric(
+        "counter", "Requests rejected and connections failed, by kind of error.", ("kind",)
+    ),
     "datastreamer_sent_bytes_total": Metric(
-        "counter", "Bytes of entries, answers and Results that the system took for clients."
+        "counter", "Bytes of entries, answers and Results handed to the sockets of clients."
     ),
     "datastreamer_sent_entries_total": Metric(
-        "counter", "Entries sent whole: streamed, or in batches and ranges."
+        "counter", "Entries sent completely: streamed, or in batches and ranges."
     ),
     "datastreamer_batch_read_request_seconds": Metric(
         "histogram",
-        "How long requests of batches took until they were answered, the wait for a commit left "
-        "out (BookKeeper: BATCH_READ_ENTRY_REQUEST).",
+        "Duration of batch reads, without the wait for a commit (BookKeeper: "
+        "BATCH_READ_ENTRY_REQUEST).",
         bounds=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0),
     ),
     "datastreamer_batch_read_response_bytes": Metric(
         "histogram",
-        "Bytes of entries in answers to requests of batches (BookKeeper: "
+        "Bytes of entries in the answers to batch reads (BookKeeper: "
         "BATCH_READ_ENTRY_RESPONSE_SIZE).",
         bounds=(128.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 131072.0, 1048576.0),
     ),
     "datastreamer_filter_scanned_bytes_total": Metric(
-        "counter", "Bytes of the file looked through for clients that want some types alone."
+        "counter", "Bytes of the file scanned for clients that ask for some entry types only."
     ),
     "datastreamer_range_hash_seconds_total": Metric(
         "counter",
-        "Time that requests for hashes of ranges of entries took, the wait for each other "
-        "included.",
+        "Duration of requests for hashes of ranges of entries, the wait for one another included.",
     ),
-    "datastreamer_publish_sources": Metric("gauge", "Sources elsewhere that hold the lease."),
-    "datastreamer_publish_epoch": Metric("gauge", "The epoch of the last lease.", (), "max"),
+    "datastreamer_publish_sources": Metric("gauge", "Remote publishers that hold the lease."),
+    "datastreamer_publish_epoch": Metric("gauge", "Epoch of the last lease.", (), "max"),
     "datastreamer_publish_operations_total": Metric(
         "counter",
-        "Operations that a source elsewhere committed: appended, or found to be there already.",
+        "Operations that a remote publisher committed: appended, or already in the stream.",
         ("outcome",),
     ),
-    "datastreamer_publish_entries_total": Metric("counter", "Entries of those appended."),
-    "datastreamer_publish_bytes_total": Metric("counter", "Bytes of these, heads included."),
+    "datastreamer_publish_entries_total": Metric("counter", "Entries of the appended operations."),
+    "datastreamer_publish_bytes_total": Metric(
+        "counter", "Bytes of these entries, entry heads included."
+    ),
     "datastreamer_cold_reads_total": Metric(
-        "counter", "Spans that were not in memory and were read before they were sent."
+        "counter", "Spans that were not in the page cache and were read ahead of sending."
     ),
     # A relay's upstreams.
     "datastreamer_relay_lag_entries": Metric(
         "gauge",
-        "Entries that an upstream was last known to hold and the relay does not.",
+        "Entries that an upstream was last known to hold and the relay lacks.",
         ("upstream",),
         "max",
     ),
     "datastreamer_relay_upstream_state": Metric(
         "gauge",
-        "1 for the state that an upstream is in, else 0.",
+        "1 for the upstream's current state, else 0.",
         ("upstream", "state"),
         "max",
     ),
@@ -189,61 +199,61 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "datastreamer_relay_uncompared_entries": Metric(
         "gauge",
-        "Entries of a relay that are still to be compared with its upstream's by hashes.",
+        "Entries of a relay whose hashes were not yet compared with the upstream's.",
         (),
         "max",
     ),
-    # Payloads made whole from several sources.
+    # Reassembly of payloads from several sources.
     "datastreamer_reassembly_in_flight": Metric(
-        "gauge", "Payloads that are not whole yet, and prefixes that nobody has announced."
+        "gauge", "Incomplete payloads, and prefixes that no header has announced."
     ),
-    "datastreamer_reassembly_messages": Metric("gauge", "Messages of these."),
+    "datastreamer_reassembly_messages": Metric("gauge", "Messages of these payloads and prefixes."),
     "datastreamer_reassembly_message_bytes": Metric("gauge", "Bytes of these messages."),
     "datastreamer_reassembly_used_bytes": Metric(
-        "gauge", "Bytes charged against the budget, with what is known of payloads given out."
+        "gauge", "Bytes counted against the budget, the records of delivered payloads included."
     ),
     "datastreamer_reassembly_oldest_seconds": Metric(
-        "gauge", "How long ago the first message came of the oldest that is not whole."
+        "gauge", "Age of the oldest incomplete payload, from its first message."
     ),
-    "datastreamer_reassembly_payloads_total": Metric("counter", "Payloads made whole."),
+    "datastreamer_reassembly_payloads_total": Metric("counter", "Payloads completed."),
     "datastreamer_reassembly_dropped_total": Metric(
-        "counter", "Payloads and prefixes that were given up, for their age or for the budget."
+        "counter", "Payloads and prefixes dropped because of their age or the budget."
     ),
     "datastreamer_reassembly_received_total": Metric(
-        "counter", "Messages that came from a source.", ("source",)
+        "counter", "Messages received, by source.", ("source",)
     ),
     "datastreamer_reassembly_duplicates_total": Metric(
-        "counter", "Messages of these that were there already.", ("source",)
+        "counter", "Received messages that were duplicates, by source.", ("source",)
     ),
     "datastreamer_reassembly_outside_total": Metric(
-        "counter", "Messages of these that nobody subscribes to.", ("source",)
+        "counter", "Received messages outside of the subscription, by source.", ("source",)
     ),
     "datastreamer_reassembly_malformed_total": Metric(
-        "counter", "Messages of these that nothing could be made of.", ("source",)
+        "counter", "Received messages that could not be parsed, by source.", ("source",)
     ),
     "datastreamer_reassembly_conflicts_total": Metric(
         "counter",
-        "Messages that contradicted what had come before; without a source where they had "
-        "waited for a header.",
+        "Messages that contradict earlier ones, by source; the source is empty if the message "
+        "had waited for a header.",
         ("source",),
     ),
     "datastreamer_reassembly_seconds": Metric(
         "histogram",
-        "From a payload's first message to its last, by the source of the last.",
+        "Time from a payload's first message to its last, by the source of the last.",
         ("source",),
         bounds=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
     ),
     "datastreamer_reassembly_source_state": Metric(
-        "gauge", "1 for the state that a source is in, else 0.", ("source", "state"), "max"
+        "gauge", "1 for the source's current state, else 0.", ("source", "state"), "max"
     ),
     "datastreamer_reassembly_source_losses_total": Metric(
-        "counter", "Times that a source was lost, or failed, since it was read.", ("source",)
+        "counter", "Times that the connection to a source was lost or failed.", ("source",)
     ),
-    # The serving process, under the names that every exporter has.
-    "process_cpu_seconds_total": Metric("counter", "Processor time, user and system."),
-    "process_resident_memory_bytes": Metric("gauge", "Memory in use."),
-    "process_virtual_memory_bytes": Metric("gauge", "Address space in use."),
-    "process_open_fds": Metric("gauge", "Descriptors open."),
-    "process_max_fds": Metric("gauge", "Descriptors that may be open.", (), "max"),
-    "process_start_time_seconds": Metric("gauge", "When it started, Unix time.", (), "min"),
+    # The serving process, under Prometheus's usual names.
+    "process_cpu_seconds_total": Metric("counter", "User and system CPU time."),
+    "process_resident_memory_bytes": Metric("gauge", "Resident memory."),
+    "process_virtual_memory_bytes": Metric("gauge", "Virtual memory."),
+    "process_open_fds": Metric("gauge", "Open file descriptors."),
+    "process_max_fds": Metric("gauge", "Maximum number of open file descriptors.", (), "max"),
+    "process_start_time_seconds": Metric("gauge", "Start time as Unix time.", (), "min"),
 }

@@ -1,6 +1,6 @@
-"""What this process uses of the machine, under the names that every exporter has.
+"""The process's use of memory, CPU and descriptors, as prometheus-client collects it.
 
-prometheus-client finds it out, on Linux; elsewhere there is nothing to tell.
+On Linux only; elsewhere there are no samples.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from datastreamer.metrics.exposition import Samples
 
 
 def process_samples() -> Samples:
-    """Raises `ImportError` where prometheus-client is not installed."""
+    """Raises `ImportError` if prometheus-client is not installed."""
     from prometheus_client import ProcessCollector
 
     return {

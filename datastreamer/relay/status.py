@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import DatastreamerError
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import LISTED, MetricsSnapshot, Samples
+from datastreamer.metrics.exposition import LISTED_CLIENTS, MetricsSnapshot, Samples
 from datastreamer.server.metrics import collect, of_process
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
@@ -108,7 +108,7 @@ def unready(relay: RelayState, bound: int) -> str:
     return ""
 
 
-async def gather(relay: RelayState, limit: int = LISTED) -> MetricsSnapshot:
+async def gather(relay: RelayState, limit: int = LISTED_CLIENTS) -> MetricsSnapshot:
     """As `collect` of its server, with what there is to tell of upstreams; where there is no
     server yet, that alone."""
     if relay.server is None:

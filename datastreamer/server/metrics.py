@@ -22,13 +22,13 @@ from datastreamer.format import RESULT_NOT_ALLOWED, RESULT_OK, RESULT_TEXTS
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.metrics.exposition import (
-    LISTED,
+    LISTED_CLIENTS,
     ConnectedClient,
     MetricsSnapshot,
     Sampled,
     Samples,
     Tally,
-    furthest_behind,
+    largest_lags,
 )
 from datastreamer.metrics.process import process_samples
 from datastreamer.server.admission.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
@@ -52,7 +52,7 @@ _ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF
 
 
 async def collect(
-    server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED
+    server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED_CLIENTS
 ) -> MetricsSnapshot:
     """What there is to tell now, with the `limit` clients furthest behind.
 
@@ -76,9 +76,9 @@ async def collect(
             sizes.add(client["lag_bytes"])
         if at % _SESSIONS_A_TURN == 0:
             if len(clients) > _SESSIONS_A_TURN + 2 * limit:
-                clients = furthest_behind(clients, limit)
+                clients = largest_lags(clients, limit)
             await trio.lowlevel.checkpoint()
-    clients = furthest_behind(clients, limit)
+    clients = largest_lags(clients, limit)
     counts = server.counts
     publishes = server.desk is not None
     proofs = [PUBLISH] * publishes + [AUTHENTICATE] * server.takes_tokens

@@ -19,7 +19,13 @@ from urllib.parse import parse_qs, urlsplit
 import trio
 
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import LISTED, TEXT, MetricsSnapshot, exposed, prepare
+from datastreamer.metrics.exposition import (
+    LISTED_CLIENTS,
+    TEXT,
+    MetricsSnapshot,
+    exposition_parts,
+    load_exporter,
+)
 from datastreamer.server.admission.fair_slots import FairSlots
 from datastreamer.server.metrics import collect
 from datastreamer.transport.listeners import address_of, host_of, name_of
@@ -79,7 +85,7 @@ async def serve_metrics(
     `unready` says why /readyz is to answer 503; empty: it answers 200. A failure to answer is
     logged and ends no more than that answer.
     """
-    prepare()
+    load_exporter()
     listeners = list(listeners)
     shown = ", ".join(f"http://{address_of(name_of(each))}/metrics" for each in listeners)
     _log.info("metrics on %s", shown, extra={"address": shown})
@@ -160,13 +166,13 @@ class _Endpoint:
 
     async def _text(self) -> bytes:
         parts = []
-        for part in exposed(await self._gather(limit=LISTED)):
+        for part in exposition_parts(await self._gather(limit=LISTED_CLIENTS)):
             parts.append(part)
             await trio.lowlevel.checkpoint()
         return b"".join(parts)
 
     async def _clients_json(self, query: str) -> tuple[int, str, bytes]:
-        limit = parse_qs(query).get("limit", [str(LISTED)])[-1]
+        limit = parse_qs(query).get("limit", [str(LISTED_CLIENTS)])[-1]
         if not (limit.isascii() and limit.isdigit()) or int(limit[:6]) > _MOST_LISTED:
             wrong = f"limit is a number from 0 to {_MOST_LISTED}\n"
             return 400, _PLAIN, wrong.encode()

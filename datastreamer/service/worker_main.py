@@ -21,7 +21,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import Tally, prepare
+from datastreamer.metrics.exposition import Tally, load_exporter
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
@@ -103,7 +103,7 @@ async def _serve(order: dict[str, Any]) -> None:
     metrics = [socket.socket(fileno=fd) for fd in order["metrics"]]
     numbers = None if order["numbers"] is None else WriterNumbers(order["numbers"], write=False)
     if order["gathered"]:
-        prepare()
+        load_exporter()
     ours = trio.socket.from_stdlib_socket(socket.socket(fileno=order["control"]))
     tls = None if order["tls"] is None else ServerTLS.from_json(order["tls"])
     with contextlib.ExitStack() as stack:

@@ -23,7 +23,7 @@ from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.metrics import block, exposition
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import Tally, expose, merge
+from datastreamer.metrics.exposition import Tally, exposition_text, merge
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
@@ -235,7 +235,7 @@ def test_histograms() -> None:
 
 
 def test_several_processes_are_told_as_one() -> None:
-    def snapshot(sent: int, head: int, start: float, lags: list[int]) -> exposition.Snapshot:
+    def snapshot(sent: int, head: int, start: float, lags: list[int]) -> exposition.MetricsSnapshot:
         name = "datastreamer_clients_lag_entries"
         return {
             "time": start,
@@ -265,7 +265,7 @@ def test_several_processes_are_told_as_one() -> None:
     parts = [snapshot(10, 7, 5.0, [1, 900]), snapshot(3, 8, 4.0, [20])]
     merged = merge([json.loads(json.dumps(part)) for part in parts], 2)
     assert [client["id"] for client in merged["clients"]] == ["900", "20"]
-    samples = parsed(expose(merged))
+    samples = parsed(exposition_text(merged))
     assert value(samples, "sent_bytes_total") == 13
     assert value(samples, "head_entries") == 8
     assert value(samples, "clients", state="live") == 3
@@ -377,17 +377,21 @@ async def test_many_clients_are_few_series(stream: DataStream) -> None:
     async with over_loopback(stream) as rig:
         peers = []
         async with trio.open_nursery() as nursery:
-            for _ in range(exposition.LISTED + 5):
+            for _ in range(exposition.LISTED_CLIENTS + 5):
                 context = rig.client()
                 peer = await context.__aenter__()
                 peers.append(context)
                 await peer.ask(model.start(0), OK)
             nursery.cancel_scope.cancel()
         snapshot = await collect(rig.server, limit=10_000)
-        assert len(snapshot["clients"]) == exposition.LISTED + 5
-        assert len((await collect(rig.server))["clients"]) == exposition.LISTED
-        series = [name for name, _ in parsed(expose(snapshot)) if name.endswith("client_lag_bytes")]
-        assert len(series) == exposition.LISTED
+        assert len(snapshot["clients"]) == exposition.LISTED_CLIENTS + 5
+        assert len((await collect(rig.server))["clients"]) == exposition.LISTED_CLIENTS
+        series = [
+            name
+            for name, _ in parsed(exposition_text(snapshot))
+            if name.endswith("client_lag_bytes")
+        ]
+        assert len(series) == exposition.LISTED_CLIENTS
         for context in peers:
             await context.__aexit__(None, None, None)
 
@@ -464,7 +468,7 @@ async def test_ready_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
 # The endpoint.
 
 
-async def nothing(*, limit: int) -> exposition.Snapshot:
+async def nothing(*, limit: int) -> exposition.MetricsSnapshot:
     return {"time": 1.0, "samples": {}, "clients": []}
 
 
@@ -497,7 +501,7 @@ async def test_requests(request_: str | bytes, code: int) -> None:
 
 
 async def test_a_failure_is_that_answers_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def failing(*, limit: int) -> exposition.Snapshot:
+    async def failing(*, limit: int) -> exposition.MetricsSnapshot:
         raise ZeroDivisionError("made up")
 
     async with answering(partial(serve_metrics, gather=failing)) as port:
