@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from datastreamer.metrics.exposition import Tally, exposition_text
+from datastreamer.metrics.exposition import LISTED_CLIENTS, Tally, exposition_text
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.session import FAILED, REASONS
 
