@@ -204,10 +204,11 @@ def test_blocks_in_the_order_of_the_chain() -> None:
 
 
 def test_the_page() -> None:
-    page = Path(__file__).resolve().parent.parent.parent / "docs" / "CARDINAL.md"
-    [example] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    page = Path(__file__).resolve().parent.parent.parent / "docs" / "REASSEMBLY.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    [example] = (each for each in examples if "CardinalReassembler" in each)
     found: dict[str, Any] = {}
-    exec(compile(example, "docs/CARDINAL.md", "exec"), found)
+    exec(compile(example, "docs/REASSEMBLY.md", "exec"), found)
     messages = [("a", at, *message) for at, message in enumerate(worked_example())]
     [(number, parts, deletes)] = found["blocks"](messages, PREFIXES)
     assert (number, len(parts), len(deletes)) == (1337, 5, 3)

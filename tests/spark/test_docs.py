@@ -115,7 +115,7 @@ def test_reassembly(
     exec(compile(told, "docs/SPARK_REASSEMBLY.md", "exec"), {})
     said = capsys.readouterr().out.split("\n")
     assert said[:3] == [f"{own!r} 1 alice" for own in blocks]
-    for name in ("alice.bin", "told/", "told-checkpoint/"):
+    for name in ("alice.bin", "rows/", "rows-checkpoint/"):
         second = second.replace(f'"{name}"', f'"{tmp_path}/{name}"')
     found: dict[str, Any] = {}
     exec(compile(second, "docs/SPARK_REASSEMBLY.md", "exec"), found)
@@ -125,5 +125,5 @@ def test_reassembly(
         found["query"].stop()
         for setting in STATE_SETTINGS:
             spark.conf.unset(setting)
-    rows = spark.read.schema(found["told"].schema).parquet(f"{tmp_path}/told").collect()
+    rows = spark.read.schema(found["rows"].schema).parquet(f"{tmp_path}/rows").collect()
     assert sorted(bytes(row.id) for row in rows) == sorted(blocks)
