@@ -1,8 +1,7 @@
-"""Many entries for one request: batches, and ranges between bookmarks.
+"""Answers with many entries: batches.
 
-Owns what goes into the answer: where it begins and ends, as the limits of both sides and
-the stream allow it. The sending is `answers.py`'s and `sender.py`'s, the waiting for a
-commit `session.py`'s.
+Owns where an answer begins and ends, within the limits of both sides and of the stream.
+`queries.py` and `sender.py` send it, `session.py` waits for a commit.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.storage.read.batch_bounds import Measure, Portion
 from datastreamer.storage.read.spans import Cursor
 
-# A guess, until the first batch says better.
+# Bytes per entry, assumed until the first batch.
 _LIKELY = 200
 
 
 class BatchAnswer(NamedTuple):
-    """The answer to a `BatchQuery`: Result and head, and the entries behind them - their bytes,
-    or where they stand in the file."""
+    """The answer to a `BatchQuery`: Result and head, and the entries: as bytes, or, if `data` is
+    None, as a place in the file."""
 
     head: bytes
     data: bytes | None
@@ -34,22 +33,22 @@ class BatchAnswer(NamedTuple):
 
 
 class BatchAnswers:
-    """What one client asks for in batches."""
+    """Answers one client's batch requests."""
 
-    def __init__(self, live: Broadcast, limits: Limits) -> None:
-        self._live = live
-        self._stream = live.stream
+    def __init__(self, broadcast: Broadcast, limits: Limits) -> None:
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
         self._most_entries = min(limits.max_batch_count, U32_MAX)
         self._most_bytes = min(limits.max_batch_bytes, U32_MAX >> 1)
-        # Where the last batch ended, and in which history: the next one begins there.
+        # The end of the last batch, where the next one begins if the stream is unchanged.
         self._place = Cursor(0, 0)
         self._changes = -1
         self._likely = _LIKELY
 
     def capabilities(self) -> bytes:
-        """The answer to a question for them."""
+        """The answer to a `CapabilitiesQuery`."""
         stream = self._stream
-        features = Capabilities().features | self._live.features
+        features = Capabilities().features | self._broadcast.features
         said = Capabilities(
             features=features,
             stream_id=stream.stream_id,
@@ -60,12 +59,12 @@ class BatchAnswers:
         return messages.OK + said.pack()
 
     async def read(self, query: BatchQuery) -> BatchAnswer | None:
-        """What `query` is to be answered with, in the stream as it is now; None where it asks
-        for entries behind the end. Raises what the stream raises.
+        """The answer to `query` in the stream as it is now; None if it begins past the end. Raises
+        what the stream raises.
 
-        Nobody else had a turn between the last look at the stream and the return.
+        No other task runs between the last look at the stream and the return.
         """
-        stream, live = self._stream, self._live
+        stream, broadcast = self._stream, self._broadcast
         while True:
             epoch = stream.epoch
             if query.from_entry > stream.total_entries:
@@ -73,15 +72,15 @@ class BatchAnswers:
             try:
                 batch = await self._read(query)
             except (DamagedFile, UnknownEntry):
-                if not live.outdated() and stream.epoch == epoch:
+                if not broadcast.outdated() and stream.epoch == epoch:
                     raise
             else:
-                if not live.outdated() and stream.epoch == epoch:
+                if not broadcast.outdated() and stream.epoch == epoch:
                     return batch
-            await live.settled()
+            await broadcast.settled()
 
     async def _read(self, query: BatchQuery) -> BatchAnswer:
-        reader, cold = self._stream.reader, self._live.cold
+        reader, cold = self._stream.reader, self._broadcast.cold
         number = query.from_entry
         if self._place.number == number and self._changes == reader.changes:
             start = self._place
@@ -98,7 +97,7 @@ class BatchAnswers:
         if self._is_warm(start.offset, min(limit, most * self._likely)):
             portion = reader.portion(wanted)
         else:
-            self._live.counts.cold_reads += 1
+            self._broadcast.counts.cold_reads += 1
             portion = await cold.run(reader.portion, wanted)
         return self._made(number, start, portion, changes)
 
@@ -112,8 +111,8 @@ class BatchAnswers:
         return BatchAnswer(head, portion.data, start, stop, portion.size)
 
     def _is_warm(self, offset: int, size: int) -> bool:
-        """Whether the pages that are looked at are in memory."""
-        length, cold = self._live.stream.reader.head.length, self._live.cold
+        """Whether the pages to read are resident."""
+        length, cold = self._broadcast.stream.reader.head.length, self._broadcast.cold
         first = page_start(page_of(offset))
         if first in cold.warm and offset + size <= first + PAGE_SIZE:
             return True

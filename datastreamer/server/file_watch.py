@@ -1,7 +1,7 @@
-"""Whether the path of the served stream still leads to its file, and which stream is there now.
+"""Whether the path of the served stream still leads to the open file, and which stream replaced it.
 
-Owns the looks, what is logged of them, and the opening of the stream that has replaced a
-followed one. Ends no client; `server.py` does.
+Owns the checks, their log lines, and the opening of the stream that replaced a followed one.
+`server.py` ends the clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMIND_SECONDS: Final = 60.0
 
 
 class FileWatch:
-    """Looks after the path of `stream`. `logs` is false where another process says it."""
+    """Checks the path of `stream`. `logs` is false if another process logs it."""
 
     def __init__(self, stream: DataStream, *, logs: bool = True) -> None:
         self.stream = stream
@@ -32,13 +32,13 @@ class FileWatch:
         self._logs = logs
 
     async def until_lost(self) -> None:
-        """Return when the path has ceased to lead to the open file."""
-        while not self.look():  # noqa: ASYNC110 - nothing tells an event of it
+        """Return when the path does not lead to the open file any more."""
+        while not self.look():  # noqa: ASYNC110 - no event reports it
             await trio.sleep(_LOOK_SECONDS)
 
     async def report(self) -> None:
-        """For a stream that goes on being served whatever becomes of its path: say when that
-        leads elsewhere, again each minute, and when it leads to the file again; for ever."""
+        """For a stream that is served whatever its path leads to: log when the path leads
+        elsewhere, again every minute, and when it leads to the file again; forever."""
         while True:
             await self.until_lost()
             due = trio.current_time()
@@ -48,19 +48,19 @@ class FileWatch:
                     self._say(
                         logging.ERROR,
                         f"{self.lost}; its {self.stream.total_entries} entries are served from "
-                        "the open file, and none is added; to save them, "
+                        "the open file, and no entry is appended; to save them, "
                         f"{self.stream.way_to_save} before this process ends",
                     )
                 await trio.sleep(_LOOK_SECONDS)
             self._say(logging.WARNING, "the path leads to the open file again")
 
     def say_lost(self) -> None:
-        """Say that clients are ended for it."""
-        self._say(logging.ERROR, f"{self.lost}; its clients are ended")
+        """Log that the clients are disconnected for it."""
+        self._say(logging.ERROR, f"{self.lost}; its clients are disconnected")
 
     async def successor(self) -> DataStream | None:
-        """The stream that is at the path, open, as soon as there is one of the same type; None
-        when the path leads to the open file again."""
+        """Open the stream at the path as soon as there is one of the same type; None if the path
+        leads to the open file again."""
         due, last = trio.current_time(), ""
         while self.look():
             try:
@@ -78,18 +78,18 @@ class FileWatch:
                 break
             self._say(
                 logging.WARNING,
-                f"serving the stream that is at this path now ({found.total_entries} entries)",
+                f"now serving the stream at this path ({found.total_entries} entries)",
             )
             return found
         self._say(logging.WARNING, "the path leads to the open file again; serving it")
         return None
 
     def adopt(self, stream: DataStream) -> None:
-        """Look after this one from now on."""
+        """Check the path of `stream` from now on."""
         self.stream, self.lost = stream, ""
 
     def look(self) -> str:
-        """`lost`, as it is now."""
+        """Check now; returns `lost`."""
         self.lost = self.stream.replaced
         return self.lost
 

@@ -1,7 +1,7 @@
-"""What a server puts up with: how many clients, how fast, and how long it waits for them.
+"""Limits of a server: number of clients, rates, sizes and timeouts.
 
-Owns the numbers and their defaults, and how many clients the process has descriptors for.
-Knows no connection.
+Owns the values and their defaults, and how many clients the process has descriptors for. Knows no
+connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BATCH_BYTES: Final = 4 << 20
 
 RESERVED_CLIENTS: Final = 8
 PROVISIONAL_CLIENTS: Final = 32
-"""Connections beyond all places that may prove who they are, at the same time."""
+"""Provisional slots: connections beyond all limits that may prove their identity."""
 
 _LEAST_OF_ADDRESS: Final = 64
 _SHARE_OF_ADDRESS: Final = 10
@@ -34,8 +34,8 @@ _AT_LEAST_ONE = ("max_clients", "max_batch_count", "max_batch_bytes", "shared_by
 _OWN_DEFAULT = ("max_clients_per_address", "reserved_clients")
 _WHOLE = (*_AT_LEAST_ONE, *_OWN_DEFAULT)
 
-# Descriptors beside those of clients: index, log, threads, the metrics port, a file that is
-# opened meanwhile.
+# Descriptors in addition to the clients': index, log, threads, metrics port, files opened
+# meanwhile.
 _SPARE_DESCRIPTORS = 96
 
 
@@ -44,59 +44,61 @@ class Limits:
     """Limits of a server. Times are in seconds. None means no limit, and so does 0, but for
     `grace`, `max_clients_per_address` and `reserved_clients`.
 
-    Raises `UsageError` for numbers that make no sense.
+    Raises `UsageError` for a value out of range.
     """
 
     max_clients: int = MAX_CLIENTS
-    """Connections at a time; fewer where the process may not have so many descriptors."""
+    """Maximum number of connections; lowered if the process may not have that many descriptors."""
 
     max_clients_per_address: int | None = None
-    """Of these, from one address, or of IPv6 from one network of 64 bits; a Unix socket is one
-    address. None: a tenth of `max_clients`, 64 at least, and no limit for loopback and Unix
-    sockets. 0: no limit. Clients that prove who they are are not refused for it."""
+    """Maximum number of connections from one address; for IPv6 from one /64 network; all clients of
+    a Unix socket count as one address. None: a tenth of `max_clients`, at least 64, and no limit
+    for loopback and Unix sockets. 0: no limit. Does not apply to clients that prove their
+    identity."""
 
     reserved_clients: int | None = None
-    """Places beyond `max_clients` for clients that prove who they are: publishers, and those with
-    a client certificate or a token of `client_token_file`. None: 8. Without any way to prove it
-    none are kept."""
+    """Slots beyond `max_clients` for clients that prove their identity: publishers, and clients
+    with a client certificate or a token of `client_token_file`. None: 8. Without any way to prove
+    an identity there are none."""
 
     client_token_file: str | None = None
-    """A file with a token on each line; a client that shows one may have a reserved place."""
+    """A file with one token per line; a client that presents one may use a reserved slot."""
 
     accept_rate: float | None = None
-    """Connections let in a second; whoever comes faster waits in the system's queue."""
+    """Connections accepted per second; more wait in the system's queue."""
 
     request_rate: float | None = None
-    """Commands taken from one client a second; one that asks faster waits for its answers."""
+    """Commands executed per second for one client; a faster client waits for its answers."""
 
     inactivity_timeout: float | None = INACTIVITY_SECONDS
-    """A client that neither streams nor asks, nor takes answers, is ended after it."""
+    """A client that neither streams, nor sends commands, nor receives answers is disconnected after
+    this time."""
 
     write_timeout: float | None = None
-    """A client that takes not one byte of what is there for it is ended after it. None:
-    never. One that is slow is not ended."""
+    """A client that receives not one byte of the data waiting for it is disconnected after this
+    time. None: never. A slow client is not disconnected."""
 
     max_batch_count: int = MAX_BATCH_COUNT
-    """Entries that are sent for one request of a batch; one that asks for more gets these."""
+    """Maximum number of entries in one batch; a request for more gets this many."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
-    """Bytes of these, heads included; a single entry may be larger."""
+    """Maximum number of bytes in one batch, entry heads included; a single entry may be larger."""
 
     handshake_timeout: float | None = 60.0
-    """A client that has sent nothing since it came is ended after it."""
+    """A client that has sent nothing since it connected is disconnected after this time."""
 
     command_timeout: float | None = 30.0
-    """A client that has sent half a command is ended after it, counted from its beginning."""
+    """A client that does not complete a command is disconnected this long after its first byte."""
 
     dead_peer_timeout: float | None = 60.0
-    """A host that confirms nothing of what was sent to it, again and again, is taken for dead
-    after it. A living host whose program reads nothing confirms that it is there."""
+    """A client whose host acknowledges nothing, in spite of retransmissions, is disconnected after
+    this time. A host whose program reads nothing still acknowledges."""
 
     grace: float = GRACE_SECONDS
-    """At the end of the server, how long clients have to take what is committed."""
+    """At shutdown, how long clients may receive committed entries."""
 
     shared_by: int = 1
-    """How many processes serve together, each with such a share of the whole (`share`)."""
+    """Number of processes that serve together, each with its share of the limits (`share`)."""
 
     def __post_init__(self) -> None:
         if self.client_token_file is not None:
@@ -123,7 +125,7 @@ class Limits:
                 object.__setattr__(self, field.name, None)
 
     def most_of(self, host: str) -> int | None:
-        """How many clients of `host`, as `host_of` gives it, may be connected; None: any number."""
+        """Maximum number of clients of `host`, as `host_of` gives it; None: any number."""
         if self.max_clients_per_address is not None:
             return self.max_clients_per_address or None
         if is_local(host):
@@ -132,21 +134,21 @@ class Limits:
 
     @property
     def reserved(self) -> int:
-        """Places beyond `max_clients` of this process, where clients can prove who they are."""
+        """Reserved slots of this process, if clients can prove their identity."""
         if self.reserved_clients is None:
             return -(-RESERVED_CLIENTS // self.shared_by)
         return self.reserved_clients
 
     def share(self, at: int, of: int) -> Limits:
         """Those of number `at` of `of` processes that serve together: all together let in as
-        many, and as fast. Clients of an address are counted together (`turns.py`); what is
+        many, and as fast. Clients of an address are counted together (`balance.py`); what is
         counted by client each counts by itself. Where places are reserved each has one at least.
 
         Raises `UsageError` where there are fewer clients than processes.
         """
         if self.max_clients < of:
             raise UsageError(
-                f"{of} workers for at most {self.max_clients} clients: each takes one at least"
+                f"{of} workers for at most {self.max_clients} clients: each needs at least one"
             )
         return dataclasses.replace(
             self,
@@ -157,14 +159,14 @@ class Limits:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: ``Limits(**limits.as_json()) == limits``."""
+        """The limits as JSON values: ``Limits(**limits.as_json()) == limits``."""
         return dataclasses.asdict(self)
 
 
 def room_for_clients(wanted: int) -> tuple[int, int]:
-    """How many of `wanted` clients there are descriptors for, and the limit of descriptors.
+    """How many of `wanted` clients the process has descriptors for, and its descriptor limit.
 
-    Raises the process's soft limit as far as is needed and allowed.
+    Raises the soft limit as far as needed and allowed.
     """
     needed = wanted + _open_descriptors() + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

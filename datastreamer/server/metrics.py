@@ -1,7 +1,7 @@
-"""What one serving process tells of itself, its stream and its clients.
+"""Collects the metrics of one serving process: of itself, its stream and its clients.
 
-Owns how each sample is found. Knows no HTTP and no text; what samples are called and how those
-of several processes come together stands in `datastreamer.metrics`.
+Owns how each sample is obtained. Knows no HTTP and no text format; `datastreamer.metrics` has the
+names of metrics and aggregates several processes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from datastreamer.server.session import Session
     from datastreamer.storage.header.records import Head
 
-# The clients being served have their turn after so many of them were looked at, some 0.3 ms.
+# Sessions collected before this task yields, some 0.3 ms.
 _SESSIONS_A_TURN = 128
 
-# Label values that are told before anything was counted for them: a rate over a series that
-# begins with its first event does not see that event, and no alert comes of it.
+# Label values that are exposed before anything was counted for them: a rate over a series that
+# begins with its first event misses that event, and no alert fires.
 _REFUSALS: Final = (NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS)
 _RESULTS: Final = {n: kind_of(n) for n in RESULT_TEXTS if n != RESULT_OK}
 _OF_PUBLISHING: Final = [kind for n, kind in _RESULTS.items() if n > RESULT_NOT_ALLOWED]
@@ -80,7 +80,7 @@ async def collect(
             await trio.lowlevel.checkpoint()
     clients = largest_lags(clients, limit)
     counts = server.counts
-    publishes = server.desk is not None
+    publishes = server.publish_lease is not None
     proofs = [PUBLISH] * publishes + [AUTHENTICATE] * server.takes_tokens
     samples: Samples = {
         **_build(),
@@ -116,7 +116,7 @@ async def collect(
 
 
 def of_process() -> MetricsSnapshot:
-    """What there is to tell where nothing is served yet."""
+    """The snapshot of a process that serves no stream yet."""
     return {"time": time.time(), "samples": {**_build(), **process_samples()}, "clients": []}
 
 
@@ -134,8 +134,8 @@ def _client(session: Session, head: Head, now: float) -> ConnectedClient:
     if session.streaming:
         cursor, at = session.sender.cursor, session.sender.at
         client["entry"] = cursor.number
-        # Before the first look at the file the place has a number alone. Who was sent more than
-        # was there at the beginning of this look is behind by nothing.
+        # Before its first read the cursor has a number only. A client that was sent entries
+        # committed since the head was read has no lag.
         client["lag_entries"] = max(0, head.entries - cursor.number)
         if cursor.offset or at:
             offset = max(cursor.offset, at)
@@ -157,7 +157,7 @@ def _index(server: Server) -> Samples:
 
 
 def _reserve(server: Server) -> Samples:
-    """The places that known clients have for themselves, where there are any."""
+    """Reserved and provisional slots, if there are any."""
     gate = server.gate
     if not gate.reserved:
         return {}
@@ -169,13 +169,13 @@ def _reserve(server: Server) -> Samples:
 
 
 def _publishing(server: Server) -> Samples:
-    """Where a source elsewhere may publish."""
-    desk, counts = server.desk, server.counts
-    if desk is None:
+    """Metrics of publishing, if the server accepts publishers."""
+    publish_lease, counts = server.publish_lease, server.counts
+    if publish_lease is None:
         return {}
     return {
-        "datastreamer_publish_sources": [([], int(desk.holder is not None))],
-        "datastreamer_publish_epoch": [([], desk.last.epoch)],
+        "datastreamer_publish_sources": [([], int(publish_lease.holder is not None))],
+        "datastreamer_publish_epoch": [([], publish_lease.last.epoch)],
         "datastreamer_publish_operations_total": [
             (["appended"], counts.published_operations),
             (["again"], counts.published_again),

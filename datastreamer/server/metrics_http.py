@@ -1,8 +1,8 @@
-"""Metrics over HTTP: /metrics, /healthz, /readyz and /clients.json, and nothing else.
+"""Metrics over HTTP: /metrics, /healthz, /readyz and /clients.json.
 
-Owns the endpoint and its bounds: a limited number of connections, shared fairly among addresses,
-small requests, one answer a connection, each within seconds. Knows no metric; who runs it says
-where a snapshot comes from, one process's (`collect.py`) or several processes' together.
+Owns the endpoint and its limits: a number of connections, shared fairly among addresses, small
+requests, one answer per connection, each within seconds. Knows no metric; the caller passes the
+function that collects a snapshot, of one process (`metrics.py`) or of several.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONNECTIONS = 64
 _REQUEST_BYTES = 8192
 _REQUEST_SECONDS = 3.0
 _ANSWER_SECONDS = 10.0
-# What was not read of a request would have the system reset the connection.
+# If a part of a request is not read, the system resets the connection on close.
 _LINGER_SECONDS = 1.0
 _MOST_LISTED = 10_000
 _CLIENTS_A_TURN = 128
@@ -57,7 +57,7 @@ _REASONS = {
 
 
 class Gather(Protocol):
-    """Gives a snapshot with the `limit` clients furthest behind."""
+    """Collects a snapshot with the `limit` clients that have the largest lag."""
 
     def __call__(self, *, limit: int) -> Awaitable[MetricsSnapshot]: ...
 
@@ -68,7 +68,7 @@ async def serve_metrics_of(
     numbers: WriterNumbers | None = None,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """`serve_metrics` of one server and, where it is known here, of its stream's writer."""
+    """`serve_metrics` for one server and, if it is in this process, its stream's writer."""
     await serve_metrics(
         listeners, partial(collect, server, numbers), lambda: server.unready, task_status
     )
@@ -82,8 +82,8 @@ async def serve_metrics(
 ) -> None:
     """Answer on listening sockets until cancelled; closes them.
 
-    `unready` says why /readyz is to answer 503; empty: it answers 200. A failure to answer is
-    logged and ends no more than that answer.
+    `unready` returns the reason for which /readyz answers 503; empty: it answers 200. A failed
+    answer is logged and affects no other.
     """
     load_exporter()
     listeners = list(listeners)
@@ -100,7 +100,7 @@ class _Endpoint:
         self._connections: FairSlots[trio.CancelScope] = FairSlots(_CONNECTIONS)
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """One request and its answer; cut short where too many others come meanwhile."""
+        """One request and its answer; cancelled if too many connections arrive meanwhile."""
         scope, host = trio.CancelScope(), "gone"
         with contextlib.suppress(OSError):
             host = host_of(stream.socket.getpeername())
@@ -135,24 +135,24 @@ class _Endpoint:
     async def _answer_safely(self, request: bytes) -> tuple[int, str, bytes]:
         try:
             return await self._answer(request)
-        except Exception:  # noqa: BLE001 - streaming is not to suffer from it
-            _log.exception("a request for metrics could not be answered")
-            return 500, _PLAIN, b"it failed; the server's log says why\n"
+        except Exception:  # noqa: BLE001 - streaming goes on
+            _log.exception("a request to the metrics port failed")
+            return 500, _PLAIN, b"internal error; see the server's log\n"
 
     async def _answer(self, request: bytes) -> tuple[int, str, bytes]:
         if b"\r\n\r\n" not in request:
             if len(request) > _REQUEST_BYTES:
                 return 431, _PLAIN, b"the request is too large\n"
-            return 400, _PLAIN, b"the request is not whole\n"
+            return 400, _PLAIN, b"the request is incomplete\n"
         words = request.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return 400, _PLAIN, b"this is no HTTP/1 request\n"
+            return 400, _PLAIN, b"not an HTTP/1 request\n"
         if words[0] not in (b"GET", b"HEAD"):
-            return 405, _PLAIN, b"GET and HEAD alone\n"
+            return 405, _PLAIN, b"only GET and HEAD are supported\n"
         try:
             target = urlsplit(words[1].decode("ascii"))
         except ValueError:
-            return 400, _PLAIN, b"this is no path\n"
+            return 400, _PLAIN, b"not a path\n"
         if target.path == "/healthz":
             return 200, _PLAIN, b"alive\n"
         if target.path == "/readyz":
@@ -162,7 +162,7 @@ class _Endpoint:
             return 200, TEXT, await self._text()
         if target.path == "/clients.json":
             return await self._clients_json(target.query)
-        return 404, _PLAIN, b"there are /metrics, /healthz, /readyz and /clients.json\n"
+        return 404, _PLAIN, b"not found; try /metrics, /healthz, /readyz or /clients.json\n"
 
     async def _text(self) -> bytes:
         parts = []
@@ -174,7 +174,7 @@ class _Endpoint:
     async def _clients_json(self, query: str) -> tuple[int, str, bytes]:
         limit = parse_qs(query).get("limit", [str(LISTED_CLIENTS)])[-1]
         if not (limit.isascii() and limit.isdigit()) or int(limit[:6]) > _MOST_LISTED:
-            wrong = f"limit is a number from 0 to {_MOST_LISTED}\n"
+            wrong = f"limit must be a number from 0 to {_MOST_LISTED}\n"
             return 400, _PLAIN, wrong.encode()
         snapshot = await self._gather(limit=int(limit[:6]))
         parts = []
@@ -187,7 +187,7 @@ class _Endpoint:
 
 
 def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
-    """What `datastreamer top` shows above the clients."""
+    """The summary that `datastreamer top` shows above the clients."""
     samples = snapshot["samples"]
 
     def one(name: str) -> object:
@@ -220,7 +220,7 @@ def overview(snapshot: MetricsSnapshot) -> dict[str, object]:
 
 
 async def _read_request(stream: trio.SocketStream) -> bytes:
-    """Up to the end of the head; what is there where that does not come."""
+    """The request up to the end of its head, or what was received of it."""
     request = b""
     while b"\r\n\r\n" not in request and len(request) <= _REQUEST_BYTES:
         more = await stream.receive_some(_REQUEST_BYTES)

@@ -1,7 +1,7 @@
-"""Answers to one client's questions: read from the stream, kept together, sent together.
+"""Answers to one client's queries: read from the stream, collected and sent together.
 
-Owns what waits to be sent while the client does not stream, and that an answer is of the
-stream as it is when it is sent. Knows nothing of streaming.
+Owns the answers that wait to be sent while the client does not stream, and that each answer
+matches the stream at the time it is sent. Knows nothing of streaming.
 """
 
 from __future__ import annotations
@@ -50,45 +50,45 @@ Question: TypeAlias = (
 
 T = TypeVar("T")
 
-# Answers to queries that came together are sent together, up to about so much.
+# Answers to queries that arrived together are sent together, up to about this many bytes.
 _ANSWERS_BYTES = 64 * 1024
-# A look-up that has to read more than this from the stream is done in a thread.
+# A look-up that has to scan more than this many bytes of the stream runs in a thread.
 _INLINE_SCAN = 1 << 20
 
 
 class QueryAnswers:
-    """What one client has asked and was not sent yet."""
+    """The answers to one client's queries that are not sent yet."""
 
-    def __init__(self, live: Broadcast, transport: Transport, limits: Limits) -> None:
-        self.batches = BatchAnswers(live, limits)
-        self.filters = FilteredReads(live, limits)
-        self._live = live
-        self._stream = live.stream
+    def __init__(self, broadcast: Broadcast, transport: Transport, limits: Limits) -> None:
+        self.batches = BatchAnswers(broadcast, limits)
+        self.filters = FilteredReads(broadcast, limits)
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
         self._transport = transport
-        # Answers, the epoch that they were read in, and what was asked, to be read again
-        # should that have changed.
+        # Answers, the epoch that they were read at, and the queries, to be answered again if the
+        # epoch has changed.
         self._answers: list[bytes] = []
         self._questions: list[Question | None] = []
         self._epoch = 0
-        # Whether one of them could not be read because of a change.
+        # Whether a change kept one of them from being read.
         self._unread = False
         self.size = 0
-        """Bytes that wait to be sent."""
+        """Bytes of answers that wait to be sent."""
         self.sent = 0
-        """Bytes of all that was sent."""
+        """Bytes sent so far."""
         self.blocked = False
-        """Whether the client has not taken what was there for it."""
+        """Whether bytes wait for room in the socket."""
 
     def __bool__(self) -> bool:
         return bool(self._answers)
 
     @property
     def full(self) -> bool:
-        """Whether these go out before anything else is asked."""
+        """Whether to send before the next query is answered."""
         return self.size >= _ANSWERS_BYTES
 
     def begin(self) -> None:
-        """What comes next is read now: before the first since the last `send`."""
+        """Call before the next answer is read."""
         if not self._answers:
             self._epoch = self._stream.epoch
 
@@ -99,10 +99,10 @@ class QueryAnswers:
     def answer_entries(
         self, question: EntryQuery, next_event: Callable[[], Event | None], most: int
     ) -> tuple[int, Event | None]:
-        """As `answer`, this question and those like it behind it, up to `most` and until
-        answers are `full`, while they are about entries known to be in memory; how many, and
-        the event that is left to be dealt with, if any."""
-        packed_from, warm = self._stream.reader.packed_from, self._live.cold.warm
+        """As `answer` for this query and the entry queries that follow it, up to `most` and until
+        answers are `full`, as long as the entries are known to be resident. Returns how many were
+        answered, and the next event if it is not answered yet."""
+        packed_from, warm = self._stream.reader.packed_from, self._broadcast.cold.warm
         answers, questions = self._answers, self._questions
         if not answers:
             self._epoch = self._stream.epoch
@@ -128,14 +128,14 @@ class QueryAnswers:
         self.size += len(answer)
 
     async def send(self) -> None:
-        """Send what waits. Cancelled or failed, the connection is of no more use."""
+        """Send the collected answers. After a cancellation or failure the connection is lost."""
         stream = self._stream
         if not stream.writable:
             stream.refresh_open_file()
-        # Another process, or this one beside a wait for the disk, may have changed the file
-        # while they were read.
+        # The file may have been changed while they were read, by another process or by another
+        # task during a wait for the disk.
         while self._unread or stream.epoch != self._epoch:
-            await self._live.settled()
+            await self._broadcast.settled()
             self._epoch = stream.epoch
             self._unread = False
             for at, question in enumerate(self._questions):
@@ -145,7 +145,7 @@ class QueryAnswers:
         answers, self._answers, self._questions = self._answers, [], []
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
-        del answers  # who does not read holds them once
+        del answers  # keep only one copy for a client that does not read
         sent = self._transport.send_now(data)
         self.sent += sent
         if sent < len(data):
@@ -153,7 +153,7 @@ class QueryAnswers:
             await self._transport.send(memoryview(data)[sent:])
             self.blocked = False
             self.sent += len(data) - sent
-        self._live.counts.bytes_sent += len(data)
+        self._broadcast.counts.bytes_sent += len(data)
 
     async def place(
         self,
@@ -166,7 +166,7 @@ class QueryAnswers:
             | FilteredStartBookmark
         ),
     ) -> int | Refuse:
-        """The entry that a client is to be sent first, or what it is told instead."""
+        """The first entry to send to a client, or the refusal."""
         if isinstance(command, Start | CommitStart | FollowStart | FilteredStart):
             if command.from_entry > self._stream.total_entries:
                 return Refuse(RESULT_BAD_FROM_ENTRY, close=False)
@@ -175,9 +175,9 @@ class QueryAnswers:
         return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False) if number is None else number
 
     async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
-        """Where the entries of the range begin and end, in the stream as it is now, or what
-        the client is told instead. Nobody else had a turn since the last look."""
-        stream, live = self._stream, self._live
+        """Begin and end of the range in the stream as it is now, or the refusal. No other task runs
+        between the last look at the stream and the return."""
+        stream, broadcast = self._stream, self._broadcast
         while True:
             epoch = stream.epoch
             first = await self._bookmark(query.first)
@@ -190,12 +190,12 @@ class QueryAnswers:
                 start = await self._read(stream.reader.cursor, first)
                 stop = await self._read(stream.reader.cursor, last + 1)
             except (DamagedFile, UnknownEntry):
-                if not live.outdated() and stream.epoch == epoch:
+                if not broadcast.outdated() and stream.epoch == epoch:
                     raise
             else:
-                if not live.outdated() and stream.epoch == epoch:
+                if not broadcast.outdated() and stream.epoch == epoch:
                     return start, stop
-            await live.settled()
+            await broadcast.settled()
 
     async def _answer_to(self, question: Question) -> bytes:
         if isinstance(question, HeaderQuery):
@@ -203,13 +203,13 @@ class QueryAnswers:
         if isinstance(question, CapabilitiesQuery):
             return self.batches.capabilities()
         if isinstance(question, BatchQuery):
-            # Here only to be read again; what has become of it fits into memory.
+            # Only after a change, to answer again; bounded so that it fits into memory.
             most = min(question.max_bytes or KEPT_BYTES, KEPT_BYTES)
             batch = await self.batches.read(dataclasses.replace(question, max_bytes=most))
             if batch is None:
                 return messages.encode_result(RESULT_BAD_FROM_ENTRY)
             data = batch.data
-            if data is None:  # one entry, a large one
+            if data is None:  # one large entry
                 data = bytes(self._stream.reader.chunk(batch.start, 1).data)
             return batch.head + data
         if isinstance(question, FilteredRead):
@@ -225,9 +225,9 @@ class QueryAnswers:
                 return await self._entry(question.number)
             return await self._first_event(question.key)
         except DamagedFile:
-            if not self._live.outdated() and self._stream.epoch == self._epoch:
+            if not self._broadcast.outdated() and self._stream.epoch == self._epoch:
                 raise
-            self._unread = True  # changed just now: it is read again before it is sent
+            self._unread = True  # being changed: it is read again before it is sent
             return b""
 
     async def _entry(self, number: int) -> bytes:
@@ -243,22 +243,22 @@ class QueryAnswers:
         return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
 
     async def _read(self, call: Callable[[int], T], number: int) -> T:
-        """`call(number)`, in a thread where entry `number` may have to come from the disk."""
+        """`call(number)`, in a thread if entry `number` may not be resident."""
         if number >= self._stream.reader.head.entries or self._is_warm(number):
             return call(number)
-        found = await self._live.cold.run(call, number)
-        await self._live.settled()
+        found = await self._broadcast.cold.run(call, number)
+        await self._broadcast.settled()
         return found
 
     def _is_warm(self, number: int) -> bool:
-        """Whether entry `number` is known to be in memory."""
+        """Whether entry `number` is known to be resident."""
         page = self._stream.reader.page_with(number)
-        return page is not None and self._live.cold.is_warm(*page)
+        return page is not None and self._broadcast.cold.is_warm(*page)
 
     async def _bookmark(self, key: bytes) -> int | None:
-        """The newest entry with this key. A way to it that is long, or may lead to the disk,
-        is gone in a thread, and again where the stream was changed meanwhile."""
-        stream, live = self._stream, self._live
+        """The newest entry with this key. A look-up that is long or may read the disk runs in a
+        thread, and is repeated if the stream was changed meanwhile."""
+        stream, broadcast = self._stream, self._broadcast
         while True:
             epoch = stream.epoch
             number: int | None = None
@@ -266,27 +266,27 @@ class QueryAnswers:
                 with contextlib.suppress(UnknownBookmark):
                     if stream.bookmarks.unread() > _INLINE_SCAN:
                         number = await trio.to_thread.run_sync(stream.bookmark, key)
-                    elif not live.cold.index_at_hand:
-                        number = await live.cold.run(self._look_up, key)
+                    elif not broadcast.cold.index_at_hand:
+                        number = await broadcast.cold.run(self._look_up, key)
                     else:
                         with contextlib.suppress(NotAtHandError):
-                            found = live.cold.look_up(stream.bookmarks.newest_at_hand, key)
+                            found = broadcast.cold.look_up(stream.bookmarks.newest_at_hand, key)
                             if found is None:
                                 return None
                             if self._is_warm(found) and stream.carries(found, key):
                                 return found
-                        # In the disk's hands, or the index has to be mended first.
-                        number = await live.cold.run(stream.bookmark, key)
+                        # It needs the disk, or the index has to be repaired first.
+                        number = await broadcast.cold.run(stream.bookmark, key)
             except DamagedFile:
-                if not live.outdated() and stream.epoch == epoch:
+                if not broadcast.outdated() and stream.epoch == epoch:
                     raise
                 epoch = -1
-            await live.settled()
+            await broadcast.settled()
             if stream.epoch == epoch:
                 return number
 
     def _look_up(self, key: bytes) -> int:
-        return self._live.cold.look_up(self._stream.bookmark, key)
+        return self._broadcast.cold.look_up(self._stream.bookmark, key)
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)

@@ -1,6 +1,6 @@
-"""What a client says, also while something else is waited for on its behalf.
+"""Receives from a client also while its session waits for something else.
 
-Owns the one task that may be receiving beside the session's own. Knows no protocol.
+Owns the one task that may receive beside the session's own. Knows no protocol.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ReadAhead:
 
     @property
     def heard(self) -> bool:
-        """Whether `receive` has something to give at once."""
+        """Whether `receive` returns at once."""
         return self._listening and self._done.is_set()
 
     async def receive(self) -> bytes:
-        """As the transport's. Raises what that raises."""
+        """As `Transport.receive`. Raises what that raises."""
         if not self._listening:
             return await self._transport.receive()
         await self._done.wait()
@@ -38,13 +38,13 @@ class ReadAhead:
         assert self._heard is not None
         return self._heard
 
-    def listen(self, nursery: trio.Nursery, tell: Callable[[], None]) -> None:
-        """Receive in a task of its own; `tell` is called when `heard` is true."""
+    def listen(self, nursery: trio.Nursery, notify: Callable[[], None]) -> None:
+        """Receive in a separate task; `notify` is called when `heard` is true."""
         if not self._listening:
             self._listening = True
             self._done = trio.Event()
             nursery.start_soon(self._listen)
-        self._tell = tell
+        self._notify = notify
 
     async def _listen(self) -> None:
         try:
@@ -52,4 +52,4 @@ class ReadAhead:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._failure = error
         self._done.set()
-        self._tell()
+        self._notify()

@@ -1,7 +1,7 @@
-"""The server: listeners, sessions, and whom a change of the stream concerns.
+"""The server: listeners, sessions, and which sessions a change of the stream affects.
 
-Owns who is connected. One task accepts per listener, one makes the passes (`live.py`),
-each client has a session.
+Owns the connected clients. One task per listener accepts, one broadcasts (`broadcast.py`), and each
+client has a session.
 """
 
 from __future__ import annotations
@@ -41,25 +41,28 @@ from datastreamer.transport.tls_stream import transport_over
 
 _log = logging.getLogger(__name__)
 
-# This often it is looked whether everybody has all.
+# Interval between checks that every client has received everything.
 _POLL_SECONDS = 0.010
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# What accept gives where the listener itself is no more.
+# Errors of accept that mean that the listener is unusable.
 _NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
 _ACCEPT_PAUSE = 0.1
 _ELSEWHERE = " by another process"
-# Of a crowd that knocks at once, so many are let in before the others have their turn.
+# Connections accepted in a row before other tasks run.
 _ACCEPTED_TOGETHER = 16
-# At the end clients have so much of the grace to take all; then only to an entry's end.
+# The part of the grace period in which clients may receive everything; after it, only the rest of
+# the current entry.
 _UNHURRIED = 0.8
 
 T = TypeVar("T")
 
 
 class Server:
-    """Serves one stream to any number of clients. Made and run by `serve`, or by oneself
-    where a good end is wanted: ``await nursery.start(server.run, listeners)`` and, later,
-    ``await server.finish()``."""
+    """Serves one stream to any number of clients.
+
+    `serve` makes and runs one; to shut down in order, call ``await nursery.start(server.run,
+    listeners)`` and later ``await server.finish()`` instead.
+    """
 
     def __init__(
         self,
@@ -68,35 +71,35 @@ class Server:
         limits: Limits | None = None,
         waker: int | None = None,
         tls: ServerTLS | None = None,
-        turns: AcceptBalance | None = None,
+        balance: AcceptBalance | None = None,
         publishing: Publishing | None = None,
         changes_streams: bool = True,
         logs_file: bool = True,
     ) -> None:
-        """`changes_streams`: where another process writes `stream` and its file is replaced, go on
-        with the stream that is at the path then. `logs_file`: say what becomes of the file."""
+        """`changes_streams`: if another process writes `stream` and its file is replaced, serve the
+        stream that is at the path then. `logs_file`: log if the file is replaced."""
         self.stream = stream
         self.limits = limits or Limits()
         self.counts = Counts()
-        self.live = Broadcast(stream, self.counts)
+        self.broadcast = Broadcast(stream, self.counts)
         self.sessions: set[Session] = set()
-        self.desk = (
+        self.publish_lease = (
             None if publishing is None else PublishLease(publishing, stream, tls, self.counts)
         )
         self.watch = FileWatch(stream, logs=logs_file)
         self._changes_streams = changes_streams and stream.follows
-        # Whether clients are refused until there is a stream to serve.
-        self._without_stream = False
-        # What was opened here in place of a stream that was replaced.
+        # Whether clients are refused because there is no stream to serve.
+        self._stream_missing = False
+        # The stream that was opened here in place of one that was replaced.
         self._opened: DataStream | None = None
         self._waker = waker
         self._tls = tls
-        # Where other processes accept from the same listeners.
-        self._turns = turns
+        # Set if other processes accept from the same listeners.
+        self._balance = balance
         self._gate = self._make_gate()
         tokens = self.limits.client_token_file
-        self._examiner = TokenExaminer(tokens, self.counts, self._gate.refusals)
-        self.live.features = self._features
+        self._token_examiner = TokenExaminer(tokens, self.counts, self._gate.refusals)
+        self.broadcast.features = self._features
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
         self._finishing = False
@@ -107,8 +110,8 @@ class Server:
         listeners: Iterable[socket.socket],
         task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve on listening sockets until cancelled or until `finish` is through; closes
-        them and all clients."""
+        """Serve on listening sockets until cancelled or until `finish` is done; closes them and
+        all connections."""
         listeners = list(listeners)
         token = trio.lowlevel.current_trio_token()
         self._fit_into_descriptors()
@@ -130,38 +133,38 @@ class Server:
     # The stream, and the one that replaces it.
 
     async def _serve_streams(self, woken: int) -> None:
-        """Keep passes going over the stream and, where another process writes it and its file
-        is replaced, over the stream that is at its path then."""
+        """Broadcast the stream; if another process writes it and its file is replaced, broadcast
+        the stream that is at its path then."""
         while True:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.live.run, woken, self._start_over)
-                nursery.start_soon(self.live.poll, self._start_over)
+                nursery.start_soon(self.broadcast.run, woken, self._start_over)
+                nursery.start_soon(self.broadcast.poll, self._start_over)
                 if not self._changes_streams:
                     await self.watch.report()
                 await self.watch.until_lost()
-                self._without_stream = True
+                self._stream_missing = True
                 self.watch.say_lost()
                 for session in list(self.sessions):
                     session.end(CHANGED, self.watch.lost)
-                await self._until_nobody_is_here()
+                await self._until_no_clients()
                 nursery.cancel_scope.cancel()
             successor = await self.watch.successor()
             if successor is not None:
                 before, self._opened = self.stream, successor
                 self.stream = successor
-                self.live = Broadcast(successor, self.counts)
-                self.live.features = self._features
-                # Else a file that was removed kept its place on the disk.
+                self.broadcast = Broadcast(successor, self.counts)
+                self.broadcast.features = self._features
+                # An open descriptor would keep a removed file on the disk.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(before.close)
                 self.watch.adopt(successor)
-            self._without_stream = False
+            self._stream_missing = False
 
     def _close_opened(self) -> None:
         if self._opened is not None:
             self._opened.close()
 
-    async def _until_nobody_is_here(self) -> None:
+    async def _until_no_clients(self) -> None:
         while self.sessions:
             if self._changed.is_set():
                 self._changed = trio.Event()
@@ -169,45 +172,45 @@ class Server:
 
     @property
     def clients(self) -> int:
-        """How many connections have a place here: one that ends keeps it until it is closed."""
+        """The number of connections with a slot: one that ends keeps it until it is closed."""
         return self._gate.clients
 
     @property
     def unready(self) -> str:
-        """Why new clients had better go elsewhere; empty where they are served."""
+        """The reason why new clients should use another server; empty if they are served."""
         if self._finishing:
-            return "the server is about to end"
-        if self._without_stream:
+            return "the server is shutting down"
+        if self._stream_missing:
             return f"{self.stream.path}: {self.watch.lost}"
-        return self.live.trouble or self.stream.misplaced
+        return self.broadcast.trouble or self.stream.misplaced
 
     @property
     def gate(self) -> Gate:
-        """The places of its clients."""
+        """The slots of its clients."""
         return self._gate
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether clients may show a token."""
-        return self._examiner.takes_tokens
+        """Whether clients may present a token."""
+        return self._token_examiner.takes_tokens
 
     @property
     def _features(self) -> int:
-        """What clients are told of beside what every server of ours has."""
-        publishing = FEATURE_PUBLISH * (self.desk is not None)
+        """The optional features, as bits of Capabilities."""
+        publishing = FEATURE_PUBLISH * (self.publish_lease is not None)
         return publishing | FEATURE_AUTHENTICATE * self.takes_tokens
 
     @property
     def authenticates(self) -> bool:
-        """Whether a client has any way to prove who it is."""
+        """Whether a client has any way to prove its identity."""
         certificates = self._tls is not None and self._tls.asks_clients
         tokens = self.limits.client_token_file is not None
-        return certificates or tokens or self.desk is not None
+        return certificates or tokens or self.publish_lease is not None
 
     def _make_gate(self) -> Gate:
         reserved = self.limits.reserved if self.authenticates else 0
-        publishing = self.desk is not None
-        return Gate(self.limits, self.counts, self._turns, reserved, publishing)
+        publishing = self.publish_lease is not None
+        return Gate(self.limits, self.counts, self._balance, reserved, publishing)
 
     def _fit_into_descriptors(self) -> None:
         wanted, reserved = self.limits.max_clients, self._gate.reserved
@@ -218,8 +221,8 @@ class Server:
             self.limits = dataclasses.replace(self.limits, max_clients=room)
             self._gate.shrink(self.limits)
             _log.warning(
-                "at most %d clients, not %d: this process may have %d descriptors open; raise "
-                "that (ulimit -n, LimitNOFILE=), or ask for fewer",
+                "serving at most %d clients, not %d: this process may open %d descriptors; raise "
+                "that limit (ulimit -n, LimitNOFILE=) or ask for fewer clients",
                 room,
                 wanted,
                 descriptors,
@@ -245,9 +248,9 @@ class Server:
         short_of_descriptors = False
         together = 0
         while True:
-            if self._turns is not None:
+            if self._balance is not None:
                 await trio.lowlevel.wait_readable(listener)
-                await self._turns.wait()
+                await self._balance.wait()
             try:
                 connection, address = listener.accept()
             except BlockingIOError:
@@ -259,7 +262,7 @@ class Server:
                     raise
                 if error.errno in _OUT_OF_DESCRIPTORS:
                     if not short_of_descriptors:
-                        _log.error("connections wait: %s; raise the limit", error.strerror)
+                        _log.error("cannot accept connections: %s; raise the limit", error.strerror)
                     short_of_descriptors = True
                     await trio.sleep(_ACCEPT_PAUSE)
                 await trio.lowlevel.checkpoint()
@@ -267,7 +270,7 @@ class Server:
             short_of_descriptors = False
             now = trio.current_time()
             place = None
-            if self._without_stream:
+            if self._stream_missing:
                 self.counts.refused[NO_STREAM] += 1
             else:
                 peer = peer_of(connection, address)
@@ -299,18 +302,18 @@ class Server:
         connection: socket.socket | None = None,
         place: ConnectionSlot | None = None,
     ) -> None:
-        """Serve one client until it is done. Its failures are its own. `connection` is the
-        socket under the transport, where there is one, and `place` its place at the gate."""
-        if self._without_stream:
+        """Serve one client until it is done. Its failures affect no other. `connection` is the
+        socket under the transport, if there is one, and `place` its slot at the gate."""
+        if self._stream_missing:
             await transport.close()
             return
         session = Session(
-            self.live,
+            self.broadcast,
             transport,
             connection=connection,
             limits=self.limits,
-            desk=self.desk,
-            examiner=self._examiner,
+            publish_lease=self.publish_lease,
+            token_examiner=self._token_examiner,
             gate=self._gate,
             place=place,
         )
@@ -322,7 +325,7 @@ class Server:
             await session.run()
         finally:
             self.sessions.discard(session)
-            self.live.forget(session.sender)
+            self.broadcast.forget(session.sender)
             if place is None or not place.short_of:
                 self.counts.ended[session.reason or SERVER_ENDED] += 1
             with trio.CancelScope(shield=True):
@@ -330,16 +333,16 @@ class Server:
             _log.debug("%s: disconnected (%s)", transport.peer, session.reason or SERVER_ENDED)
             self._changed.set()
 
-    # The end.
+    # Shutdown.
 
     async def finish(self, grace: float | None = None) -> bool:
-        """End in good order: let nobody in, answer what was asked, send streaming clients what
-        is committed now, close; at the latest after `grace` seconds (None: the limits').
-        Clients that cannot take all by then are cut off at an entry's end, or in the middle of
-        one if they do not take even that.
+        """Shut down in order: stop accepting, answer the commands received, send streaming clients
+        what is committed now, close; at the latest after `grace` seconds (None: the limits').
+        Clients that have not received all by then are closed at the end of an entry, or within
+        one if they do not receive even that.
 
-        True when everybody had all. `run` returns then. Cancelled, it leaves `run` going,
-        without listeners.
+        True if every client received everything. `run` returns then. If cancelled, `run` goes
+        on without listeners.
         """
         grace = self.limits.grace if grace is None else grace
         self._accepting.cancel()
@@ -348,88 +351,88 @@ class Server:
         entries = self.stream.total_entries
         late = not await self._leave_within(grace * _UNHURRIED, entries)
         if late:
-            behind = sum(session.sender.owes(entries) for session in self.sessions)
+            unfinished = sum(session.sender.owes(entries) for session in self.sessions)
             await self._leave_within(grace * (1 - _UNHURRIED), 0)
-            if behind:
-                words = "%d clients did not take all within %g s"
-                _log.warning(words, behind, grace, extra={"clients": behind})
+            if unfinished:
+                words = "%d clients did not receive all committed entries within %g s"
+                _log.warning(words, unfinished, grace, extra={"clients": unfinished})
         self._scope.cancel()
         return not late
 
     async def _leave_within(self, seconds: float, entries: int) -> bool:
-        """Whether all clients have left `seconds` after they were told how far to go."""
+        """Let clients finish after `entries` entries; whether all have within `seconds`."""
         for session in list(self.sessions):
             session.finish(entries)
         with trio.move_on_after(seconds):
-            await self._until_nobody_is_here()
+            await self._until_no_clients()
         return not self.sessions
 
-    # Changes of what was sent already.
+    # Truncations and updates.
 
     def change(self, start: int, stop: int | None, done: bool) -> None:
-        """Entries are about to go or to be changed: end whom that concerns, now. Or that is
-        done: whoever waits goes on."""
+        """Entries are about to be truncated or updated: end the sessions that this affects. With
+        `done` the change is made: waiting clients continue."""
         self.stream.refresh_open_file()
         if done:
-            self.live.release()
+            self.broadcast.release()
             return
-        offset, concerned = self._concerned(start, stop)
-        # Nothing fails from here on: who is told of the begin is told of the end.
-        self.live.hold(Head(offset, start) if stop is None else None)
-        self._carry_out(start, stop, offset, concerned)
+        offset, affected = self._affected(start, stop)
+        # Nothing fails from here on, so that each begin is followed by its end.
+        self.broadcast.hold(Head(offset, start) if stop is None else None)
+        self._apply_change(start, stop, offset, affected)
 
-    def _concerned(
+    def _affected(
         self, start: int, stop: int | None, *, late: bool = False
     ) -> tuple[int, set[Session]]:
-        """Where the entries from `start` on stand, and whom a change of them, up to
-        `stop`, concerns."""
+        """The file offset of entry `start`, and the sessions that a change of the entries from it
+        up to `stop` affects."""
         reader = self.stream.reader
         offset = reader.cursor(start).offset
         end = offset if stop is None else reader.cursor(stop).offset
-        found = {s for s in self.sessions if s.concerned(start, offset, stop, end, late)}
+        found = {s for s in self.sessions if s.affected(start, offset, stop, end, late)}
         return offset, found
 
-    def _carry_out(
-        self, start: int, stop: int | None, offset: int, concerned: set[Session], by: str = ""
+    def _apply_change(
+        self, start: int, stop: int | None, offset: int, affected: set[Session], by: str = ""
     ) -> None:
         what = "truncated" if stop is None else "changed"
-        for session in concerned:
+        for session in affected:
             self._end(session, what + by, start)
         if stop is None:
-            for session in self.sessions.difference(concerned):
+            for session in self.sessions.difference(affected):
                 session.sender.cut_short(start, offset)
 
     def _start_over(self) -> None:
-        """Another process took entries back or changed them."""
-        # A thread that asks for a bookmark may see the next change meanwhile; that one has a
-        # turn of its own.
+        """Another process has truncated or updated entries."""
+        # A thread that looks up a bookmark may see the next change meanwhile, which is handled in
+        # the next pass.
         epoch = self.stream.epoch
-        told = self.stream.changes_since(self.live.epoch)
+        changes = self.stream.changes_since(self.broadcast.epoch)
         try:
-            if told is None:
-                self._start_over_with_nobody()
+            if changes is None:
+                self._end_all_senders()
             else:
-                self._start_over_where(told)
+                self._apply_known_changes(changes)
         except (DamagedFile, UnknownEntry):
-            self._start_over_with_nobody()
-        self.live.begin_anew(epoch)
+            self._end_all_senders()
+        self.broadcast.begin_anew(epoch)
 
-    def _start_over_where(self, told: Sequence[Change]) -> None:
-        """As if each change had been announced; the file has gone on since."""
+    def _apply_known_changes(self, changes: Sequence[Change]) -> None:
+        """Handle changes that were made some time ago as if each had been announced."""
         entries = self.stream.reader.head.entries
-        cut = min((change.start for change in told if change.stop is None), default=entries)
-        for _, start, stop in told:
+        cut = min((change.start for change in changes if change.stop is None), default=entries)
+        for _, start, stop in changes:
             if stop is not None and stop <= cut:
-                offset, concerned = self._concerned(start, stop, late=True)
-                self._carry_out(start, stop, offset, concerned, _ELSEWHERE)
-        if any(change.stop is None for change in told):
-            offset, concerned = self._concerned(cut, None, late=True)
-            self.live.cut_short(Head(offset, cut))
-            self._carry_out(cut, None, offset, concerned, _ELSEWHERE)
+                offset, affected = self._affected(start, stop, late=True)
+                self._apply_change(start, stop, offset, affected, _ELSEWHERE)
+        if any(change.stop is None for change in changes):
+            offset, affected = self._affected(cut, None, late=True)
+            self.broadcast.cut_short(Head(offset, cut))
+            self._apply_change(cut, None, offset, affected, _ELSEWHERE)
 
-    def _start_over_with_nobody(self) -> None:
-        """What was changed is not known here."""
-        head = self.live.view.head = self.stream.reader.head
+    def _end_all_senders(self) -> None:
+        """The changes are not recorded: end every session that is being sent entries."""
+        head = self.broadcast.view.head = self.stream.reader.head
         for session in list(self.sessions):
             if session.sending:
                 self._end(session, "changed" + _ELSEWHERE, head.entries)
@@ -440,14 +443,14 @@ class Server:
         session.end(CHANGED, words)
 
     async def drain(self, seconds: float) -> bool:
-        """Wait until every streaming client has been sent all that is committed now.
+        """Wait until every streaming client was sent all entries that are committed now.
 
-        True when that is so, False after `seconds`.
+        False if that takes more than `seconds`.
         """
         self.stream.refresh_open_file()
         target = self.stream.total_entries
         with trio.move_on_after(seconds):
-            # Clients get on in many places, in the pass above all; none of them counts.
+            # Entries are sent in many places, which would each have to count.
             while any(session.sender.owes(target) for session in self.sessions):  # noqa: ASYNC110
                 await trio.sleep(_POLL_SECONDS)
             return True
@@ -469,21 +472,20 @@ async def serve(
 ) -> None:
     """Serve `stream` until cancelled: ``await nursery.start(partial(serve, stream, port=0))``.
 
-    Starts with the addresses it listens on, [(host, port), ...]: every interface, IPv4
-    and IPv6, unless `host` names one or several; a Unix socket at the path `unix` beside
-    them, ("unix:PATH", 0), or alone where `port` is None; or `listeners` that are bound
-    already. With `tls` TCP is spoken with TLS alone; `tls.reload()` has its files read
-    again. The stream
-    may be open for writing (commits of this process, from any thread, are served at
-    once) or with `follow=True`; it stays the caller's to close. One with `follow=True` is closed
-    where its file is replaced, and the stream that is at its path then is served. `limits` are
-    the defaults of `Limits` where none are given. `waker` is a non-blocking descriptor that
-    becomes readable when another process has committed. `publishing` says who may publish into
-    the stream, which is open for writing then (``docs/PUBLISHING.md``).
+    `nursery.start` returns the addresses, [(host, port), ...]. The server listens on every
+    interface, IPv4 and IPv6, unless `host` names one or several; also on a Unix socket at the path
+    `unix`, ("unix:PATH", 0), alone if `port` is None; or on `listeners` that are bound already.
+    With `tls`, TCP connections use TLS only; `tls.reload()` reads its files again.
 
-    Raises `ListenFailed`, and `UsageError` where the limits' client token file has no tokens.
-    Cancelling it closes the listeners and every connection at once;
-    `Server.finish` is the way to end in good order.
+    The stream is open for writing (commits of this process, from any thread, are served at once)
+    or with `follow=True`; the caller closes it. If the file of a stream with `follow=True` is
+    replaced, that stream is closed and the one at its path is served. `limits` default to
+    `Limits()`. `waker` is a non-blocking descriptor that becomes readable when another process
+    has committed. `publishing` accepts publishers into the stream, which must be open for writing
+    (``docs/PUBLISHING.md``).
+
+    Raises `ListenFailed`, and `UsageError` if the limits' client token file has no tokens.
+    Cancelling it closes the listeners and every connection at once.
     """
     check_client_tokens(None if limits is None else limits.client_token_file)
     server = Server(stream, limits=limits, waker=waker, tls=tls, publishing=publishing)
@@ -492,7 +494,7 @@ async def serve(
 
 
 def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:
-    """The callback, run in the loop's thread wherever it is called from."""
+    """`callback`, called in the event loop's thread from any thread."""
 
     def call(start: int, stop: int | None, done: bool) -> None:
         def hand_over() -> None:
@@ -508,8 +510,8 @@ def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> Change
 
 
 def outside_of_loops(call: Callable[[], T]) -> T:
-    """`call()`, in another thread where this one runs an event loop: from there trio lets
-    nobody wait for a second loop."""
+    """`call()`, in another thread if this one runs an event loop: trio does not allow a thread
+    with a loop to wait for another loop."""
     if _loop_here() is None:
         return call()
     with ThreadPoolExecutor(1) as pool:

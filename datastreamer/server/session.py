@@ -1,8 +1,8 @@
 """One client: a task that reads its commands, and one that sends while it streams.
 
-Owns the connection's course: which command is next, who acts on it, how it ends. Decides
-nothing about the protocol (`protocol.server` does), reads nothing from the stream
-(`answers.py`, `sender.py`).
+Owns the order of commands, which part executes each, and how the connection ends. Decides
+nothing about the protocol (`protocol.server` does) and reads nothing from the stream
+(`queries.py` and `sender.py` do).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _log = logging.getLogger(__name__)
 _ids = itertools.count(1)
 
 _DRAIN_SECONDS = 1.0
-# A client that asks without a pause lets the others have theirs after so many questions.
+# A client that asks without a pause yields to the others after this many queries.
 _QUESTIONS_A_TURN = 64
-# What a client asks while it waits for a commit is read up to so much.
+# Bytes of further commands that are read while a client waits for a commit.
 _HEARD_AHEAD = 64 * 1024
 _LIMITS: Final = Limits()
 
 
-# Why a connection is over, beside the reasons of `guard.py`.
+# Why a connection ended, in addition to the reasons of `timeouts.py`.
 LEFT: Final = "left"
 GONE: Final = "gone"
 REFUSED: Final = "refused"
@@ -92,8 +92,8 @@ _KINDS: Final = {
 PUBLISH: Final = "publish"
 AUTHENTICATE: Final = "authenticate"
 COMMANDS: Final = tuple(_KINDS.values())
-"""What commands are counted as; beside these there are `PUBLISH` and `AUTHENTICATE`, where the
-server accepts them."""
+"""Labels under which commands are counted; also `PUBLISH` and `AUTHENTICATE` if the server accepts
+them."""
 
 
 AnyStart: TypeAlias = (
@@ -106,57 +106,57 @@ _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
 class Session:
     """One connection of a server.
 
-    `connection` is the socket under the transport, where there is one: for what the system
-    knows of it. `place` is its place at `gate`, if it was accepted there; without a place of
-    its own the client has to prove who it is before it is served. `examiner` judges tokens.
+    `connection` is the socket under the transport, if there is one, to read TCP information from.
+    `place` is its slot at `gate`, if it was accepted there; a client whose slot is provisional has
+    to prove who it is before it is served. `token_examiner` checks tokens.
     """
 
     def __init__(
         self,
-        live: Broadcast,
+        broadcast: Broadcast,
         transport: Transport,
         *,
         connection: socket.socket | None = None,
         limits: Limits = _LIMITS,
-        desk: PublishLease | None = None,
-        examiner: TokenExaminer | None = None,
+        publish_lease: PublishLease | None = None,
+        token_examiner: TokenExaminer | None = None,
         gate: Gate | None = None,
         place: ConnectionSlot | None = None,
     ) -> None:
         self.id = next(_ids)
-        """Unlike that of any other in this process."""
+        """Unique in this process."""
         self.transport = transport
-        self._proof = ClientProof(transport, gate, place, examiner)
+        self._client_proof = ClientProof(transport, gate, place, token_examiner)
         self.socket = connection
-        self.sender = Sender(live, transport)
-        self.answers = QueryAnswers(live, transport, limits)
+        self.sender = Sender(broadcast, transport)
+        self.answers = QueryAnswers(broadcast, transport, limits)
         self.protocol = ServerConnection(
-            live.stream.header.stream_type,
-            publishing=desk is not None,
-            authenticating=self._proof.takes_tokens,
+            broadcast.stream.header.stream_type,
+            publishing=publish_lease is not None,
+            authenticating=self._client_proof.takes_tokens,
         )
         now = trio.current_time()
         self.watch = Activity(now)
         self.heard = False
         """Whether the client has sent anything."""
         self.waiting = False
-        """Whether it is the client's turn to say something."""
+        """Whether the server waits for a command of the client."""
         self.taken = 0
-        """Commands taken, refused ones too."""
+        """Commands received, refused ones too."""
         self.reason = ""
         """Why it was ended; empty until then."""
         self.place = place
         if place is not None:
             place.session = self
-        self._desk = desk
-        self._publication: PublishSession | None = None
-        self._live = live
-        self._counts = live.counts
-        self._stream = live.stream
+        self._publish_lease = publish_lease
+        self._publish_session: PublishSession | None = None
+        self._broadcast = broadcast
+        self._counts = broadcast.counts
+        self._stream = broadcast.stream
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
-        self._receiver = ReadAhead(transport)
-        # Set by whatever ends the wait for a commit.
+        self._read_ahead = ReadAhead(transport)
+        # Set by each event that ends the wait for a commit.
         self._news = trio.Event()
         self._finishing = False
         self._draining = False
@@ -169,23 +169,23 @@ class Session:
 
     @property
     def streaming(self) -> bool:
-        """Whether it is to be sent entries as they are committed, and has not been ended."""
+        """Whether it is sent entries as they are committed, and was not ended."""
         return self.sender.unbounded and not self._scope.cancel_called
 
     @property
     def sending(self) -> bool:
-        """Whether it is being sent entries, those of a batch or range too."""
+        """Whether entries are being sent, those of a batch or range too."""
         return self.sender.streaming and not self._scope.cancel_called
 
     @property
     def over(self) -> bool:
-        """Whether nothing is expected of the client any more."""
+        """Whether no further command of the client is executed."""
         return self._draining or self._scope.cancel_called
 
     @property
     def standing(self) -> TrustLevel:
         """What the client has proven."""
-        return self._proof.standing
+        return self._client_proof.standing
 
     @property
     def pending(self) -> int:
@@ -197,101 +197,102 @@ class Session:
         self.sender.note_received()
 
     def idle_since(self) -> float | None:
-        """Since when the client has neither streamed nor asked, as the last look found; None
-        where it does, or the server is at work for it."""
+        """Since when the client has neither streamed nor sent a command, as the last check found;
+        None if it does, or the server works for it."""
         if self.over or not self.waiting or self.streaming or self.taken != self.watch.taken:
             return None
         return self.watch.asked_at
 
     @property
     def blocked(self) -> bool:
-        """Whether something waits for the client to take it."""
+        """Whether bytes wait for room in the client's socket."""
         return self.sender.blocked or self.answers.blocked
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Changes whenever the system took a byte for the client."""
+        """Changes whenever the kernel accepted a byte for the client."""
         return self.sender.at + self.sender.taken, self.answers.sent
 
-    def concerned(self, start: int, offset: int, stop: int | None, end: int, late: bool) -> bool:
-        """As `Sender.concerned`; nothing concerns who has been ended."""
+    def affected(self, start: int, offset: int, stop: int | None, end: int, late: bool) -> bool:
+        """As `Sender.affected`; False for a session that was ended."""
         if self._scope.cancel_called:
             return False
-        return self.sender.concerned(start, offset, stop, end, late=late)
+        return self.sender.affected(start, offset, stop, end, late=late)
 
     # The end.
 
     def end(self, reason: str, words: str, *, reset: bool = True) -> None:
-        """End the connection, now. With `reset`, what is under way to the client is dropped."""
+        """End the connection now. With `reset`, bytes that are not sent yet are dropped."""
         if not self.reason:
             self.reason = reason
-            told = self._told(reason)
-            _log.info("%s: connection ended: %s", self.transport.peer, words, extra=told)
-        self._live.leave(self.sender)
+            fields = self._end_fields(reason)
+            _log.info("%s: connection ended: %s", self.transport.peer, words, extra=fields)
+        self._broadcast.leave(self.sender)
         if reset:
             self.transport.reset()
         self._scope.cancel()
 
     def dismiss(self) -> None:
-        """End a connection that has no place, now."""
+        """End a connection that has only a provisional slot, now."""
         self.reason = self.reason or REFUSED
         self._scope.cancel()
 
     def finish(self, entries: int) -> None:
-        """Come to a good end: answer what was asked, stream on to entry number `entries` or
-        to the end of the entry that is being sent, then say goodbye."""
+        """Shut down in order: answer the commands received, stream up to entry `entries` or to the
+        end of the current entry, then close."""
         self._finishing = True
         self.sender.finish(entries)
         self._news.set()
-        self._proof.finish()
-        if self._publication is not None:
-            self._publication.finish()
+        self._client_proof.finish()
+        if self._publish_session is not None:
+            self._publish_session.finish()
         if self.waiting and not self.sender.streaming and not self.over:
             assert self._nursery is not None
-            self._nursery.start_soon(self._say_goodbye)
+            self._nursery.start_soon(self._end_beside_reader)
 
-    def _told(self, reason: str) -> dict[str, object]:
-        """The end, in fields for the log."""
+    def _end_fields(self, reason: str) -> dict[str, object]:
+        """Fields of the log record of the end."""
         at = self.sender.cursor.number if self.sender.streaming else None
         return {"peer": self.transport.peer, "reason": reason, "entry": at}
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, (trio.BrokenResourceError, trio.ClosedResourceError)):
             self.reason = self.reason or GONE
-            _log.debug("%s: gone: %s", self.transport.peer, error)
+            _log.debug("%s: connection lost: %s", self.transport.peer, error)
             self._scope.cancel()
             return
         known = isinstance(error, DatastreamerError)
         self._counts.errors[type(error).__name__ if known else FAULT] += 1
         self.reason = self.reason or FAILED
-        told = {**self._told(FAILED), "error": type(error).__name__}
+        fields = {**self._end_fields(FAILED), "error": type(error).__name__}
         if known:
-            _log.error("%s: connection ended: %s", self.transport.peer, error, extra=told)
+            _log.error("%s: connection ended: %s", self.transport.peer, error, extra=fields)
         else:
             _log.error(
-                "%s: connection ended by a fault of the server",
+                "%s: connection ended by an error in the server",
                 self.transport.peer,
                 exc_info=error,
-                extra=told,
+                extra=fields,
             )
         self.end(FAILED, "")
 
     # The reading task.
 
     async def run(self) -> None:
-        """Serve the client until it is done. Its failures are its own: they are logged."""
+        """Serve the client until the connection ends. Failures are logged and affect this client
+        alone."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 try:
                     await self._read_commands(nursery)
-                except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
+                except Exception as error:  # noqa: BLE001 - other clients go on
                     self._failed(error)
                 self._scope.cancel()
         self._nursery = None
 
     async def _read_commands(self, nursery: trio.Nursery) -> None:
-        protocol, answers, live = self.protocol, self.answers, self._live
+        protocol, answers, broadcast = self.protocol, self.answers, self._broadcast
         asked = 0
         event = protocol.next_event()
         while not self._draining:
@@ -304,19 +305,19 @@ class Session:
                     await self._hang_up()
                     return
                 self.waiting = True
-                data = await self._receiver.receive()
+                data = await self._read_ahead.receive()
                 self.waiting = False
                 self.heard = True
                 protocol.receive(data)
                 event = protocol.next_event()
                 continue
-            if self._proof.undecided and not self._proof.allows(event):
+            if self._client_proof.undecided and not self._client_proof.allows(event):
                 self.reason = self.reason or REFUSED
                 if answers:
                     await answers.send()
                 return
-            # The most frequent question has the shortest way.
-            if type(event) is EntryQuery and self._pace is None and not live.changing:
+            # The most frequent query has the shortest path.
+            if type(event) is EntryQuery and self._pace is None and not broadcast.changing:
                 most = _QUESTIONS_A_TURN - asked
                 answered, event = answers.answer_entries(event, protocol.next_event, most)
                 asked += answered
@@ -327,8 +328,8 @@ class Session:
             if asked < _QUESTIONS_A_TURN and not answers.full:
                 self.taken += 1
                 if self._pace is not None:
-                    await self._keep_pace(self._pace)
-                if await self._obey(nursery, event):
+                    await self._limit_rate(self._pace)
+                if await self._execute(nursery, event):
                     return
                 event = protocol.next_event()
                 asked += 1
@@ -337,18 +338,18 @@ class Session:
                 if answers:
                     await answers.send()
                 await trio.lowlevel.checkpoint()
-        await self._run_dry()
+        await self._drain_input()
 
-    async def _obey(self, nursery: trio.Nursery, event: Event) -> bool:
-        """Do what was asked; True when the connection is over with it."""
-        answers, live = self.answers, self._live
+    async def _execute(self, nursery: trio.Nursery, event: Event) -> bool:
+        """Execute one command; True if the connection ends with it."""
+        answers, broadcast = self.answers, self._broadcast
         if not isinstance(event, EntryQuery):
             self._stream.refresh_open_file()
-        if live.changing:
-            await live.settled()
+        if broadcast.changing:
+            await broadcast.settled()
         answers.begin()
         if isinstance(event, (Refuse, Drop, End)):
-            return await self._refuse_or_leave(event)
+            return await self._refuse_or_end(event)
         if isinstance(event, PublishQuery):
             await self._publish(event)
             return True
@@ -372,7 +373,7 @@ class Session:
             await self._start(nursery, event)
         return False
 
-    async def _keep_pace(self, pace: Pace) -> None:
+    async def _limit_rate(self, pace: Pace) -> None:
         seconds = pace.step(trio.current_time())
         if seconds:
             if self.answers:
@@ -386,28 +387,28 @@ class Session:
             return
         filtered = (FilteredStart, FilteredStartBookmark)
         types = command.types if isinstance(command, filtered) else ()
-        following = None
+        change_reports = None
         if isinstance(command, FollowStart):
-            following = ChangeReports(self._live, command.known)
+            change_reports = ChangeReports(self._broadcast, command.known)
         self.sender.begin(
             place,
             types,
             commits=isinstance(command, (CommitStart, FollowStart)),
-            following=following,
+            change_reports=change_reports,
         )
         self.protocol.started()
         self.answers.add(messages.OK)
         await self.answers.send()
         nursery.start_soon(self._send)
 
-    # Who the client is.
+    # Authentication.
 
     async def _authenticate(self, command: Authenticate) -> bool:
-        """Judge a client's token; True when the connection is over with it."""
+        """Check a client's token; True if the connection ends with it."""
         self._counts.commands[AUTHENTICATE] += 1
         if self.answers:
             await self.answers.send()
-        proof, token = self._proof, command.token
+        proof, token = self._client_proof, command.token
         allowed = await proof.examine(AUTHENTICATE, lambda: proof.knows(token))
         if allowed and proof.accept(TrustLevel.KNOWN):
             self.answers.add(messages.OK)
@@ -419,32 +420,34 @@ class Session:
         return True
 
     async def _publish(self, query: PublishQuery) -> None:
-        """All that is left of this connection is a source's."""
-        assert self._desk is not None
+        """The rest of this connection belongs to a publisher."""
+        assert self._publish_lease is not None
         self._counts.commands[PUBLISH] += 1
         if self.answers:
             await self.answers.send()
-        desk, transport = self._desk, self.transport
-        allowed = await self._proof.examine(PUBLISH, lambda: desk.allows(query, transport))
+        publish_lease, transport = self._publish_lease, self.transport
+        allowed = await self._client_proof.examine(
+            PUBLISH, lambda: publish_lease.allows(query, transport)
+        )
         if allowed is False:
             why = "neither token nor certificate allows this client to publish"
             await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
-        if not allowed or not self._proof.accept(TrustLevel.PUBLISHER):
+        if not allowed or not self._client_proof.accept(TrustLevel.PUBLISHER):
             self.reason = self.reason or REFUSED
             return
-        receive = self._receiver.receive
+        receive = self._read_ahead.receive
         left = self.protocol.hand_over()
-        self._publication = PublishSession(self._desk, self.transport, receive, left)
+        self._publish_session = PublishSession(self._publish_lease, self.transport, receive, left)
         if self._finishing:
-            self._publication.finish()
-        last = await self._publication.run(query)
+            self._publish_session.finish()
+        last = await self._publish_session.run(query)
         self.reason = self.reason or (REFUSED if last else LEFT)
         if last:
             self.answers.begin()
             self.answers.add(last)
         await self._hang_up()
 
-    # Many entries for one question.
+    # Many entries for one query.
 
     async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> None:
         if query.wait_ms and query.from_entry == self._stream.total_entries:
@@ -509,11 +512,11 @@ class Session:
         await self._send_part(messages.encode_range_head(stop.number - 1), start, stop)
 
     async def _send_hash(self, query: HashQuery) -> None:
-        # By itself: others that were kept back for it would be read again with each change.
+        # Alone: answers collected with it would be read again at each change.
         if self.answers:
             await self.answers.send()
         began = time.perf_counter()
-        answer = await hash_of(self._live, self._live.hashing, query)
+        answer = await hash_of(self._broadcast, self._broadcast.hashing, query)
         self.answers.begin()
         if answer is None:
             await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
@@ -523,7 +526,7 @@ class Session:
         await self.answers.send()
 
     async def _send_part(self, head: bytes, start: Cursor, stop: Cursor) -> None:
-        """Send `head` and the entries from `start` to `stop`, which stand there now."""
+        """Send `head` and the entries from `start` to `stop`."""
         self.sender.begin_part(start, stop)
         self.answers.add(head)
         await self.answers.send()
@@ -531,33 +534,33 @@ class Session:
         self.sender.end_part()
 
     async def _wait_for_entries(self, nursery: trio.Nursery, number: int, seconds: float) -> bool:
-        """Wait for entry `number`, which is the next to be committed: True where there are news
-        of it, False where the client is to be told that there are none."""
+        """Wait for entry `number`, the next to be committed: True if it was committed or the stream
+        was changed, False if the client is to get an empty answer."""
         if self.answers:
             await self.answers.send()
-        stream, live, protocol = self._stream, self._live, self.protocol
-        epoch, leaves = stream.epoch, False
+        stream, broadcast, protocol = self._stream, self._broadcast, self.protocol
+        epoch, client_left = stream.epoch, False
         with trio.move_on_after(seconds):
             while number == stream.total_entries and stream.epoch == epoch:
-                if self._finishing or leaves:
+                if self._finishing or client_left:
                     break
                 self._news = trio.Event()
-                live.watch(self._news)
+                broadcast.watch(self._news)
                 if protocol.pending < _HEARD_AHEAD:
-                    self._receiver.listen(nursery, self._news.set)
+                    self._read_ahead.listen(nursery, self._news.set)
                 try:
                     await self._news.wait()
                 finally:
-                    live.watchers.discard(self._news)
-                if self._receiver.heard:
-                    leaves = not await self._hear()
-        await live.settled()
+                    broadcast.watchers.discard(self._news)
+                if self._read_ahead.heard:
+                    client_left = not await self._read_more()
+        await broadcast.settled()
         return number != stream.total_entries or stream.epoch != epoch
 
-    async def _hear(self) -> bool:
-        """Take what the client said meanwhile; False where that was its last word."""
+    async def _read_more(self) -> bool:
+        """Read further commands of the client; False if it has ended its side."""
         try:
-            data = await self._receiver.receive()
+            data = await self._read_ahead.receive()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
         self.protocol.receive(data)
@@ -566,19 +569,19 @@ class Session:
     async def _send(self) -> None:
         try:
             if not await self.sender.run():
-                await self._say_goodbye()
+                await self._end_beside_reader()
         except ChangesForgotten:
-            self.end(CHANGED, "more was changed than can be reported to this client")
-        except Exception as error:  # noqa: BLE001 - nobody else is to suffer from it
+            self.end(CHANGED, "more entries were changed than can be reported to this client")
+        except Exception as error:  # noqa: BLE001 - other clients go on
             self._failed(error)
 
-    async def _refuse_or_leave(self, event: Refuse | Drop | End) -> bool:
-        """True when the connection is over with it."""
+    async def _refuse_or_end(self, event: Refuse | Drop | End) -> bool:
+        """True if the connection ends with it."""
         if isinstance(event, Refuse):
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)
         if isinstance(event, Drop):
-            self._proof.note_drop(event)
+            self._client_proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:
@@ -586,7 +589,7 @@ class Session:
         return True
 
     async def _refuse(self, refusal: Refuse) -> bool:
-        """Send a Result other than OK; True when the connection is over with it."""
+        """Send a Result other than OK; True if the connection ends with it."""
         self._counts.errors[kind_of(refusal.number)] += 1
         result = messages.encode_result(refusal.number)
         if refusal.why:
@@ -596,27 +599,27 @@ class Session:
         elif refusal.close:
             await self.sender.end_with(result)
         else:
-            await self.sender.put_in(result)
+            await self.sender.send_between_entries(result)
         if refusal.close:
             self.reason = self.reason or REFUSED
             await self._hang_up()
         return refusal.close
 
     async def _hang_up(self) -> None:
-        """End our side, and let what still comes run dry: else a reset eats the Result."""
+        """End our side and discard further input: a reset would destroy the Result on its way."""
         self._draining = True
         if self.answers:
             await self.answers.send()
         await self.transport.end_sending()
-        await self._run_dry()
+        await self._drain_input()
 
-    async def _run_dry(self) -> None:
+    async def _drain_input(self) -> None:
         with trio.move_on_after(_DRAIN_SECONDS):
             while await self.transport.receive():
                 pass
 
-    async def _say_goodbye(self) -> None:
-        """As `_hang_up`, from beside the reading task, which throws away what still comes."""
+    async def _end_beside_reader(self) -> None:
+        """As `_hang_up`, called beside the reading task, which discards further input."""
         self.reason = self.reason or SERVER_ENDED
         self._draining = True
         await self.transport.end_sending()

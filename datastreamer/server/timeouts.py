@@ -1,10 +1,8 @@
-"""Ends clients that only take up room: one task that looks over all sessions.
+"""Time limits of clients: one task checks all sessions about once a second.
 
-Owns what was seen of each client at the last look, and the reasons for an end; tells the gate
-which clients are idle. Nobody is
-ended for being slow: a client that takes a byte, or asks, is alive. Looks about once a
-second, so a time limit is kept to about a second; costs the clients' own tasks nothing
-but what they note anyway.
+Owns the state of each client at the last check and the reasons for an end; reports idle clients
+to the gate. A client is never ended for being slow: one that receives a byte, or sends a command,
+is alive. Time limits are exact to about a second.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from datastreamer.server.limits import Limits
 from datastreamer.transport.tcp_info import tcp_info
 
 _LOOK_SECONDS = 1.0
-# The others have their turn after so many sessions, 0.2 to 0.6 ms.
+# Sessions checked before this task yields: 0.2 to 0.6 ms.
 _SESSIONS_A_TURN = 64
-# To ask the system for a connection's state costs more than the rest: so often, for each.
+# Interval of queries for a connection's TCP information, which cost more than the rest.
 _PROBE_SECONDS = 10.0
 
 HANDSHAKE: Final = "handshake_timeout"
@@ -38,21 +36,21 @@ STALLED: Final = "write_timeout"
 DEAD_PEER: Final = "dead_peer_timeout"
 
 _WORDS = {
-    HANDSHAKE: "it has sent nothing for {:g} s since it came",
-    HALF_COMMAND: "it has sent half a command, and not the rest for {:g} s",
-    INACTIVE: "it has neither streamed nor asked for {:g} s",
-    STALLED: "it has taken nothing for {:g} s",
+    HANDSHAKE: "it has sent nothing for {:g} s since it connected",
+    HALF_COMMAND: "it has sent part of a command, and not the rest within {:g} s",
+    INACTIVE: "it has neither streamed nor sent a command for {:g} s",
+    STALLED: "it has received nothing for {:g} s",
     DEAD_PEER: "its host has not answered for {:g} s",
 }
 LIFETIMES: Final = tuple(_WORDS)
-"""Why a connection is ended here, as the metrics say it."""
+"""The reasons for an end here, as labels of metrics."""
 
-# What is still under way to these is of no use to anybody.
+# Connections that are reset, so that unsent bytes are dropped.
 _RESET = (STALLED, DEAD_PEER)
 
 
 class Activity:
-    """What was seen of one client, and when it was last seen to be well in each respect."""
+    """State of one client at the last check, and when each time limit began."""
 
     __slots__ = ("acknowledged", "asked_at", "came_at", "half_at", "moved_at", "probe_at",
                  "sent", "taken")  # fmt: skip
@@ -95,7 +93,7 @@ class TimedSession(GatedSession, Protocol):
 
 
 async def guard(sessions: Collection[TimedSession], limits: Limits, gate: Gate) -> None:
-    """Look after `sessions`, which come and go, and `gate`, for ever."""
+    """Check `sessions`, a changing set, and `gate`, forever."""
     while True:
         await trio.sleep(_LOOK_SECONDS)
         gate.tick(trio.current_time())
@@ -116,7 +114,7 @@ async def guard(sessions: Collection[TimedSession], limits: Limits, gate: Gate) 
 
 
 def due(session: TimedSession, limits: Limits, now: float) -> str | None:
-    """Why the client is to be ended now, if it is. Notes what it sees."""
+    """The reason to end the client now, or None. Updates the session's `watch`."""
     if session.over:
         return None
     watch, waiting, blocked = session.watch, session.waiting, session.blocked
@@ -145,7 +143,7 @@ def due(session: TimedSession, limits: Limits, now: float) -> str | None:
         watch.moved_at = now
     elif _past(limits.write_timeout, watch.moved_at, now):
         return STALLED
-    # Where neither side waits for the other, the server is at work for it.
+    # If neither side waits for the other, the server works for the client.
     if asked or (moved and blocked) or session.streaming or not (waiting or blocked):
         watch.asked_at = now
     elif _past(limits.inactivity_timeout, watch.asked_at, now):

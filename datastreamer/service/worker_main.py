@@ -112,17 +112,17 @@ async def _serve(order: dict[str, Any]) -> None:
         )
         # The stream has its own, and closes that where its file is replaced.
         os.close(order["file"])
-        turns = None
+        balance = None
         if order["turns"] is not None:
-            turns = AcceptBalance(order["turns"], order["at"])
-            stack.callback(turns.close)
+            balance = AcceptBalance(order["turns"], order["at"])
+            stack.callback(balance.close)
         limits = Limits(**order["limits"])
         server = Server(
             stream,
             limits=limits,
             waker=order["waker"],
             tls=tls,
-            turns=turns,
+            balance=balance,
             changes_streams=order["changes_streams"],
             logs_file=order["at"] == 0,
         )

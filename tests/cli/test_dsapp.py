@@ -192,7 +192,7 @@ def test_a_client_that_does_nothing_is_ended(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", serving.port()), timeout=30) as client,
     ):
         assert client.recv(1) == b""
-        serving.err.until("connection ended: it has sent nothing for 1 s since it came")
+        serving.err.until("connection ended: it has sent nothing for 1 s since it connected")
 
 
 def test_numbers_go_on(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ async def test_the_long_poll_ends_with_a_commit_or_with_time(kind: str, stream: 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
-            await until(lambda: rig.server.live.watchers)
+            await until(lambda: rig.server.broadcast.watchers)
             append(stream, (2, b"two"))
         assert got == [Entry(1, 2, b"two")]
         assert client.client.total_entries == 2
@@ -306,7 +306,7 @@ async def test_an_iteration_that_waits_can_be_stopped(stream: DataStream) -> Non
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gather)
-            await until(lambda: rig.server.live.watchers)
+            await until(lambda: rig.server.broadcast.watchers)
             append(stream, (2, b"two"))
             await until(lambda: len(got) >= 2)
             await client.stop()

@@ -155,7 +155,7 @@ async def test_a_wait_for_some_types(kind: str, stream: DataStream) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poll)
             for kind_of_entry in (2, 2, 3):
-                await until(lambda: rig.server.live.watchers)
+                await until(lambda: rig.server.broadcast.watchers)
                 append(stream, (kind_of_entry, b"more"))
         assert got == [Entry(3, 3, b"more")]
 

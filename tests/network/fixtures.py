@@ -190,7 +190,7 @@ async def in_memory(
     server = Server(stream, limits=Limits(**limits))
     if isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock):
         # Such a clock jumps ahead while a thread is at work.
-        server.live.cold.run = in_this_thread  # type: ignore[method-assign]
+        server.broadcast.cold.run = in_this_thread  # type: ignore[method-assign]
     with trio.fail_after(patience):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, [])
@@ -203,7 +203,7 @@ async def in_memory(
             yield Rig(server, connect)
             nursery.cancel_scope.cancel()
     assert not server.sessions
-    assert not server.live.parked
+    assert not server.broadcast.parked
 
 
 @asynccontextmanager

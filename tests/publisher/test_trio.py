@@ -215,7 +215,7 @@ async def test_exactly_once_over_cuts_at_every_byte(
                     await publish_three(between, mark, take_over=True)
                 except ConnectionLost:
                     # Before the lease nothing is tried again.
-                    assert server.desk is not None
+                    assert server.publish_lease is not None
                     assert cutting.connections == 1
                     assert stream.total_entries == len(wanted)
                 else:
@@ -337,7 +337,7 @@ async def test_a_lease_that_cannot_be_kept_on_disk(
 
     async with serving(stream, token_file) as (_, port):
         monkeypatch.setattr(stream, "keep_source", full)
-        with pytest.raises(NotWritten, match="the lease cannot be kept on disk: No space left"):
+        with pytest.raises(NotWritten, match="the lease cannot be written to disk: No space left"):
             await put_one(port, b"x")
         monkeypatch.undo()
         await put_one(port, b"x")
@@ -349,8 +349,8 @@ async def test_a_source_comes_back_behind_an_operation_of_the_server_s_own(
 ) -> None:
     async with serving(stream, token_file) as (server, port), publisher_at(port) as publisher:
         await put(publisher, b"x")
-        assert server.desk is not None
-        holder = server.desk.holder
+        assert server.publish_lease is not None
+        holder = server.publish_lease.holder
         assert holder is not None
         holder.finish()
         await holder.left.wait()
@@ -384,13 +384,15 @@ async def test_a_wrong_token_and_a_second_source(stream: DataStream, token_file:
                 async with publisher_at(port, take_over=True) as second:
                     assert second.epoch == 2
                     await put(second, b"of the second")
-                    with pytest.raises(Fenced, match="another source has the lease, with epoch 2"):
+                    with pytest.raises(
+                        Fenced, match="another publisher has the lease, with epoch 2"
+                    ):
                         await put(first, b"of the first")
                     with pytest.raises(Fenced):
                         first.resend()
                     with pytest.raises(Fenced):
                         await first.flush()
-        with pytest.raises(Fenced, match="epoch 2 is over"):
+        with pytest.raises(Fenced, match="epoch 2 has ended"):
             await put_one(port, b"x", epoch=2)
     assert contents(stream) == [(3, b"of the second")]
 
@@ -410,7 +412,7 @@ async def test_a_source_that_was_fenced_stays_so_on_a_restored_copy(
     restore(Path(stream.path), copy)
     with DataStream.open(copy, index="memory") as restored:
         async with serving(restored, token_file) as (_, port):
-            with pytest.raises(Fenced, match="epoch 1 is over; the last source has 2"):
+            with pytest.raises(Fenced, match="epoch 1 has ended; the last publisher has epoch 2"):
                 await put_one(port, b"z", epoch=1)
         assert contents(restored) == [(3, b"x"), (3, b"y")]
 
@@ -425,10 +427,12 @@ async def test_another_history(stream: DataStream, token_file: Path) -> None:
                 async with publisher.atomic_op() as op:
                     op.add_entry(3, data)
         assert server.counts.published_again == 2
-        with pytest.raises(HistoryChanged, match="one is another in the stream") as caught:
+        with pytest.raises(
+            HistoryChanged, match="of the operation differ from those in the stream"
+        ) as caught:
             await put_one(port, b"C", next_entry=2)
         assert (caught.value.next_entry, caught.value.total_entries) == (2, 4)
-        with pytest.raises(HistoryChanged, match="entry 4 is due"):
+        with pytest.raises(HistoryChanged, match="the next entry is 4"):
             await put_one(port, b"f", next_entry=5)
     assert [data for _, data in contents(stream)] == [b"a", b"b", b"c", b"d"]
 
@@ -458,7 +462,7 @@ async def test_a_full_disk_is_told_and_tried_again(
             assert contents(stream) == [(3, b"fits")]
             told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
             assert told
-            assert all("what it publishes is refused: " in line for line in told)
+            assert all("its operations are refused: " in line for line in told)
             assert "No space left on device" in told[0]
             disk.largest = None
             publisher.resend()

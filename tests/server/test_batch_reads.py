@@ -253,7 +253,7 @@ async def test_a_client_that_leaves_is_not_waited_for(
             await other.send(wire.batch(5, wait=60_000))
             await other.waits()
         await until(lambda: not rig.server.sessions)
-        assert not rig.server.live.watchers
+        assert not rig.server.broadcast.watchers
 
 
 async def test_the_server_s_end_ends_the_wait(

@@ -85,8 +85,8 @@ async def test_a_follower_serves_the_stream_that_is_there_now(
     assert now.closed
     told = [line for line in caplog.messages if line.startswith(str(path))]
     assert told == [
-        f"{path}: {REPLACED}; its clients are ended",
-        f"{path}: serving the stream that is at this path now (2 entries)",
+        f"{path}: {REPLACED}; its clients are disconnected",
+        f"{path}: now serving the stream at this path (2 entries)",
     ]
 
 
@@ -141,7 +141,7 @@ async def test_a_follower_waits_for_a_stream(
             samples = (await collect(rig.server))["samples"]
             assert samples["datastreamer_file_replaced"] == [([], 0)]
     told = [line for line in caplog.messages if line.startswith(str(path))]
-    assert told[0] == f"{path}: {REMOVED}; its clients are ended"
+    assert told[0] == f"{path}: {REMOVED}; its clients are disconnected"
     assert "no such file" in told[1]
     assert all("waiting for a stream at this path" in line for line in told[1:-1])
     # One line for each kind of obstacle, and not for each attempt.
@@ -159,7 +159,7 @@ async def test_a_file_that_comes_back(path: Path, caplog: pytest.LogCaptureFixtu
                 await peer.ended()
             await until(lambda: len(caplog.messages) >= 2)
             away.rename(path)
-            await until(lambda: not rig.server._without_stream)
+            await until(lambda: not rig.server._stream_missing)
             assert rig.server.stream is stream
             async with rig.client() as peer:
                 await peer.ask(model.start(0), OK)
@@ -172,7 +172,7 @@ async def test_it_can_be_ended_while_it_waits(path: Path) -> None:
     with DataStream.open(path, follow=True, index="memory") as stream:
         async with in_memory(stream) as rig:
             path.unlink()
-            await until(lambda: rig.server._without_stream)
+            await until(lambda: rig.server._stream_missing)
             assert await rig.server.finish(1)
 
 
@@ -188,7 +188,7 @@ async def test_again_and_again(path: Path) -> None:
                 before = rig.server.stream
                 os.replace(other, path)
                 await until(lambda: rig.server.stream is not before)  # noqa: B023
-                await until(lambda: before.closed and not rig.server._without_stream)  # noqa: B023
+                await until(lambda: before.closed and not rig.server._stream_missing)  # noqa: B023
                 async with rig.client() as peer:
                     await peer.ask(model.start(0), OK)
                     assert (await peer.packet())[17:] == b"%d" % number
@@ -305,7 +305,7 @@ async def test_a_publisher_is_refused(
         with pytest.raises(NotWritten, match=REMOVED):
             async with publish():
                 raise AssertionError("a lease was granted")
-    assert any("what it publishes is refused" in line for line in caplog.messages)
+    assert any("its operations are refused" in line for line in caplog.messages)
     with pytest.raises(FileReplaced):
         stream.close()
 

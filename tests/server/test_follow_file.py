@@ -223,7 +223,7 @@ async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
     append(writer, *[(1, b"%03d" % number) for number in range(2, 40)])
     async with over_loopback(follower) as rig, rig.client() as live:
         await live.ask(wire.start(0), OK + modelled(path).packed())
-        concerned = rig.server._concerned
+        affected = rig.server._affected
 
         def meanwhile(start: int, stop: int | None, *, late: bool) -> object:
             monkeypatch.undo()
@@ -231,9 +231,9 @@ async def test_a_change_that_a_thread_sees_while_clients_are_told_of_another(
             thread = threading.Thread(target=follower.refresh)
             thread.start()
             thread.join()
-            return concerned(start, stop, late=late)
+            return affected(start, stop, late=late)
 
-        monkeypatch.setattr(rig.server, "_concerned", meanwhile)
+        monkeypatch.setattr(rig.server, "_affected", meanwhile)
         writer.update_entry(changed, 1, b"new")
         assert await live.was_reset() == b""
         append(writer, *[(1, b"%03d" % number) for number in range(20, 60)])
@@ -287,7 +287,7 @@ async def test_changes_elsewhere_that_nobody_tells(
                 writer.update_entry(1, 1, b"%05d" % turn)
             os.eventfd_write(waker, 1)
             assert await live.was_reset() == b""
-            await rig.server.live.settled()
+            await rig.server.broadcast.settled()
     finally:
         os.close(waker)
 
@@ -540,7 +540,7 @@ async def test_changes_elsewhere_at_random(
             note(writer.total_entries, b"last")
             append(writer, (1, b"last"))
             with trio.fail_after(20):
-                while rig.server.live.epoch != writer.epoch or rig.server.live.changing:
+                while rig.server.broadcast.epoch != writer.epoch or rig.server.broadcast.changing:
                     await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked(0.002)
             nursery.cancel_scope.cancel()

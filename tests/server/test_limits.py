@@ -125,4 +125,6 @@ async def test_a_server_says_when_it_has_to_serve_fewer(
             nursery.cancel_scope.cancel()
     assert server.limits.max_clients == 140
     [line] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert line.startswith("at most 140 clients, not 10000: this process may have 256 descriptors")
+    assert line.startswith(
+        "serving at most 140 clients, not 10000: this process may open 256 descriptors"
+    )

@@ -342,7 +342,9 @@ async def test_what_has_not_happened_yet_is_told_as_0(stream: DataStream) -> Non
     assert value(before, "errors_total", kind="bad_from_entry") == 0
     assert value(after, "errors_total", kind="bad_from_entry") == 1
     assert set(after) == set(before)
-    assert not any("lease" in str(labels) for _, labels in after)  # nobody may publish here
+    assert not any(
+        "lease" in str(labels) for _, labels in after
+    )  # tokens cannot be checked, every publisher is refused here
 
 
 async def test_who_is_behind_is_told_first(stream: DataStream) -> None:
@@ -421,14 +423,14 @@ async def test_alive_and_ready(stream: DataStream, monkeypatch: pytest.MonkeyPat
         assert (await ask(port, "/readyz"))[::2] == (200, b"serving\n")
         with monkeypatch.context() as patched:
             patched.setattr(stream, "refresh_open_file", unreadable)
-            while not rig.server.live.trouble:
+            while not rig.server.broadcast.trouble:
                 await trio.lowlevel.checkpoint()
             code, _, why = await ask(port, "/readyz")
             assert (code, b"made up" in why) == (503, True)
             assert (await ask(port, "/healthz"))[0] == 200
         await rig.server.finish(0)
         code, _, why = await ask(port, "/readyz")
-        assert (code, b"end" in why) == (503, True)
+        assert (code, b"shutting down" in why) == (503, True)
 
 
 async def test_not_ready_where_the_file_is_not_what_it_was(tmp_path: Path) -> None:

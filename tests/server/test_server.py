@@ -208,7 +208,7 @@ def test_out_of_descriptors(path: Path) -> None:
     assert process.returncode == 0, said
     # Once a time that it runs out, not ten times a second.
     assert len(said.strip().splitlines()) < 10, said
-    assert "connections wait: Too many open files" in first_line
+    assert "cannot accept connections: Too many open files" in first_line
 
 
 async def test_errors_of_accept_that_pass(stream: DataStream) -> None:

@@ -130,7 +130,7 @@ async def test_who_cannot_take_all_ends_between_two_entries(
     assert 0 < entries < total // size
     assert bytes(got) == modelled(stream).packed(0, entries)
     [line] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert line == "1 clients did not take all within 2 s"
+    assert line == "1 clients did not receive all committed entries within 2 s"
 
 
 async def test_who_reads_nothing_is_cut_off_after_the_grace(stream: DataStream) -> None:

@@ -56,7 +56,7 @@ async def test_who_says_nothing_after_the_connect(
         await peer.ended()
         assert 60 <= trio.current_time() - began < 62
         assert rig.server.counts.ended == {"handshake_timeout": 1}
-    assert list(ends(caplog)) == ["it has sent nothing for 60 s since it came"]
+    assert list(ends(caplog)) == ["it has sent nothing for 60 s since it connected"]
 
 
 async def test_who_neither_streams_nor_asks(
@@ -86,7 +86,7 @@ async def test_who_neither_streams_nor_asks(
         assert rig.server.counts.ended == {"inactivity_timeout": 2 + 1}  # and who asked before
         append(stream, (1, b"still there"))
         await streams.expect(modelled(stream).packed())
-    assert set(ends(caplog)) == {"it has neither streamed nor asked for 120 s"}
+    assert set(ends(caplog)) == {"it has neither streamed nor sent a command for 120 s"}
 
 
 async def test_no_limit_ends_nobody(stream: DataStream, clock: MockClock) -> None:
@@ -175,7 +175,7 @@ async def test_the_write_timeout_is_for_lack_of_progress(
         assert got < 3_000_000, "it was slow"
         await stuck.was_reset()
         assert await slow.stream.receive_some(1)
-    assert list(ends(caplog)) == ["it has taken nothing for 0.4 s"]
+    assert list(ends(caplog)) == ["it has received nothing for 0.4 s"]
 
 
 @pytest.mark.usefixtures("quick")

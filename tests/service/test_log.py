@@ -27,14 +27,14 @@ async def test_an_ended_connection_has_fields(
         await peer.ask(model.start(0), model.OK)
         [session] = rig.server.sessions
         name = session.transport.peer
-        session.end("write_timeout", "it has taken nothing for 3 s")
+        session.end("write_timeout", "it has received nothing for 3 s")
         await peer.was_reset()
     [record] = [record for record in caplog.records if "ended" in record.message]
     line = StderrLog()
     line.style = "json"
     told = json.loads(line.format(record))
     assert told["level"] == "info"
-    assert told["message"] == f"{name}: connection ended: it has taken nothing for 3 s"
+    assert told["message"] == f"{name}: connection ended: it has received nothing for 3 s"
     assert {key: told[key] for key in ("peer", "reason", "entry")} == {
         "peer": name,
         "reason": "write_timeout",
@@ -42,8 +42,8 @@ async def test_an_ended_connection_has_fields(
     }
     assert told.keys() == {"time", "level", "logger", "message", "peer", "reason", "entry"}
     line.style = "text"
-    assert line.format(record).endswith(f"info  {name}: connection ended: it has taken nothing for "
-                                        "3 s")  # fmt: skip
+    ending = f"info  {name}: connection ended: it has received nothing for 3 s"
+    assert line.format(record).endswith(ending)
 
 
 async def test_commands_are_no_lines(stream: DataStream, caplog: pytest.LogCaptureFixture) -> None:

@@ -378,7 +378,7 @@ def test_serve_with_too_many_workers(path: Path) -> None:
     told = done("serve", path, "--create", "--workers", "3", "--max-clients", "2", cwd=path.parent)
     assert told.returncode != 0
     assert told.stderr.splitlines() == [
-        "error: 3 workers for at most 2 clients: each takes one at least"
+        "error: 3 workers for at most 2 clients: each needs at least one"
     ]
     assert not path.exists()
 

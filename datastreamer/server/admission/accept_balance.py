@@ -1,10 +1,9 @@
-"""Which of the processes behind one listener takes the next client, and whose they have.
+"""Balance between the processes behind one listener: which one accepts the next client.
 
-Owns a small block of memory that they share: how many clients each has, how many more it may
-have, how many with the places reserved for known clients and, where clients are limited by
-address, how many of each address. Each writes its own numbers and reads everybody's; one that is
-seen late costs a little evenness, or lets one client more in, so there is no lock. Knows no
-sockets.
+Owns a small block of shared memory: how many clients each process has, how many more it may
+accept, how many with the reserved slots and, if clients are limited by address, how many of each
+address. Each process writes its own numbers and reads all; a number that is seen late costs a
+little balance, or admits one client too many, so there is no lock. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from collections.abc import Iterator
 
 import trio
 
-# A random salt, 8 bytes; then how many processes there are, and how many places for addresses
-# each has. Then each one's three numbers, each one's hashes of addresses, and their counts.
+# Layout: a random salt of 8 bytes; the number of processes and of hash slots of each. Then three
+# numbers for each process, the address hashes of each, and the counts of these.
 _SALT = 8
 _HEAD = _SALT + 8
 _FIELDS = 3
 _NUMBER = 4
 _HASH = 8
-# An address stands in one of so many places from where its hash points to. There are four
-# times as many in all as clients, so these are as good as never taken; where they are the
-# others do not hear of it.
+# An address is in one of this many hash slots from the one that its hash selects. There are four
+# times as many slots as clients, so that all of these are hardly ever occupied; if they are, the
+# other processes do not see the address.
 _WINDOW = 16
 _PLACES_A_CLIENT = 4
 _MOST_PLACES = 1 << 18
-# One that has more clients than another leaves the next to it, for so long.
+# A process that has more clients than another leaves the next to it, for 20 pauses of 1 ms.
 _PAUSE = 0.001
 _PATIENCE = 20
-# One that may have no more leaves it to who may, who may be busy, before it refuses.
+# A full process leaves it to the others, which may be busy, for this many pauses.
 _LONG_PATIENCE = 1_000
 
 
 def shared_block(workers: int, clients: int = 0) -> int:
-    """A descriptor of the memory for so many processes, none of which takes clients yet; each
-    tells of the addresses of so many clients."""
+    """A descriptor of the memory for `workers` processes, none of which accepts clients yet; each
+    has room for the addresses of `clients` clients."""
     places = min(_MOST_PLACES, clients * _PLACES_A_CLIENT + _WINDOW) if clients else 0
     size = _HEAD + workers * (_FIELDS * _NUMBER + places * (_HASH + _NUMBER))
     if hasattr(os, "memfd_create"):
@@ -55,7 +54,7 @@ def shared_block(workers: int, clients: int = 0) -> int:
 
 
 class AcceptBalance:
-    """The block behind `fd`, as number `at` of the processes sees it; `close` unmaps it."""
+    """The block at descriptor `fd`, as process number `at` sees it; `close` unmaps it."""
 
     def __init__(self, fd: int, at: int) -> None:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
@@ -72,14 +71,14 @@ class AcceptBalance:
         self._workers = workers
 
     def note(self, clients: int, room: int, beyond: int = 0) -> None:
-        """This process has so many clients, and may have so many more; `beyond` with its
-        reserved places."""
+        """This process has `clients` clients and accepts `room` more, or `beyond` more with its
+        reserved slots."""
         self._numbers[self._at] = clients
         self._numbers[self._at + 1] = room
         self._numbers[self._at + 2] = beyond
 
     def leave(self) -> None:
-        """This process takes no clients, and has none."""
+        """This process accepts no clients, and has none."""
         self.note(0, 0)
         for place in range(self._from, self._from + self._places):
             if self._counts[place]:
@@ -88,7 +87,7 @@ class AcceptBalance:
     # Addresses.
 
     def note_address(self, address: str, count: int) -> None:
-        """This process has so many clients of this address."""
+        """This process has `count` clients of this address."""
         if not self._places:
             return
         key, first = self._find(address)
@@ -100,7 +99,7 @@ class AcceptBalance:
             self._hashes[first + place] = key if count else 0
 
     def elsewhere(self, address: str) -> int:
-        """How many clients of this address the other processes have."""
+        """The number of clients of this address in the other processes."""
         return sum(self._of_others(address)) if self._places else 0
 
     def _of_others(self, address: str) -> Iterator[int]:
@@ -112,7 +111,7 @@ class AcceptBalance:
                     yield self._counts[begin + first + window.index(key)]
 
     def _find(self, address: str) -> tuple[int, int]:
-        """The hash that stands for an address, and the first place where it may stand."""
+        """The hash of an address, and the first hash slot where it may be."""
         packed = hashlib.blake2b(address.encode(), digest_size=_HASH, salt=self._salt).digest()
         key = int.from_bytes(packed, "big") or 1
         return key, key % (self._places - _WINDOW + 1)
@@ -120,24 +119,24 @@ class AcceptBalance:
     # Turns.
 
     async def wait(self) -> None:
-        """Return when it is this process's turn to accept, or the others have not done it
-        for long."""
+        """Return when it is this process's turn to accept, or the others have not accepted for
+        long."""
         waited = 0
         while waited < self._patience():
             await trio.sleep(_PAUSE)
             waited += 1
 
     def _patience(self) -> int:
-        """How often others are let past at most; 0: it is this process's turn."""
+        """How many pauses to leave to the other processes; 0: it is this process's turn."""
         numbers, at = self._numbers, self._at
-        # Where nobody has room for everybody, reserved places count.
+        # If no process has a free slot, reserved slots count.
         for field in (1, 2):
             least = -1
             for other in range(0, len(numbers), _FIELDS):
                 if other != at and numbers[other + field] and not -1 < least <= numbers[other]:
                     least = numbers[other]
             if numbers[at + field]:
-                # An eighth more is even enough, and lets a crowd in faster.
+                # An eighth more is balanced enough, and accepts a crowd faster.
                 even = least < 0 or numbers[at] <= least + least // 8
                 return 0 if even else _PATIENCE
             if least >= 0:

@@ -1,7 +1,7 @@
-"""What one client has proven about itself, and so whether it has a place.
+"""What one client has proven about itself, and so whether it keeps its slot.
 
-Owns the steps from a connection without a place to one that has it. The places are the gate's
-(`gate.py`), what tokens are worth the examiner's (`examination.py`).
+Owns the steps from a provisional slot to a full one. The slots belong to `gate.py`, the check of
+tokens to `tokens.py`.
 """
 
 from __future__ import annotations
@@ -21,36 +21,43 @@ from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
 
-# A client without a place may say these.
+# Commands that a client with a provisional slot may send.
 _TO_PROVE_ITSELF = (PublishQuery, Authenticate, CapabilitiesQuery)
 
 
 class ClientProof:
-    """One client's. `place` is its place at `gate`; None, for both: it needs none."""
+    """The proof of one client. `place` is its slot at `gate`; both None: it needs none."""
 
-    __slots__ = ("_examiner", "_examining", "_finishing", "_gate", "_place", "_transport",
-                 "undecided")  # fmt: skip
+    __slots__ = (
+        "_examining",
+        "_finishing",
+        "_gate",
+        "_place",
+        "_token_examiner",
+        "_transport",
+        "undecided",
+    )  # fmt: skip
 
     def __init__(
         self,
         transport: Transport,
         gate: Gate | None = None,
         place: ConnectionSlot | None = None,
-        examiner: TokenExaminer | None = None,
+        token_examiner: TokenExaminer | None = None,
     ) -> None:
         self.undecided = place is not None and not place.held
-        """Whether the client has no place, and may still get one."""
+        """Whether the client's slot is provisional."""
         self._transport = transport
         self._gate = gate
         self._place = place
-        self._examiner = examiner
+        self._token_examiner = token_examiner
         self._examining: trio.CancelScope | None = None
         self._finishing = False
 
     @property
     def takes_tokens(self) -> bool:
         """Whether the client may show a token."""
-        return self._examiner is not None and self._examiner.takes_tokens
+        return self._token_examiner is not None and self._token_examiner.takes_tokens
 
     @property
     def standing(self) -> TrustLevel:
@@ -59,8 +66,8 @@ class ClientProof:
         return max(proven, TrustLevel.KNOWN) if self._transport.certified else proven
 
     def allows(self, event: Event) -> bool:
-        """Whether a client that is `undecided` may go on with `event`: it has a place now, or is
-        about to prove who it is."""
+        """Whether a client that is `undecided` may go on with `event`: it has a slot now, or is
+        about to prove its identity."""
         if isinstance(event, _TO_PROVE_ITSELF):
             return True
         if self._transport.certified:
@@ -71,36 +78,36 @@ class ClientProof:
         return self._gate.confirm(self._place, trio.current_time())
 
     def accept(self, standing: TrustLevel) -> bool:
-        """The client has proven that it is `standing`: whether it has a place now."""
+        """The client has proven `standing`; returns whether it has a slot now."""
         if self._gate is None or self._place is None:
             return True
         self.undecided = False
         return self._gate.prove(self._place, standing, trio.current_time())
 
     def knows(self, token: bytes) -> bool:
-        """Whether it is a client token."""
-        assert self._examiner is not None
-        return self._examiner.knows(token)
+        """Whether `token` is a client token."""
+        assert self._token_examiner is not None
+        return self._token_examiner.knows(token)
 
     async def examine(self, command: str, check: Callable[[], bool]) -> bool | None:
-        """Whether `check`, which compares what `command` shows, is true; None: it was not made,
-        close the connection."""
-        assert self._examiner is not None
+        """The result of `check`, which compares the credentials in `command`; None: it was not
+        called, close the connection."""
+        assert self._token_examiner is not None
         host = None if self._place is None else self._place.host
         with trio.CancelScope() as self._examining:
             if self._finishing:
                 self._examining.cancel()
-            return await self._examiner.examine(command, host, self._transport.peer, check)
+            return await self._token_examiner.examine(command, host, self._transport.peer, check)
         return None
 
     def finish(self) -> None:
-        """The server ends: a client that waits for its answer gets none."""
+        """The server shuts down: a client that waits for its check gets no answer."""
         self._finishing = True
         if self._examining is not None:
             self._examining.cancel()
 
     def note_drop(self, event: Drop) -> None:
-        """Log that the connection is closed for what the client has sent."""
+        """Log that the connection is closed because of what the client sent."""
         peer, words = self._transport.peer, f"closed: {event.reason}"
         if self._gate is None:
             _log.debug("%s: %s", peer, words)

@@ -1,8 +1,8 @@
-"""Admission of connections: which get a place, which have to prove first who they are.
+"""Admission of connections: which get a slot, and which must prove their identity first.
 
-Owns the places of one server: how many are taken, by which addresses, which connection is
-refused and which idle client is closed for another. Knows neither sockets nor the protocol:
-`server.py` accepts, the session says what a client has proven.
+Owns the slots of one server: how many are in use, by which addresses, which connection is refused
+and which idle client is closed for another. Knows neither sockets nor the protocol: `server.py`
+accepts connections, the session reports what a client has proven.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ EVICTED: Final = "evicted"
 """Why an idle client of a full server was closed."""
 
 IDLE_SECONDS: Final = 10.0
-"""A client of a full server that neither streams nor asks for so long is closed for another."""
+"""A client of a full server that neither streams nor sends commands for this long may be closed for
+another."""
 
 PROOF_SECONDS: Final = 5.0
-"""So long a connection without a place has to prove who it is."""
+"""Time for a connection with a provisional slot to prove its identity."""
 
-# Of the reserved places these are for publishers, the others also for known clients.
+# Of the reserved slots these are for publishers, the others also for known clients.
 _PUBLISHERS: Final = 2
 
 
@@ -63,7 +64,7 @@ class GatedSession(Protocol):
 
 
 class ConnectionSlot:
-    """One accepted connection, as the gate sees it."""
+    """One accepted connection, as admission sees it."""
 
     __slots__ = ("came_at", "held", "host", "over", "peer", "session", "short_of", "standing")
 
@@ -72,14 +73,14 @@ class ConnectionSlot:
         self.peer = peer
         self.came_at = now
         self.short_of = short_of
-        """The limit that the connection ran into; empty once it has had a place."""
+        """The limit that the connection exceeded; empty once it has a slot."""
         self.held = False
-        """Whether it has a place. Until then it is provisional: it may only prove itself."""
+        """Whether it has a slot. Until then it is provisional: it may only prove its identity."""
         self.over = False
         """Whether it is to be closed, or has been."""
         self.standing = TrustLevel.UNPROVEN
         self.session: GatedSession | None = None
-        """What serves it, once it does."""
+        """The session that serves it."""
 
 
 Idle: TypeAlias = tuple[TrustLevel, float, GatedSession]
@@ -87,73 +88,73 @@ Idle: TypeAlias = tuple[TrustLevel, float, GatedSession]
 
 
 class Gate:
-    """Admission to one server. `limits.max_clients` has been bounded by descriptors; `reserved`
-    places come on top of it, for clients that prove who they are. `turns` has the numbers of
+    """Admission to one server. `limits.max_clients` fits the descriptors of the process; `reserved`
+    slots come on top of it, for clients that prove their identity. `balance` has the numbers of
     the other processes that accept from the same listeners."""
 
     def __init__(
         self,
         limits: Limits,
         counts: Counts,
-        turns: AcceptBalance | None = None,
+        balance: AcceptBalance | None = None,
         reserved: int = 0,
         publishing: bool = False,
     ) -> None:
         self.clients = 0
-        # Clients that have been idle for `IDLE_SECONDS`; the last is the first to be closed.
+        # Clients that have been idle for `IDLE_SECONDS`; the last one is closed first.
         self._idle: list[Idle] = []
         self.refusals = RefusalLog(_log)
         self.reserved = reserved
-        """Places beyond `max_clients`."""
+        """Slots beyond `max_clients`."""
         self._limits = limits
         self._counts = counts
         self._by_address: Counter[str] = Counter()
-        self._turns = turns
-        self._of_publishers = min(_PUBLISHERS, reserved) if publishing else 0
-        # Publishers that have a place.
+        self._balance = balance
+        self._for_publishers = min(_PUBLISHERS, reserved) if publishing else 0
+        # Publishers that have a slot.
         self._publishers = 0
         self._provisional: FairSlots[ConnectionSlot] | None = (
             FairSlots(PROVISIONAL_CLIENTS) if reserved else None
         )
 
     def shrink(self, limits: Limits) -> None:
-        """Before the first client: there are descriptors for fewer."""
+        """Before the first client: set limits that fit the descriptors."""
         self._limits = limits
 
     @property
     def reserved_in_use(self) -> int:
-        """How many of them are taken."""
+        """Reserved slots in use."""
         return max(0, self.clients - self._limits.max_clients)
 
     @property
     def provisional(self) -> int:
-        """Connections without a place that may still prove who they are."""
+        """Connections with a provisional slot."""
         return 0 if self._provisional is None else len(self._provisional)
 
     def note_room(self) -> None:
-        """Report to the other processes how many places are left here."""
-        if self._turns is not None:
+        """Report to the other processes how many slots are free here."""
+        if self._balance is not None:
             room = max(0, self._limits.max_clients - self.clients)
             if self._idle and self._idle[-1][0] is TrustLevel.UNPROVEN:
-                room += 1  # the place that an idle client holds can be had
+                room += 1  # an idle client can be closed for another
             beyond = self._limits.max_clients + self.reserved - self.clients
-            self._turns.note(self.clients, room, max(0, beyond))
+            self._balance.note(self.clients, room, max(0, beyond))
 
     def close(self) -> None:
-        """No more connections are accepted here: the other processes do not wait for it."""
-        if self._turns is not None:
-            self._turns.leave()
-            self._turns = None
+        """No more connections are accepted here: the other processes stop waiting for this one."""
+        if self._balance is not None:
+            self._balance.leave()
+            self._balance = None
 
     # Arrival.
 
     def admit(self, host: str, peer: str, now: float) -> ConnectionSlot | None:
-        """A place for a connection from `host`, or a provisional one; None: refused. It is
-        counted until `leave`. `peer` names it in the log; `now` is the loop's time."""
+        """A slot for a connection from `host`, provisional if the server is full; None: refused. It
+        counts until `leave`. `peer` names it in the log; `now` is the loop's time."""
         short_of = self._short_of(host, now)
         place = ConnectionSlot(host, peer, now, short_of)
         if not short_of:
-            self._seat(place)
+            self._occupy(place)
         elif self._provisional is None:
             self._refuse(place, now)
             return None
@@ -164,18 +165,18 @@ class Gate:
         return place
 
     def _short_of(self, host: str, now: float) -> str:
-        """The limit that one more client of `host` runs into; "" where there is a place. An idle
-        client is closed where that makes one."""
+        """The limit that one more client of `host` exceeds; "" if there is a slot. Closes an idle
+        client if that makes one free."""
         most = self._limits.most_of(host)
         if most is not None:
-            elsewhere = 0 if self._turns is None else self._turns.elsewhere(host)
+            elsewhere = 0 if self._balance is None else self._balance.elsewhere(host)
             if self._by_address[host] + elsewhere >= most:
                 return TOO_MANY_OF_ADDRESS
         if self.clients < self._limits.max_clients or self._evict(TrustLevel.UNPROVEN, now):
             return ""
         return TOO_MANY
 
-    def _seat(self, place: ConnectionSlot) -> None:
+    def _occupy(self, place: ConnectionSlot) -> None:
         place.held, place.short_of = True, ""
         self.clients += 1
         self._publishers += place.standing is TrustLevel.PUBLISHER
@@ -186,7 +187,7 @@ class Gate:
     # Proof.
 
     def prove(self, place: ConnectionSlot, standing: TrustLevel, now: float) -> bool:
-        """The client has proven who it is: whether it has a place now."""
+        """The client has proven its identity; returns whether it has a slot now."""
         before, place.standing = place.standing, max(place.standing, standing)
         if place.held:
             publishes = place.standing is TrustLevel.PUBLISHER
@@ -195,33 +196,33 @@ class Gate:
             return place.held
         most = self._limits.max_clients + self.reserved
         if standing is not TrustLevel.PUBLISHER:
-            most -= max(0, self._of_publishers - self._publishers)
+            most -= max(0, self._for_publishers - self._publishers)
         if self.clients >= most and not self._evict(standing, now):
             self._dismiss(place, now)
             return False
-        self._settle(place)
+        self._promote(place)
         return True
 
     def confirm(self, place: ConnectionSlot, now: float) -> bool:
-        """The client has asked for something, and proven nothing: whether it has a place now,
-        which may have become free since it came."""
+        """The client sent a command without proving its identity; returns whether it has a slot
+        now, which may have become free since it connected."""
         if not place.held and not place.over:
             place.short_of = self._short_of(place.host, now)
             if place.short_of:
                 self._dismiss(place, now)
             else:
-                self._settle(place)
+                self._promote(place)
         return place.held
 
-    def _settle(self, place: ConnectionSlot) -> None:
+    def _promote(self, place: ConnectionSlot) -> None:
         assert self._provisional is not None
         self._provisional.discard(place, place.host)
-        self._seat(place)
+        self._occupy(place)
 
     # The end.
 
     def leave(self, place: ConnectionSlot, now: float) -> None:
-        """The connection is over. A second call does nothing."""
+        """The connection ended. A second call does nothing."""
         if place.over:
             return
         place.over = True
@@ -237,14 +238,14 @@ class Gate:
             self._refuse(place, now)
 
     def _dismiss(self, place: ConnectionSlot, now: float) -> None:
-        """Close a connection that has no place."""
+        """Close a connection with a provisional slot."""
         self.leave(place, now)
         if place.session is not None:
             place.session.dismiss()
 
     def _evict(self, newcomer: TrustLevel, now: float) -> bool:
-        """Close the client that has been idle longest of those that have proven least, and no
-        more than `newcomer` has; whether there was one."""
+        """Close the longest idle client among those that have proven least, if that is no more than
+        `newcomer` has; returns whether there was one."""
         while self._idle and self._idle[-1][0] <= newcomer:
             _, since, session = self._idle.pop()
             place = session.place
@@ -264,15 +265,15 @@ class Gate:
         return 10 * self.clients >= 9 * self._limits.max_clients
 
     def note_idle(self, clients: list[Idle]) -> None:
-        """These clients have been idle for `IDLE_SECONDS`: as long as the server is `crowded`,
-        `guard.py` looks for them once a second."""
+        """These clients have been idle for `IDLE_SECONDS`: `timeouts.py` reports them once a second
+        while the server is `crowded`."""
         self._idle = sorted(clients, key=lambda client: client[:2], reverse=True)
         self.note_room()
 
     # The clock.
 
     def tick(self, now: float) -> None:
-        """About once a second: close what has not proven itself in time, log what is due."""
+        """About once a second: close connections without proof in time, write due log lines."""
         if self._provisional is not None:
             for place in list(self._provisional):
                 if now - place.came_at >= PROOF_SECONDS:
@@ -287,8 +288,8 @@ class Gate:
             return
         self._by_address[host] += step
         count = self._by_address[host]
-        if self._turns is not None:
-            self._turns.note_address(host, count)
+        if self._balance is not None:
+            self._balance.note_address(host, count)
         if not count:
             del self._by_address[host]
 
@@ -304,7 +305,7 @@ class Gate:
 
 
 class Pace:
-    """At most `rate` steps a second, as many as one second's together."""
+    """A rate limit: `rate` steps a second, with bursts of up to one second's steps."""
 
     __slots__ = ("_credit", "_rate", "_since")
 
@@ -314,7 +315,7 @@ class Pace:
         self._since = now
 
     def step(self, now: float) -> float:
-        """Seconds to wait before the step that is about to be taken."""
+        """Seconds to wait before the next step."""
         credit = self._credit + (now - self._since) * self._rate
         self._since = now
         self._credit = min(credit, max(1.0, self._rate)) - 1

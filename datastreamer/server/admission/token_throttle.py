@@ -1,4 +1,4 @@
-"""Wrong tokens, by address: how long a client waits until its token is examined.
+"""Throttle of wrong tokens, by address: how long a client waits until its token is checked.
 
 Owns the table of addresses and its bounds. Knows neither tokens nor connections.
 """
@@ -9,11 +9,11 @@ from collections import OrderedDict
 from typing import Final
 
 _FREE: Final = 3
-"""Wrong tokens of an address that slow nothing: an operator's mistakes."""
+"""Wrong tokens of an address without a delay, for an operator's mistakes."""
 
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
-# A client that would have to wait for longer is closed: its address has too many waiting.
+# A client that would have to wait longer is closed: its address has too many waiting.
 LONGEST_WAIT: Final = 60.0
 
 _FORGET_SECONDS: Final = 600.0
@@ -30,27 +30,27 @@ class _Address:
 
 
 class TokenThrottle:
-    """How fast tokens are examined, for each address of its own.
+    """How fast the tokens of each address are checked.
 
-    After three wrong tokens the next examinations of an address are 0.5 s apart, then 1 s, 2 s,
-    up to 30 s, however many connections it makes. An address is forgotten ten minutes after its
-    last token. One that has shown a right token is not slowed down for an hour, so that a
-    neighbour's guesses do not lock a publisher out. At most 4,096 addresses are kept, the most
+    After three wrong tokens the next checks for an address are 0.5 s apart, then 1 s, 2 s,
+    up to 30 s, on however many connections. An address is forgotten ten minutes after its last
+    token. An address with a right token is not throttled for an hour, so that a neighbour's
+    guesses do not lock a publisher out. At most 4,096 addresses are kept, the most
     recent ones.
     """
 
     def __init__(self) -> None:
-        # Those whose tokens are wrong, or not examined yet.
+        # Addresses with wrong tokens, or tokens that are not checked yet.
         self._suspects: OrderedDict[str, _Address] = OrderedDict()
-        # Until when those with a right token are trusted.
+        # Addresses with a right token, and until when they are trusted.
         self._trusted: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._suspects) + len(self._trusted)
 
     def wait(self, address: str, now: float) -> float | None:
-        """Seconds until the token that `address` shows is to be examined; None: not at all, close
-        the connection. It counts as wrong until `succeeded`."""
+        """Seconds until the token from `address` is checked; None: close the connection without a
+        check. The token counts as wrong until `succeeded`."""
         if self._trusts(address, now):
             return 0.0
         known = self._suspects.pop(address, None)
@@ -70,7 +70,7 @@ class TokenThrottle:
         return begin - now
 
     def succeeded(self, address: str, now: float) -> None:
-        """A token of `address` was examined and is right."""
+        """A token of `address` was checked and is right."""
         self._suspects.pop(address, None)
         self._trusted[address] = now + _TRUST_SECONDS
         self._trusted.move_to_end(address)

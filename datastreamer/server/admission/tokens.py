@@ -1,7 +1,7 @@
-"""What clients show to prove who they are: judged, slowed down, counted and logged.
+"""Checks of the tokens that clients present: throttled, counted and logged.
 
-Owns the client tokens of a server and how long the answer to a wrong one takes. What a proof
-is good for is the gate's to say.
+Owns the client tokens of a server and how long the answer to a wrong one takes. `gate.py` decides
+what a proof is good for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_ALLOWED_SECONDS: Final = 0.5
 
 
 class TokenExaminer:
-    """Judges what clients show. A `token_file` that cannot be read accepts no token."""
+    """Checks what clients present. If `token_file` cannot be read, no token is accepted."""
 
     def __init__(self, token_file: str | None, counts: Counts, refusals: RefusalLog) -> None:
         self._token_file = token_file
@@ -35,24 +35,24 @@ class TokenExaminer:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether clients may show a token."""
+        """Whether clients may present a token."""
         return self._token_file is not None
 
     def knows(self, token: bytes) -> bool:
-        """Whether it is a client token. The file is read each time, so that it may change."""
+        """Whether `token` is a client token. The file is read each time, so that it may change."""
         assert self._token_file is not None
         try:
             return is_token(token, read_tokens(self._token_file))
         except UsageError as error:
-            _log.error("no client token is accepted: %s", error)
+            _log.error("client tokens cannot be checked, none is accepted: %s", error)
             return False
 
     async def examine(
         self, command: str, host: str | None, peer: str, check: Callable[[], bool]
     ) -> bool | None:
-        """Whether `check()` is true, when it is the turn of a client of `host`; None: too many
-        wait already. `host` None: a connection without an address, which has no turn to wait
-        for."""
+        """The result of `check()`, called when the throttle of `host` allows it; None: too many
+        clients of `host` wait already. `host` None: a connection without an address, which is
+        not throttled."""
         now = trio.current_time()
         if host is not None:
             wait = self._guesses.wait(host, now)
@@ -66,7 +66,7 @@ class TokenExaminer:
             if host is not None:
                 self._guesses.succeeded(host, now)
             return True
-        self._note(command, peer, "not allowed: what it has shown is not accepted", now)
+        self._note(command, peer, "not allowed: its token or certificate is not accepted", now)
         await trio.sleep(_NOT_ALLOWED_SECONDS)
         return False
 

@@ -1,7 +1,7 @@
-"""One operation of a publisher's, on its way into the file: appended, or compared with it.
+"""Applies a publisher's operation to the file: appends it, or compares it if it is there already.
 
-Owns which of the two it is, and the Result that a publisher hears where it is neither. Knows
-no connection and no event loop: it blocks, and is called where that hurts nobody.
+Owns the choice between the two, and the Result of an operation that is refused. Knows no connection
+and no event loop: its functions block, and are called in threads if that takes long.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from datastreamer.storage.stream import DataStream
 from datastreamer.storage.write.writer import PendingCommit
 
 CLOSING: Final = (RESULT_BAD_OPERATION,)
-"""Results of an operation after which the connection is over: nobody knows what else is wrong."""
+"""Results after which the connection is closed: its further requests cannot be trusted."""
 
 
 class OperationRefused(Exception):
-    """What a publisher is told instead of a receipt."""
+    """The operation was refused; `answer` is the Result for the publisher."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(why)
@@ -41,10 +41,10 @@ class OperationRefused(Exception):
 def commit_together(
     stream: DataStream, lease: object, commits: Sequence[Commit]
 ) -> PendingCommit | None:
-    """Operations that follow one another, with one commit: each is there as a whole, or none.
+    """Append consecutive operations with one commit: all or none.
 
-    None where that cannot be done, for whatever reason; nothing has happened then, and it shows
-    with each by itself.
+    None if that cannot be done; then the stream is unchanged, and applying each operation alone
+    shows the reason.
     """
     payload = b"".join([commit.payload for commit in commits])
     first = commits[0].first
@@ -63,13 +63,13 @@ def commit_together(
         return None
     finally:
         if op.is_open:
-            # In doubt, the first of them is told so when it begins by itself.
+            # If it is in doubt, applying the first operation alone reports it.
             with contextlib.suppress(CommitInDoubt):
                 stream.rollback_atomic_op()
 
 
 def _is_made_of(batch: EntryBatch, commits: Sequence[Commit], size: int) -> bool:
-    """Whether each of `commits` has as many entries as it says, and these are all."""
+    """Whether `batch` consists of exactly the entries that `commits` declare."""
     offsets, count = batch.offsets, len(batch)
     entries = at = 0
     for commit in commits:
@@ -87,10 +87,10 @@ def _has_good_bookmarks(batch: EntryBatch) -> bool:
 
 
 class PublishedOperation:
-    """An operation that begins with entry `first`, by the source that has the `lease`.
+    """An operation that begins with entry `first`, of the holder of `lease`.
 
-    Raises `OperationRefused`, here and in its methods; then none of it is in the stream, and it is
-    over. `size` counts the bytes of its entries, of which `most` are taken.
+    Raises `OperationRefused`, here and in its methods; then it has ended and none of it is in the
+    stream. `size` is the number of bytes of its entries, at most `most`.
     """
 
     def __init__(self, stream: DataStream, lease: object, first: int, most: int) -> None:
@@ -101,7 +101,7 @@ class PublishedOperation:
         try:
             stream.start_atomic_op(lease=lease)
         except CommitInDoubt as error:
-            # It may be this one, which was sent before and may be on disk.
+            # The operation in doubt may be this one, sent before.
             raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error
         except DatastreamerError as error:
             raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
@@ -110,17 +110,17 @@ class PublishedOperation:
             self.roll_back()
             raise OperationRefused(
                 RESULT_PAST_THE_END,
-                f"the operation begins with entry {first}, where entry {end} is due",
+                f"the operation begins with entry {first}; the next entry is {end}",
             )
         self.compared = first < end
-        """Whether what it has stands in the stream, or is other than that."""
+        """Whether it is compared with entries in the stream instead of appended."""
         if self.compared:
             self.roll_back()
 
     def add(self, payload: bytes) -> None:
-        """Take entries, the next ones by their numbers."""
+        """Add packed entries with the next numbers."""
         try:
-            batch = self._judged(payload)
+            batch = self._checked(payload)
             if self.compared:
                 self._compare(batch, payload)
             else:
@@ -133,7 +133,7 @@ class PublishedOperation:
             raise
         self.next = batch.next_number
 
-    def _judged(self, payload: bytes) -> EntryBatch:
+    def _checked(self, payload: bytes) -> EntryBatch:
         try:
             batch = scan(payload, self.next)
         except CorruptEntries as error:
@@ -141,8 +141,8 @@ class PublishedOperation:
         if batch.nbytes != len(payload):
             raise OperationRefused(
                 RESULT_BAD_OPERATION,
-                f"after entry {batch.next_number - 1} come {len(payload) - batch.nbytes} bytes "
-                "that are no entry",
+                f"{len(payload) - batch.nbytes} bytes after entry {batch.next_number - 1} are no "
+                "entry",
             )
         if not _has_good_bookmarks(batch):
             raise OperationRefused(RESULT_BAD_OPERATION, "a bookmark's key is 1 to 16 bytes")
@@ -161,21 +161,21 @@ class PublishedOperation:
             if stop > stream.total_entries:
                 raise OperationRefused(
                     RESULT_OTHER_ENTRIES,
-                    f"the operation goes on to entry {stop - 1}, and the stream ends with entry "
+                    f"the operation ends with entry {stop - 1}, but the stream ends with entry "
                     f"{stream.total_entries - 1}",
                 )
-        for standing in stream.batches(self.next, stop):
-            packed = standing.packed()
+        for stored in stream.batches(self.next, stop):
+            packed = stored.packed()
             if payload[at : at + len(packed)] != packed:
                 raise OperationRefused(
                     RESULT_OTHER_ENTRIES,
-                    f"among entries {standing.first_number} to {standing.next_number - 1} one is "
-                    "another in the stream",
+                    f"entries {stored.first_number} to {stored.next_number - 1} of the operation "
+                    "differ from those in the stream",
                 )
             at += len(packed)
         if at != len(payload):
             raise OperationRefused(
-                RESULT_OTHER_ENTRIES, f"entries {self.next} to {stop - 1} have gone meanwhile"
+                RESULT_OTHER_ENTRIES, f"entries {self.next} to {stop - 1} were truncated meanwhile"
             )
 
     def _sync(self) -> None:
@@ -185,13 +185,13 @@ class PublishedOperation:
             raise OperationRefused(RESULT_IN_DOUBT, str(error)) from error
 
     def commit(self, count: int) -> PendingCommit | None:
-        """End it: part of the stream now, and on disk when the pending commit says so; None: it
-        is on disk already."""
+        """Commit: the entries are in the stream now, and on disk when the pending commit is done;
+        None: they are on disk already."""
         try:
             if self.next - self.first != count:
                 raise OperationRefused(
                     RESULT_BAD_OPERATION,
-                    f"{self.next - self.first} entries came, and the commit says {count}",
+                    f"the commit declares {count} entries, but {self.next - self.first} were sent",
                 )
             if self.compared:
                 self._sync()
@@ -205,7 +205,7 @@ class PublishedOperation:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Forget what is not committed. Idempotent. After an `OperationRefused` raised here, part
+        """Discard what is not committed. Idempotent. After an `OperationRefused` raised here, part
         of the operation may be in the stream."""
         if self._stream.atomic_op().is_open:
             try:

@@ -1,8 +1,7 @@
-"""Who may publish into the stream, and who does: the server's side, before any operation.
+"""The lease to publish into a stream: who may have it, and who has it.
 
-Owns the proof that a source brings, and the lease: that there is one at
-a time, with an epoch that is on disk before it is granted. What a source does with its lease
-stands in `publication.py`.
+Owns the check of a publisher's credentials, and that one publisher at a time has the lease, with
+an epoch that is on disk before the lease is granted. `session.py` executes what the holder sends.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from datastreamer.transport.tls import ServerTLS
 
 _log = logging.getLogger(__name__)
 
-# No operator raises an epoch so far by hand, and there are always higher ones.
+# No operator raises an epoch this far by hand, and higher ones remain.
 _MOST_EPOCH: Final = (1 << 63) - 1
 
 
@@ -54,10 +53,10 @@ class LeaseHolder(Protocol):
 
 
 class PublishLease:
-    """Where sources ask for the lease of one stream, and the one that has it is known.
+    """Grants the lease of one stream and knows its holder.
 
-    Raises `UsageError` and `StreamReadOnly` where the terms do not go with the stream or
-    `tls`, and `DamagedHeader` if the record of the last epoch is damaged.
+    Raises `UsageError` and `StreamReadOnly` if `terms` do not fit the stream or `tls`, and
+    `DamagedHeader` if the record of the last epoch is damaged.
     """
 
     def __init__(
@@ -76,18 +75,19 @@ class PublishLease:
         self.counts = counts
         self.last = stream.source
         # What both copies of the record have for sure: not what a write that was cut off left.
-        self._kept: PublisherRecord | None = None
+        self._stored: PublisherRecord | None = None
         self.holder: LeaseHolder | None = None
         self._granting = trio.Lock()
 
     def allows(self, query: PublishQuery, transport: Transport) -> bool:
-        """Whether the source has shown all that it has to show. Takes as long for any token."""
+        """Whether the publisher's token and certificate are accepted. Takes the same time for every
+        token."""
         terms, allowed = self.terms, True
         if terms.token_file is not None:
             try:
                 allowed = is_token(query.token, terms.tokens())
             except UsageError as error:
-                _log.error("nobody may publish: %s", error)
+                _log.error("tokens cannot be checked, every publisher is refused: %s", error)
                 allowed = False
         if terms.client_certs:
             names = set(getattr(transport, "peer_names", tuple)())
@@ -95,32 +95,32 @@ class PublishLease:
         return allowed
 
     async def grant(self, query: PublishQuery, source: LeaseHolder) -> Lease:
-        """Make `source` the holder, on disk. Who held the lease is over when this returns.
+        """Make `source` the holder, on disk. The previous holder has stopped when this returns.
 
         Raises `OperationRefused`.
         """
         async with self._granting:
-            wanted = self._judge(query)
+            wanted = self._next_record(query)
             try:
-                # Receipts are for what the path leads to.
+                # Receipts are for the file at the path.
                 self.stream.ensure_in_place(always=True)
             except DatastreamerError as error:
                 raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
-            if wanted != self._kept:
+            if wanted != self._stored:
                 try:
                     await trio.to_thread.run_sync(self.stream.keep_source, wanted)
                 except DatastreamerError as error:
                     what = error.what if isinstance(error, StreamFileError) else error
-                    why = f"the lease cannot be kept on disk: {what}"
+                    why = f"the lease cannot be written to disk: {what}"
                     raise OperationRefused(RESULT_NOT_WRITTEN, why) from error
-                self.last = self._kept = wanted
+                self.last = self._stored = wanted
             if self.holder is not None:
                 again = wanted.source_id == self.holder.source_id
                 self.holder.fence(wanted.epoch, again=again)
                 await self.holder.left.wait()
             return await self._hand_over(wanted, query, source)
 
-    def _judge(self, query: PublishQuery) -> PublisherRecord:
+    def _next_record(self, query: PublishQuery) -> PublisherRecord:
         last, holder = self.last, self.holder
         if query.epoch == ANY_EPOCH:
             return PublisherRecord(last.epoch + 1, query.source_id)
@@ -133,7 +133,8 @@ class PublishLease:
             return PublisherRecord(query.epoch, query.source_id)
         if query.epoch:
             raise OperationRefused(
-                RESULT_FENCED, f"epoch {query.epoch} is over; the last source has {last.epoch}"
+                RESULT_FENCED,
+                f"epoch {query.epoch} has ended; the last publisher has epoch {last.epoch}",
             )
         if holder is not None and not same:
             raise OperationRefused(RESULT_SOURCE_BUSY, f"its epoch is {last.epoch}")
@@ -171,10 +172,10 @@ class PublishLease:
         )
 
     def release(self, source: LeaseHolder) -> None:
-        """`source` does not hold the lease any more; its open operation is rolled back."""
+        """`source` gives up the lease; its open operation is rolled back."""
         if self.holder is source:
             self.holder = None
             try:
                 self.stream.take_back(source)
             except CommitInDoubt as error:
-                _log.error("the open operation of a source that has left: %s", error)
+                _log.error("the open operation of a publisher that has left: %s", error)

@@ -1,4 +1,4 @@
-"""The operator's terms for a source elsewhere: who may be one, and within which limits.
+"""The operator's policy for publishers: credentials and limits.
 
 Knows neither trio nor connections.
 """
@@ -22,24 +22,24 @@ _MOST_TOKEN_FILE: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Publishing:
-    """On which terms a server takes operations from a source elsewhere. Times are in seconds.
+    """Which publishers a server accepts, and its limits for them. Times are in seconds.
 
-    A source shows a token that is a line of `token_file`, which is read at each try, or a
-    certificate for one of `client_certs`; both, where both are given. Raises `UsageError` where
-    neither is, or a number makes no sense.
+    A publisher presents a token that is a line of `token_file`, which is read at each attempt, or
+    a certificate for one of `client_certs`; both, if both are set. Raises `UsageError` if neither
+    is set, or a number is out of range.
     """
 
     token_file: str | os.PathLike[str] | None = None
     client_certs: tuple[str, ...] = ()
     lease: float = 30.0
-    """A source that says nothing for so long has lost its lease."""
+    """A publisher that sends nothing for this long loses its lease."""
     operation_timeout: float = 60.0
-    """So long an operation may be open."""
+    """Maximum time an operation may be open."""
     max_operation_bytes: int = 1 << 30
     max_underway: int = 4096
-    """Operations of which it is not known yet whether they are on disk."""
+    """Maximum number of operations that are not known to be on disk."""
     max_operations_per_second: float | None = None
-    """A source that is faster waits. None: no limit."""
+    """Operations executed per second; a faster publisher waits. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.token_file is None and not self.client_certs:
@@ -63,13 +63,13 @@ class Publishing:
 
 
 def check_client_tokens(path: str | None) -> None:
-    """Raises `UsageError` where there is to be a file of client tokens and it has none."""
+    """Raises `UsageError` if `path` is a file without tokens."""
     if path is not None:
         read_tokens(path)
 
 
 def is_token(shown: bytes, tokens: list[bytes]) -> bool:
-    """Whether `shown` is one of `tokens`. Takes as long for any token of a length."""
+    """Whether `shown` is one of `tokens`. Takes the same time for all tokens of one length."""
     digest, matched = hashlib.sha256(shown).digest(), False
     for token in tokens:
         matched |= hmac.compare_digest(digest, hashlib.sha256(token).digest())
@@ -77,20 +77,20 @@ def is_token(shown: bytes, tokens: list[bytes]) -> bool:
 
 
 def read_tokens(path: str | os.PathLike[str]) -> list[bytes]:
-    """The tokens in a file, one a line; at least one. Raises `UsageError`, also if other users
-    own or can read the file."""
+    """The tokens in a file, one per line; at least one. Raises `UsageError`, also if another user
+    owns or can read the file."""
     shown = os.fspath(path)
     try:
         content = read_secret(path, _MOST_TOKEN_FILE + 1)
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror or error}") from None
-    # The beginning of a token is none.
+    # A token that is cut off is not a token.
     if len(content) > _MOST_TOKEN_FILE:
-        raise UsageError(f"{shown}: a file of tokens has at most {_MOST_TOKEN_FILE} bytes")
+        raise UsageError(f"{shown}: the token file is larger than {_MOST_TOKEN_FILE} bytes")
     lines = [line.strip() for line in content.splitlines()]
     found = [line for line in lines if line]
     if not found:
-        raise UsageError(f"{shown}: no token is in this file; one stands on each line")
+        raise UsageError(f"{shown}: the file has no token; write one on each line")
     if max(map(len, found)) > MOST_TOKEN:
-        raise UsageError(f"{shown}: a token of more than {MOST_TOKEN} bytes")
+        raise UsageError(f"{shown}: a token has more than {MOST_TOKEN} bytes")
     return found

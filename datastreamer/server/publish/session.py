@@ -1,8 +1,8 @@
-"""One connection of the stream's source, from its request for the lease to its end.
+"""One connection of a publisher, from its request for the lease to its end.
 
-Owns the order of its operations and of their answers, and how long it may be silent or slow. The
-loop never waits for the disk: what may have to is done in a thread. Who may publish stands in
-`publishing.py`, what an operation does to the file in `published.py`.
+Owns the order of its operations and of their answers, and its time limits. The event loop never
+waits for the disk: a thread does. `lease.py` decides who may publish, `apply.py` writes an
+operation to the file.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
 
-# An operation up to this is committed in the loop's own turn: in less time than a thread begins.
+# An operation up to this size is committed in the event loop: starting a thread takes longer.
 _AT_ONCE: Final = 64 << 10
-# Of operations that are not on disk nothing more is read behind so much.
+# With this many bytes not yet on disk, no further operation is read.
 _UNSYNCED_BYTES: Final = 64 << 20
-# Of those that come together so many become part of the stream together, at the most.
+# Maximum number of operations that arrived together and share one commit.
 _TOGETHER: Final = 256
-# The others have their turn after so many operations.
+# Operations after which this task yields.
 _OPERATIONS_A_TURN: Final = 64
 
 
 class _Answer(NamedTuple):
-    """An answer that waits for its turn: bytes, or a receipt for what is on disk then."""
+    """An answer that waits to be sent: bytes, or a receipt to send when `pending` is on disk."""
 
-    told: bytes
+    encoded: bytes
     first: int = 0
     entries: int = 0
     pending: PendingCommit | None = None
@@ -74,35 +74,37 @@ class _Answer(NamedTuple):
 
 
 class PublishSession:
-    """What one source does. `receive` gives what comes behind `received`, none at the end."""
+    """One publisher's session. `receive` returns the bytes that follow `received`; empty at the
+    end."""
 
     def __init__(
         self,
-        desk: PublishLease,
+        publish_lease: PublishLease,
         transport: Transport,
         receive: Callable[[], Awaitable[bytes]],
         received: bytes,
     ) -> None:
         self.source_id = b""
         self.left = trio.Event()
-        """It has done all that it will do to the stream."""
-        self._desk = desk
-        self._stream = desk.stream
-        # How many entries were on disk when the path of the stream was last known to lead there.
+        """Set when it has done all that it will do to the stream."""
+        self._publish_lease = publish_lease
+        self._stream = publish_lease.stream
+        # Entries on disk when the stream's path was last known to lead to the open file.
         self._synced = 0
-        self._terms = desk.terms
-        self._counts = desk.counts
+        self._terms = publish_lease.terms
+        self._counts = publish_lease.counts
         self._transport = transport
         self._receive = receive
-        self._parser = RequestParser(desk.stream.header.stream_type, received)
+        self._parser = RequestParser(publish_lease.stream.header.stream_type, received)
         self._lease = 0.0
         self._operation: PublishedOperation | None = None
-        # What was refused before the operation's commit came; the commit is told.
+        # The refusal of an operation whose Commit has not arrived yet; the Commit is answered with
+        # it.
         self._refused = b""
         self._refused_first = 0
-        # When it was last heard, and since when an operation, or half a request, is there.
-        self._heard = 0.0
-        self._begun = math.inf
+        # When bytes last arrived, and since when an operation or an incomplete request is open.
+        self._heard_at = 0.0
+        self._open_since = math.inf
         self._answers: deque[_Answer] = deque()
         self._unsynced = 0
         self._news = trio.Event()
@@ -110,98 +112,97 @@ class PublishSession:
         self._reading = trio.CancelScope()
         self._ended = False
         self._last = b""
-        # Why the server could not write, as it was last logged.
-        self._said = ""
-        rate = desk.terms.max_operations_per_second
+        # The reason that was last logged for a failed write.
+        self._logged_why = ""
+        rate = publish_lease.terms.max_operations_per_second
         self._pace = None if rate is None else Pace(rate, trio.current_time())
 
     # The lease.
 
     async def run(self, query: PublishQuery) -> bytes:
-        """Serve the source, which may publish, until it is done; gives the last Result that it is
-        to be told."""
+        """Serve the publisher until it is done; returns the last Result to send to it."""
         peer = self._transport.peer
         self.source_id = query.source_id
         try:
-            lease = await self._desk.grant(query, self)
+            lease = await self._publish_lease.grant(query, self)
         except OperationRefused as refused:
-            _log.info("%s: may not publish now: %s", peer, refused, extra={"peer": peer})
+            _log.info("%s: publishing refused: %s", peer, refused, extra={"peer": peer})
             return self._counted(refused)
         try:
-            told = {"peer": peer, "epoch": lease.epoch, "entry": lease.total_entries}
-            words = "%s: publishes with epoch %d from entry %d on"
-            _log.info(words, peer, lease.epoch, lease.total_entries, extra=told)
+            encoded = {"peer": peer, "epoch": lease.epoch, "entry": lease.total_entries}
+            words = "%s: publishes from entry %d on, epoch %d"
+            _log.info(words, peer, lease.total_entries, lease.epoch, extra=encoded)
             self._lease, self._synced = lease.lease_ms / 1000, lease.total_entries
             self._queue(_Answer(encode_lease(lease)))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._acknowledge)
-                await self._take_requests()
-                await self._forget_aside()
+                await self._handle_requests()
+                await self._forget_in_thread()
                 self._leave()
                 self._ended = True
                 self._news.set()
         finally:
             self._leave()
-        _log.info("%s: publishes no more", peer, extra={"peer": peer})
+        _log.info("%s: stopped publishing", peer, extra={"peer": peer})
         return self._last
 
     def fence(self, epoch: int, *, again: bool) -> None:
-        """Another has the lease, or the same source on another connection: do nothing more."""
-        who = "this source, on another connection," if again else "another source"
+        """Another publisher, or the same one on another connection, has the lease: stop."""
+        who = "this publisher, on another connection," if again else "another publisher"
         if not self._last:
             self._last = self._refusal(RESULT_FENCED, f"{who} has the lease, with epoch {epoch}")
         self._reading.cancel()
 
     def finish(self) -> None:
-        """The server ends: answer what was committed, take nothing more."""
+        """The server shuts down: answer what was committed, read no further requests."""
         self._reading.cancel()
 
     def _leave(self) -> None:
         if not self.left.is_set():
-            self._desk.release(self)
+            self._publish_lease.release(self)
             self.left.set()
 
     # Requests.
 
-    async def _take_requests(self) -> None:
-        """Until the source is done, or has to be."""
+    async def _handle_requests(self) -> None:
+        """Until the publisher is done, or has to stop."""
         parser, asked = self._parser, 0
         ahead: Request | None = None
-        self._heard = trio.current_time()
+        self._heard_at = trio.current_time()
         with self._reading:
             while not self._reading.cancel_called:
                 request = parser.next_request() if ahead is None else ahead
                 ahead = None
                 if request is None:
                     if self._operation is None and not parser.pending:
-                        self._begun = math.inf
-                    if not await self._hear():
+                        self._open_since = math.inf
+                    if not await self._read_more():
                         return
                     continue
                 if type(request) is Commit and self._operation is None and not self._refused:
                     commits, ahead = self._gather(request)
-                    if len(commits) > 1 and self._take_together(commits):
-                        await self._make_room()
+                    if len(commits) > 1 and self._commit_together(commits):
+                        await self._wait_for_room()
                         await trio.lowlevel.checkpoint()
                         continue
                     for request in commits[:-1]:
-                        told = await self._obey(request)
-                        if told or self._reading.cancel_called:
-                            self._last = self._last or told
+                        encoded = await self._execute(request)
+                        if encoded or self._reading.cancel_called:
+                            self._last = self._last or encoded
                             return
                     request = commits[-1]
-                told = await self._obey(request)
-                if told:
-                    # (Of one that was fenced meanwhile, that is the last word.)
-                    self._last = self._last or told
+                encoded = await self._execute(request)
+                if encoded:
+                    # If it was fenced meanwhile, that is the last Result.
+                    self._last = self._last or encoded
                     return
                 asked += 1
                 if asked % _OPERATIONS_A_TURN == 0:
                     await trio.lowlevel.checkpoint()
 
     def _gather(self, first: Commit) -> tuple[list[Commit], Request | None]:
-        """This and those behind it that may go into the file together; and the request behind
-        these, if it is there."""
+        """This Commit and those after it that may share one commit of the file; and the request
+        after them, if it has arrived."""
         gathered, size = [first], len(first.payload)
         if self._pace is not None:
             return gathered, None
@@ -218,8 +219,8 @@ class PublishSession:
             due += request.entries
         return gathered, None
 
-    def _take_together(self, commits: list[Commit]) -> bool:
-        """Whether all of them are part of the stream now; else nothing has happened."""
+    def _commit_together(self, commits: list[Commit]) -> bool:
+        """Whether all of them are in the stream now; if not, none of them is."""
         size = sum([len(commit.payload) for commit in commits])
         most = self._terms.max_operation_bytes
         if any(len(commit.payload) > most for commit in commits):
@@ -229,30 +230,33 @@ class PublishSession:
         pending = commit_together(self._stream, self, commits)
         if pending is None:
             return False
-        self._begun = math.inf
+        self._open_since = math.inf
         counts = self._counts
         counts.published_operations += len(commits)
         counts.published_bytes += size
         self._unsynced += size
         for commit in commits:
             counts.published_entries += commit.entries
-            told = _Answer(b"", commit.first, commit.entries, pending, len(commit.payload))
-            self._answers.append(told)
+            encoded = _Answer(b"", commit.first, commit.entries, pending, len(commit.payload))
+            self._answers.append(encoded)
         self._news.set()
         return True
 
-    async def _hear(self) -> bool:
-        """Receive something; False where nothing more comes in time, or at all."""
+    async def _read_more(self) -> bool:
+        """Receive bytes; False after a time limit or at the end of the connection."""
         now = trio.current_time()
         if self._operation is not None or self._parser.pending:
-            self._begun = min(self._begun, now)
-        lease, operation = self._heard + self._lease, self._begun + self._terms.operation_timeout
+            self._open_since = min(self._open_since, now)
+        lease, operation = (
+            self._heard_at + self._lease,
+            self._open_since + self._terms.operation_timeout,
+        )
         with trio.move_on_at(min(lease, operation)):
             try:
                 data = await self._receive()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return False
-            self._heard = trio.current_time()
+            self._heard_at = trio.current_time()
             self._parser.receive(data)
             return bool(data)
         if self._reading.cancel_called:
@@ -262,24 +266,24 @@ class PublishSession:
 
     def _too_slow(self) -> bytes:
         seconds = self._terms.operation_timeout
-        return self._refusal(RESULT_TOO_SLOW, f"an operation was open for {seconds:g} s")
+        return self._refusal(RESULT_TOO_SLOW, f"the operation was open for {seconds:g} s")
 
     def _silent(self) -> bytes:
-        return self._refusal(RESULT_NO_LEASE, f"nothing came for {self._lease:g} s")
+        return self._refusal(RESULT_NO_LEASE, f"nothing was received for {self._lease:g} s")
 
-    async def _obey(self, request: Request) -> bytes:
-        """Do what was asked; gives the Result that ends the connection, if one does."""
+    async def _execute(self, request: Request) -> bytes:
+        """Execute one request; returns the Result that ends the connection, or b""."""
         if isinstance(request, Wrong):
             return self._refusal(request.number, request.why)
         if isinstance(request, ADDS):
-            if trio.current_time() > self._begun + self._terms.operation_timeout:
+            if trio.current_time() > self._open_since + self._terms.operation_timeout:
                 return self._too_slow()
             return await self._take_entries(request)
         if isinstance(request, Rollback):
-            self._queue(_Answer(await self._forget_aside()))
+            self._queue(_Answer(await self._forget_in_thread()))
         else:
             self._queue(_Answer(b"", -1))
-        await self._make_room()
+        await self._wait_for_room()
         return b""
 
     async def _take_entries(self, request: Add | Commit) -> bytes:
@@ -287,7 +291,9 @@ class PublishSession:
         first = request.first
         under = self._refused_first if self._refused else operation.first if operation else first
         if first != under:
-            why = f"a request for an operation from entry {first} on, where {under} is open"
+            why = (
+                f"the request is for an operation from entry {first}; the open one is from {under}"
+            )
             return self._refusal(RESULT_BAD_OPERATION, why)
         if operation is None and not self._refused and self._pace is not None:
             await self._wait(self._pace.step(trio.current_time()))
@@ -308,23 +314,23 @@ class PublishSession:
                 if isinstance(request, Commit):
                     self._committed(request, pending)
             elif isinstance(request, Commit):
-                answer, self._refused, self._begun = self._refused, b"", math.inf
+                answer, self._refused, self._open_since = self._refused, b"", math.inf
                 self._queue(_Answer(answer))
         except OperationRefused as refused:
             self._operation = None
-            told = self._counted(refused)
+            encoded = self._counted(refused)
             if refused.number in CLOSING:
-                return told
+                return encoded
             if isinstance(request, Commit):
-                self._begun = math.inf
-                self._queue(_Answer(told))
+                self._open_since = math.inf
+                self._queue(_Answer(encoded))
             else:
-                self._refused, self._refused_first = told, first
-        await self._make_room()
+                self._refused, self._refused_first = encoded, first
+        await self._wait_for_room()
         return b""
 
     def _apply(self, request: Add | Commit) -> PendingCommit | None:
-        """The entries into the file, and all of the operation with a Commit."""
+        """Write the entries to the file; with a Commit, commit the operation."""
         operation = self._operation
         if operation is None:
             most = self._terms.max_operation_bytes
@@ -337,7 +343,7 @@ class PublishSession:
     def _committed(self, request: Commit, pending: PendingCommit | None) -> None:
         operation, self._operation = self._operation, None
         assert operation is not None
-        self._begun = math.inf
+        self._open_since = math.inf
         counts = self._counts
         if operation.compared:
             counts.published_again += 1
@@ -349,9 +355,9 @@ class PublishSession:
         self._queue(_Answer(b"", request.first, request.entries, pending, operation.size))
 
     def _forget(self) -> bytes:
-        """Roll back; gives the Result."""
+        """Roll back; returns the Result."""
         operation, self._operation = self._operation, None
-        self._refused, self._begun = b"", math.inf
+        self._refused, self._open_since = b"", math.inf
         try:
             if operation is not None:
                 operation.roll_back()
@@ -359,15 +365,15 @@ class PublishSession:
             return self._counted(refused)
         return messages.OK
 
-    async def _forget_aside(self) -> bytes:
-        """As `_forget`; where the operation has bytes in the file, the system takes some 30 ms
-        a GB to free them."""
+    async def _forget_in_thread(self) -> bytes:
+        """As `_forget`, in a thread for a large operation: freeing its bytes takes the system some
+        30 ms per GB."""
         if self._operation is not None and self._operation.size > _AT_ONCE:
             return await trio.to_thread.run_sync(self._forget)
         return self._forget()
 
-    async def _make_room(self) -> None:
-        """Wait until so little waits for the disk, or for the source, that more may come."""
+    async def _wait_for_room(self) -> None:
+        """Wait until few enough operations wait for the disk and few enough answers to be sent."""
         before = trio.current_time()
         while len(self._answers) >= self._terms.max_underway or self._unsynced >= _UNSYNCED_BYTES:
             self._taken = trio.Event()
@@ -380,10 +386,10 @@ class PublishSession:
             self._spent(seconds)
 
     def _spent(self, seconds: float) -> None:
-        """That was our time, not the source's."""
+        """Do not count this time against the publisher."""
         if seconds:
-            self._begun += seconds
-            self._heard = trio.current_time()
+            self._open_since += seconds
+            self._heard_at = trio.current_time()
 
     # Answers.
 
@@ -392,7 +398,7 @@ class PublishSession:
         self._news.set()
 
     async def _acknowledge(self) -> None:
-        """Answer in order, each when it is true: whatever is on disk with one sync, at once."""
+        """Send answers in order: all that one sync has made durable, at once."""
         answers = self._answers
         while True:
             if not answers:
@@ -405,33 +411,33 @@ class PublishSession:
             last = next((each.pending for each in reversed(taken) if each.pending), None)
             if last is not None:
                 await self._on_disk(last)
-            told = b"".join(map(self._told, taken))
+            encoded = b"".join(map(self._encoded, taken))
             try:
                 with trio.fail_after(max(self._lease, 1.0)):
-                    await self._transport.send(told)
+                    await self._transport.send(encoded)
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                # Nobody listens: the source asks again on another connection.
+                # The connection is lost: the publisher asks again on another one.
                 self._reading.cancel()
                 answers.clear()
                 self._ended = True
                 return
-            self._counts.bytes_sent += len(told)
+            self._counts.bytes_sent += len(encoded)
             for each in taken:
                 self._unsynced -= each.size
                 answers.popleft()
             self._taken.set()
 
     async def _on_disk(self, pending: PendingCommit) -> None:
-        """Return when it is known of `pending`, and so of all before it, whether it is on disk."""
+        """Return when `pending`, and all commits before it, are on disk or have failed."""
         try:
             if not pending.done():
                 await trio.to_thread.run_sync(pending.wait)
         except DatastreamerError:
-            pass  # each answer looks for itself
+            pass  # each answer checks for itself
 
-    def _told(self, answer: _Answer) -> bytes:
-        if answer.told:
-            return answer.told
+    def _encoded(self, answer: _Answer) -> bytes:
+        if answer.encoded:
+            return answer.encoded
         synced = self._stream.synced_entries
         try:
             self._stream.ensure_in_place()
@@ -455,8 +461,8 @@ class PublishSession:
 
     def _count(self, number: int, why: str) -> None:
         self._counts.errors[kind_of(number)] += 1
-        # The disk is the server's, and whoever looks after it does not see what sources are told.
-        if number in (RESULT_NOT_WRITTEN, RESULT_IN_DOUBT) and why != self._said:
-            self._said = why
+        # A failing disk is for the operator to fix, who does not see what publishers are sent.
+        if number in (RESULT_NOT_WRITTEN, RESULT_IN_DOUBT) and why != self._logged_why:
+            self._logged_why = why
             peer = self._transport.peer
-            _log.error("%s: what it publishes is refused: %s", peer, why, extra={"peer": peer})
+            _log.error("%s: its operations are refused: %s", peer, why, extra={"peer": peer})

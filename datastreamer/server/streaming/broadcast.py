@@ -1,8 +1,8 @@
-"""What every client streams from: the view, the pass over live clients, and changes of both.
+"""The broadcast of new entries to all live clients of one stream.
 
-Owns the view (how far the pass has come), who is live, who waits for either, and whether
-committed entries are being taken back or changed just now. Knows senders, not sessions:
-whom a change concerns is `server.py`'s to find out.
+Owns the view (the head up to which entries have been broadcast), the set of live clients, the
+clients that wait for new entries, and the flag that committed entries are being truncated or
+updated. Knows senders, not sessions: `server.py` decides which sessions a change affects.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
 
-# One pass sends so much to each client, and takes so long, before others have a turn.
+# A pass sends at most this much to each client and runs at most this long before it yields.
 _PASS_BYTES = 128 * 1024
 _PASS_NS = 2_000_000
-# A commit wakes the pass; this often it looks for one that did not.
+# A commit wakes the pass; at this interval it also looks for commits that did not.
 _POLL_SECONDS = 0.010
-# After a header that cannot be read.
+# Pause after a header that cannot be read.
 _DAMAGE_PAUSE = 1.0
 
 
@@ -51,7 +51,7 @@ class LiveSender(Protocol):
 
 
 class Broadcast:
-    """The end of one stream, as clients see it. `run` and `poll` keep it going."""
+    """The head of one stream, as clients see it. `run` and `poll` keep it going."""
 
     def __init__(self, stream: DataStream, counts: Counts) -> None:
         self.stream = stream
@@ -59,46 +59,44 @@ class Broadcast:
         self.counts = counts
         self.cold = ColdReads(stream.fileno())
         self.hashing = trio.CapacityLimiter(1)
-        """Hashes of ranges are made one at a time, for all clients."""
+        """Range hashes are computed one at a time for all clients."""
         self.parked: set[LiveSender] = set()
         self.watchers: set[trio.Event] = set()
-        """Set once, when the next entries can be seen or some were taken back."""
+        """Each is set once, when new entries are visible or entries were truncated."""
         self.found: dict[object, Any] = {}
-        """What was found for a client up to where the pass is: for others who want the same."""
+        """Frames found by filtered reads up to the view, shared by clients with the same filter."""
         self.features = 0
-        """What the server accepts beyond what every server does, as Capabilities says it."""
+        """Optional features of this server, as bits of Capabilities."""
         self.trouble = ""
-        """Why nothing new can be seen, where that is so."""
+        """Why new entries cannot be read; empty if they can."""
         self._live: dict[LiveSender, int] = {}
         self._epoch = stream.epoch
-        # How many changes of what was committed are under way in this process.
+        # Number of truncations and updates in progress in this process.
         self._held = 0
         self._settling = trio.lowlevel.ParkingLot()
-        # A pass is under way; another is due; when the last look at the file was.
+        # A pass is running; another is due; time of the last look at the file.
         self._looking = False
         self._due = False
         self._looked_at = 0.0
-        # Set when somebody waits for commits.
+        # Set when a client waits for commits.
         self._company = trio.Event()
 
     async def run(self, wakeup: int, start_over: Callable[[], None]) -> None:
-        """Make a pass whenever `wakeup` can be read, for ever. `start_over` is called, and
-        calls `begin_anew`, when another process has changed what was committed."""
+        """Make a pass whenever `wakeup` is readable, forever. When another process has changed
+        committed entries, `start_over` is called, which calls `begin_anew`."""
         while True:
             await self._look(start_over)
             if not self._live and not self.parked and not self.watchers:
-                # Nobody waits for commits: many of them are one turn of `poll`.
+                # No client waits for commits: `poll` handles many of them in one turn.
                 self._company = trio.Event()
                 await self._company.wait()
-            # Without a deadline, which would cost as much as the rest of the way from here to
-            # the clients.
+            # No deadline here: it would cost as much as the rest of the way to the clients.
             await trio.lowlevel.wait_readable(wakeup)
             with contextlib.suppress(BlockingIOError):
                 os.read(wakeup, 4096)
 
     async def poll(self, start_over: Callable[[], None]) -> None:
-        """Beside `run`, which nothing may have woken: make a pass where there has been none for a
-        moment, for ever."""
+        """Make a pass if `run` has made none for `_POLL_SECONDS`, forever."""
         rest = 0.0
         while True:
             await trio.sleep(rest if rest > 0 else _POLL_SECONDS)
@@ -107,7 +105,7 @@ class Broadcast:
                 await self._look(start_over)
 
     async def _look(self, start_over: Callable[[], None]) -> None:
-        """Make a pass; where one is under way, that goes on to what is new."""
+        """Make a pass; if one is running, it continues with the new entries."""
         self._due = True
         if self._looking:
             return
@@ -133,37 +131,37 @@ class Broadcast:
                 if self._settling and not self.changing:
                     self.begin_anew(self._epoch)
                 await self._catch_up_live()
-                # Behind the pass, for which clients wait.
+                # After the pass, because clients wait for it.
                 self._looked_at = trio.current_time()
                 self.cold.look_again(self._looked_at)
         finally:
             self._looking = False
 
-    # Who is live.
+    # Live clients.
 
     def join(self, sender: LiveSender) -> None:
-        """Have the pass serve a client whose cursor is where the last pass ended."""
+        """Let the pass send to this client, whose cursor is at the view."""
         fd = sender.transport.socket_fd
         assert fd is not None and sender.cursor.number == self.view.head.entries
         self._live[sender] = fd
         self._company.set()
 
     def park(self, sender: LiveSender) -> None:
-        """Have a client woken when the pass has moved, or is nudged."""
+        """Wake this client when the view moves."""
         self.parked.add(sender)
         self._company.set()
 
     def watch(self, watcher: trio.Event) -> None:
-        """Have `watcher` set when the pass has moved, or entries were taken back."""
+        """Set `watcher` when the view moves or entries were truncated."""
         self.watchers.add(watcher)
         self._company.set()
 
     def leave(self, sender: LiveSender) -> bool:
-        """The client's sender writes by itself again; whether it was live."""
+        """The client's sender writes to the connection again; returns whether it was live."""
         return self._live.pop(sender, None) is not None
 
     def forget(self, sender: LiveSender) -> None:
-        """The connection is about to be closed: its descriptor leaves the pass before."""
+        """Remove a client whose connection is about to be closed."""
         self.parked.discard(sender)
         self.leave(sender)
 
@@ -181,18 +179,18 @@ class Broadcast:
             try:
                 chunk = self.stream.reader.chunk(place, _PASS_BYTES)
             except DamagedFile:
-                # Not the pass's to judge: each client comes there by itself, and ends there.
+                # Each client meets the damage in its own sender, which ends that client.
                 if not self.outdated():
                     self._dismiss(list(self._live))
                     self._move_view(head)
                 continue
             if self.outdated():
                 return
-            while behind := [s for s in self._live if s.cursor.number == place.number]:
-                results = fan_out([self._live[s] for s in behind], chunk.data, _PASS_NS)
+            while due := [s for s in self._live if s.cursor.number == place.number]:
+                results = fan_out([self._live[s] for s in due], chunk.data, _PASS_NS)
                 size = len(chunk.data)
                 served = 0
-                for sender, sent in zip(behind, results, strict=False):
+                for sender, sent in zip(due, results, strict=False):
                     if sent == size:
                         sender.cursor, sender.at = chunk.next, chunk.next.offset
                         served += 1
@@ -200,10 +198,10 @@ class Broadcast:
                         self._drop_out(sender, place, chunk.start, sent)
                 self.counts.bytes_sent += served * size
                 self.counts.entries_sent += served * (chunk.next.number - place.number)
-                if len(results) < len(behind):
+                if len(results) < len(due):
                     await trio.lowlevel.checkpoint()
                     if self.changing:
-                        # Who has this run already waits for the next one by himself.
+                        # Clients that have this run already wait for the next by themselves.
                         self._dismiss([s for s in self._live if s.cursor.number > place.number])
                         return
             self._move_view(Head(*chunk.next))
@@ -219,10 +217,10 @@ class Broadcast:
             sender.nudge()
 
     def _drop_out(self, sender: LiveSender, place: Cursor, start: int, sent: int) -> None:
-        """A client took less than the whole run, or is gone: its own sender goes on."""
+        """A client received less than the whole run, or is gone: its own sender continues."""
         del self._live[sender]
         if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
-            _log.debug("%s: gone: %s", sender.transport.peer, os.strerror(-sent))
+            _log.debug("%s: connection lost: %s", sender.transport.peer, os.strerror(-sent))
         sent = max(sent, 0)
         self.counts.bytes_sent += sent
         sender.fell_behind(place, start + sent if sent else place.offset)
@@ -235,55 +233,55 @@ class Broadcast:
         for watcher in watchers:
             watcher.set()
 
-    # Changes of what was sent already.
+    # Truncations and updates of committed entries.
 
     @property
     def changing(self) -> bool:
-        """Whether committed entries are being taken back or changed, or were just now.
+        """Whether committed entries are being truncated or updated, or just were.
 
-        Nothing is read or sent then, but by whom it cannot concern.
+        Until the change is settled, only clients that it cannot affect read or send.
         """
         stream = self.stream
         return self._held > 0 or stream.epoch != self._epoch or stream.changing
 
     @property
     def epoch(self) -> int:
-        """The stream's epoch that everybody here is at."""
+        """The stream's epoch that all clients here are at."""
         return self._epoch
 
     def outdated(self) -> bool:
-        """Whether what was just read may be of another history, or half changed."""
+        """Whether entries that were just read may be out of date or half updated."""
         self.stream.refresh_open_file()
         return self.changing
 
     async def settled(self) -> None:
-        """Return when no change is under way."""
+        """Return when no change is in progress."""
         while self.changing:
             await self._settling.park()
 
     async def _settle(self) -> None:
-        """Wait for the end of a change in this process."""
+        """Wait until changes made by this process are done."""
         while self._held:
             await self._settling.park()
 
     def hold(self, head: Head | None) -> None:
-        """Entries are about to go or to change; `head` is where they will end, where they go."""
+        """A change begins; `head` is the new end of the stream if entries are truncated."""
         self._held += 1
         if head is not None:
             self.cut_short(head)
 
     def cut_short(self, head: Head) -> None:
-        """Who waits at the end waits at `head`; nothing behind it is sent any more."""
+        """Move the view back to `head`; entries after it are not sent any more."""
         self.view.head = min(self.view.head, head)
 
     def release(self) -> None:
-        """That is done: whoever waits goes on."""
+        """The change is done: waiting clients continue."""
         self._held -= 1
         self.begin_anew(self.stream.epoch)
 
     def begin_anew(self, epoch: int) -> None:
-        """What was known of the entries is of a history that is over; whom the changes up to
-        `epoch` concern knows of them."""
+        """Forget what was read before the changes up to `epoch`; sessions that these changes
+        affect have been notified."""
         self.view.forget()
         self.found.clear()
         self._epoch = epoch
@@ -293,7 +291,7 @@ class Broadcast:
 
 @contextlib.contextmanager
 def wakeup(stream: DataStream, waker: int | None) -> Iterator[int]:
-    """A descriptor to read that becomes readable with each commit."""
+    """A file descriptor that becomes readable with each commit."""
     if waker is not None:
         yield waker
         return

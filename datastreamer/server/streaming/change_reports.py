@@ -1,7 +1,7 @@
-"""What a server does for copies of its stream: reports of changes, and hashes of ranges.
+"""Reports of updates and truncations to clients that keep a copy of the stream, and range hashes.
 
-Owns what one client was told of changes of committed entries, and what it is told next. The
-sending, and that no entry overtakes a report, is `sender.py`'s. Knows no connection.
+Owns which changes one client has been sent and which come next. `sender.py` sends them and keeps
+entries from overtaking a report. Knows no connection.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
 
-# Reports made at once: an update has the entry's bytes with it.
+# Reports are sent in parts of about this size: an update carries the entry's bytes.
 _REPORT_BYTES = 1 << 20
 
 
 class ChangesForgotten(Exception):
-    """More was changed than is known: the client is to compare. Never leaves `net`."""
+    """More changes were made than are recorded: the client has to compare. Internal."""
 
 
 class ChangeReports:
-    """Reports of changes to one client that knows the stream as it was at `known`."""
+    """Change reports for one client, whose copy agrees with the stream at `known`."""
 
-    def __init__(self, live: Broadcast, known: KnownHistory) -> None:
-        self._live = live
-        self._stream = live.stream
+    def __init__(self, broadcast: Broadcast, known: KnownHistory) -> None:
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
         self._known = known
         self._begun = False
-        # The epoch up to which the client was told; None: this file's changes are never known.
-        self._told: int | None = None
+        # The epoch up to which changes were reported; None: this file records no changes.
+        self._reported: int | None = None
 
     @property
     def due(self) -> bool:
-        """Whether a report goes out before the next entry."""
+        """Whether a report is to be sent before the next entry."""
         if not self._begun:
             return True
-        return self._told is not None and self._told != self._stream.recorded_epoch
+        return self._reported is not None and self._reported != self._stream.recorded_epoch
 
     async def next(self) -> bytes:
         """The next reports; empty while the stream is being changed. Raises `ChangesForgotten`, and
-        what the stream raises. Nobody else had a turn between the last look at the stream and
-        the return."""
+        what the stream raises. No other task runs between the last look at the stream and the
+        return."""
         if not self._begun:
             return self._begin()
-        live, stream, told = self._live, self._stream, self._told
+        broadcast, stream, reported = self._broadcast, self._stream, self._reported
         epoch = stream.recorded_epoch
-        changes = None if told is None else stream.recorded_changes(told)
+        changes = None if reported is None else stream.recorded_changes(reported)
         if changes is None or any((c.stop or c.start + 1) != c.start + 1 for c in changes):
             raise ChangesForgotten
         try:
-            reports, upto = await live.cold.run(self._reports, changes)
+            reports, upto = await broadcast.cold.run(self._reports, changes)
         except (DamagedFile, UnknownEntry):
-            if live.outdated() or stream.recorded_epoch != epoch:
+            if broadcast.outdated() or stream.recorded_epoch != epoch:
                 return b""
             raise
-        if live.outdated() or stream.recorded_epoch != epoch:
+        if broadcast.outdated() or stream.recorded_epoch != epoch:
             return b""
-        self._told = upto
+        self._reported = upto
         return reports
 
     def _begin(self) -> bytes:
@@ -81,19 +81,19 @@ class ChangeReports:
         if epoch is None or ours == NO_ID:
             return FollowBegun(Reports.NEVER, ours, 0, 0).pack()
         if stream_id == ours and stream.recorded_changes(since) is not None:
-            self._told = since
+            self._reported = since
             return FollowBegun(Reports.ALL, ours, since, epoch).pack()
-        self._told = epoch
+        self._reported = epoch
         return FollowBegun(Reports.UNKNOWN, ours, epoch, epoch).pack()
 
     def _reports(self, changes: Sequence[Change]) -> tuple[bytes, int]:
-        """Reports of some of the changes, the first ones, and the epoch that they go up to."""
+        """Reports of the first of the changes, and the epoch up to which they go."""
         reader, found, size, upto = self._stream.reader, [], 0, changes[-1].epoch
         for at, (epoch, start, stop) in enumerate(changes):
             if stop is None:
                 report = encode_truncation(epoch, start)
             elif any(later.stop is None and later.start <= start for later in changes[at:]):
-                continue  # the truncation says more
+                continue  # a later truncation covers it
             else:
                 report = encode_update(epoch, reader.packed(start))
             found.append(report)
@@ -104,13 +104,15 @@ class ChangeReports:
         return b"".join(found), upto
 
 
-async def hash_of(live: Broadcast, limiter: trio.CapacityLimiter, query: HashQuery) -> bytes | None:
-    """The answer to `query`, of the stream as it is now; None where it does not hold the first
-    of these entries. Raises what the stream raises."""
-    stream: DataStream = live.stream
+async def hash_of(
+    broadcast: Broadcast, limiter: trio.CapacityLimiter, query: HashQuery
+) -> bytes | None:
+    """The answer to `query` for the stream as it is now; None if the first entry is past its end.
+    Raises what the stream raises."""
+    stream: DataStream = broadcast.stream
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)
     while True:
-        await live.settled()
+        await broadcast.settled()
         epoch, place = stream.epoch, stream.recorded_epoch
         first, end = query.first, min(query.end, stream.total_entries)
         if first >= end:
@@ -120,10 +122,10 @@ async def hash_of(live: Broadcast, limiter: trio.CapacityLimiter, query: HashQue
                 hash_range, stream.reader, first, end, most, limiter=limiter
             )
         except (DamagedFile, NotFound):
-            if not live.outdated() and stream.epoch == epoch:
+            if not broadcast.outdated() and stream.epoch == epoch:
                 raise
         else:
-            if not live.outdated() and stream.epoch == epoch:
+            if not broadcast.outdated() and stream.epoch == epoch:
                 return RangeHash(first, end, place or 0, digest).pack()
-        # Changed meanwhile: what is read faster is more likely to be left alone.
+        # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)

@@ -24,21 +24,21 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 from datastreamer.storage.read.type_scan import SLICE_BYTES, Wanted
 
-# One request, and one frame of a streaming, have so much of the file looked through.
+# Bytes of the file scanned for one request, and for one frame of a stream.
 _READ_SCAN = 16 << 20
 _FRAME_SCAN = 4 << 20
-# So many frames at the end of the stream are kept for others who want the same.
+# Frames at the end of the stream that are kept for other clients with the same filter.
 _SHARED = 16
-# That nothing was found is told no more often than this, at the end of the stream.
+# Interval of empty frames at the end of the stream, which report how far was scanned.
 PROGRESS_SECONDS = 0.1
-# Of a frame that a client does not take, the entries are kept in memory for so long.
+# The entries of a frame are kept in memory for a client that reads nothing for this long.
 PATIENCE_SECONDS = 1.0
 
 
 class Frame(NamedTuple):
-    """Entries found from `first` on up to `stop`: so many, `size` bytes, which are `data`; or,
-    where that is None, stand in the file from `start` to where `stop` is. `begin` is where
-    they were looked for."""
+    """The entries found from entry `first` up to `stop`: their number and their `size` in bytes.
+    The bytes are `data`; if that is None, one run in the file from offset `start` to `stop`. The
+    scan began at `begin`."""
 
     first: int
     begin: Cursor
@@ -49,16 +49,16 @@ class Frame(NamedTuple):
     start: int
 
     def head(self, total: int, epoch: int) -> bytes:
-        """What is sent before the entries."""
+        """The frame's head, which precedes the entries."""
         return encode_head(self.entries, self.first, self.stop.number, total, epoch, self.size)
 
 
 class Changed(Exception):
-    """The stream was changed while it was looked through; never leaves this module."""
+    """The stream was changed during the scan; internal to this module."""
 
 
 async def _look(
-    live: Broadcast,
+    broadcast: Broadcast,
     reader: Reader,
     choice: Choice,
     first: int,
@@ -69,28 +69,28 @@ async def _look(
     most_bytes: int,
     scan: int,
 ) -> Frame:
-    """What is found from `begin` on before entry `stop`. Raises `Changed`, and what the stream
-    raises; nobody else had a turn between the last look at the stream and the return."""
+    """The frame from `begin` on, ending at entry `stop` at the latest. Raises `Changed`, and what
+    the stream raises; no other task runs between the last look at the stream and the return."""
     place, entries, size, scanned = begin, 0, 0, 0
     parts: list[bytes] = []
-    epoch = live.stream.epoch
+    epoch = broadcast.stream.epoch
     while True:
         wanted = Wanted(
             *place, stop, choice, most_entries - entries, most_bytes - size, not entries
         )
         try:
-            if _is_warm(live, place.offset):
+            if _is_warm(broadcast, place.offset):
                 found = reader.matches(wanted)
             else:
-                live.counts.cold_reads += 1
-                found = await live.cold.run(reader.matches, wanted)
+                broadcast.counts.cold_reads += 1
+                found = await broadcast.cold.run(reader.matches, wanted)
         except (DamagedFile, UnknownEntry):
-            if live.outdated() or live.stream.epoch != epoch:
+            if broadcast.outdated() or broadcast.stream.epoch != epoch:
                 raise Changed from None
             raise
-        if live.outdated() or live.stream.epoch != epoch:
+        if broadcast.outdated() or broadcast.stream.epoch != epoch:
             raise Changed
-        live.counts.filter_scanned += found.scanned
+        broadcast.counts.filter_scanned += found.scanned
         scanned += found.scanned
         place = Cursor(found.offset, found.number)
         if found.data is None:
@@ -101,15 +101,15 @@ async def _look(
         if found.full or place.number >= stop or scanned >= scan:
             break
         await trio.lowlevel.checkpoint()
-        if live.outdated() or live.stream.epoch != epoch:
+        if broadcast.outdated() or broadcast.stream.epoch != epoch:
             raise Changed
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     return Frame(first, begin, place, entries, size, data, 0)
 
 
-def _is_warm(live: Broadcast, offset: int) -> bool:
-    """Whether what is looked through next is in memory: up to two pages."""
-    length, cold = live.stream.reader.head.length, live.cold
+def _is_warm(broadcast: Broadcast, offset: int) -> bool:
+    """Whether the next slice to scan, up to two pages, is resident."""
+    length, cold = broadcast.stream.reader.head.length, broadcast.cold
     last = min(offset + SLICE_BYTES, length) - 1
     pages = range(page_of(offset), page_of(last) + 1)
     starts = [page_start(page) for page in pages]
@@ -117,25 +117,25 @@ def _is_warm(live: Broadcast, offset: int) -> bool:
 
 
 class FilteredReads:
-    """What one client asks for by `FilteredRead`."""
+    """Answers one client's `FilteredRead` requests."""
 
-    def __init__(self, live: Broadcast, limits: Limits) -> None:
-        self._live = live
-        self._stream = live.stream
+    def __init__(self, broadcast: Broadcast, limits: Limits) -> None:
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
         self._most_entries = min(limits.max_batch_count, U32_MAX)
         self._most_bytes = min(limits.max_batch_bytes, KEPT_BYTES)
-        # Where the last answer ended, and in which history: the next one begins there.
+        # The end of the last answer, where the next one begins if the stream is unchanged.
         self._place = Cursor(0, 0)
         self._changes = -1
 
     async def read(self, query: FilteredRead, looked: Frame | None = None) -> Frame | None:
-        """What `query` is to be answered with, in the stream as it is now; None where it asks
-        for entries behind the end. `looked` is what was found for it before, nothing, in the
-        same history. Raises what the stream raises.
+        """The answer to `query` in the stream as it is now; None if it begins past the end.
+        `looked` is the empty frame of an earlier scan for the same query, if no entry was changed
+        since. Raises what the stream raises.
 
-        Nobody else had a turn between the last look at the stream and the return.
+        No other task runs between the last look at the stream and the return.
         """
-        stream, live = self._stream, self._live
+        stream, broadcast = self._stream, self._broadcast
         while True:
             if query.from_entry > stream.total_entries:
                 return None
@@ -143,7 +143,7 @@ class FilteredReads:
                 return await self._read(query, looked)
             except Changed:
                 looked = None
-            await live.settled()
+            await broadcast.settled()
 
     async def _read(self, query: FilteredRead, looked: Frame | None) -> Frame:
         number, reader = query.from_entry, self._stream.reader
@@ -159,7 +159,7 @@ class FilteredReads:
             return Frame(number, begin, begin, 0, 0, b"", 0)
         changes = reader.changes
         frame = await _look(
-            self._live,
+            self._broadcast,
             reader,
             Choice(query.types),
             number,
@@ -173,56 +173,56 @@ class FilteredReads:
         return frame
 
     async def _place_of(self, number: int) -> Cursor:
-        stream, live, reader = self._stream, self._live, self._stream.reader
+        stream, broadcast, reader = self._stream, self._broadcast, self._stream.reader
         if self._place.number == number and self._changes == reader.changes:
             return self._place
         page = reader.page_with(number)
-        if page is not None and live.cold.is_warm(*page):
+        if page is not None and broadcast.cold.is_warm(*page):
             return reader.cursor(number)
         epoch = stream.epoch
         try:
-            place = await live.cold.run(reader.cursor, number)
+            place = await broadcast.cold.run(reader.cursor, number)
         except (DamagedFile, UnknownEntry):
-            if live.outdated() or stream.epoch != epoch:
+            if broadcast.outdated() or stream.epoch != epoch:
                 raise Changed from None
             raise
-        if live.outdated() or stream.epoch != epoch:
+        if broadcast.outdated() or stream.epoch != epoch:
             raise Changed
         return place
 
     def begins_with(self, frame: Frame) -> bytes:
-        """Result and head of the answer that has `frame`."""
+        """Result and head of the answer with `frame`."""
         stream = self._stream
         return messages.OK + frame.head(stream.reader.head.entries, stream.epoch)
 
 
 class FilteredSending:
-    """What a client that streams is sent of the types that it wants: frame after frame."""
+    """The frames that a streaming client with a filter is sent, one after the other."""
 
-    def __init__(self, live: Broadcast, types: tuple[int, ...]) -> None:
+    def __init__(self, broadcast: Broadcast, types: tuple[int, ...]) -> None:
         self.frame: Frame | None = None
-        """What it is being sent."""
+        """The frame that is being sent."""
         self.taken = 0
-        """Bytes of frames that the system took, those of long runs left out."""
-        self._live = live
+        """Bytes of frames that the kernel accepted, without long runs."""
+        self._broadcast = broadcast
         self._choice = Choice(types)
-        # The frame's bytes as far as they are copied, and how many of them are sent.
+        # The frame's bytes without a long run, and how many of them are sent.
         self._head = b""
         self._data: bytes | None = None
         self._sent = 0
-        # How far nothing was found that was not told yet, and in which history.
+        # The end of a scan that found nothing and was not reported yet.
         self._looked: Cursor | None = None
         self._changes = -1
-        self._told_at = -PROGRESS_SECONDS
+        self._reported_at = -PROGRESS_SECONDS
 
-    async def find(self, cursor: Cursor, *, referred_before: int, hurried: bool) -> float | None:
-        """Make the frame that comes next, from `cursor` on; or say how many seconds to wait
-        before this is asked again, or for news.
+    async def find(self, cursor: Cursor, *, zero_copy_before: int, hurried: bool) -> float | None:
+        """Make the next frame, from `cursor` on; or return how many seconds to wait for new entries
+        before the next call.
 
-        A long run that ends at or before file offset `referred_before` is told by its place.
-        Where it is `hurried`, also that nothing was found is told at once.
+        The frame refers to a long run in the file if the run ends at or before file offset
+        `zero_copy_before`. With `hurried` an empty frame is reported at once.
         """
-        live, view = self._live, self._live.view
+        broadcast, view = self._broadcast, self._broadcast.view
         if self._changes != view.changes:
             self._looked, self._changes = None, view.changes
         begin = self._looked or cursor
@@ -237,27 +237,27 @@ class FilteredSending:
         now = trio.current_time()
         if not frame.entries and frame.stop.number >= total and not hurried:
             self._looked = frame.stop
-            wait = self._told_at + PROGRESS_SECONDS - now
+            wait = self._reported_at + PROGRESS_SECONDS - now
             if wait > 0:
                 return wait
-        if frame.data is None and frame.stop.offset > referred_before:
+        if frame.data is None and frame.stop.offset > zero_copy_before:
             frame = frame._replace(data=view.raw(frame.start, frame.size))
         self._looked = None
-        self._told_at = now
+        self._reported_at = now
         self.frame = frame
-        self._head = frame.head(live.stream.reader.head.entries, live.stream.epoch)
+        self._head = frame.head(broadcast.stream.reader.head.entries, broadcast.stream.epoch)
         self._data = frame.data or b""
         self._sent = 0
         return None
 
     async def _find(self, first: int, begin: Cursor, total: int) -> Frame:
-        live, what = self._live, (self._choice.types, begin)
-        known: Frame | None = live.found.get(what)
+        broadcast, what = self._broadcast, (self._choice.types, begin)
+        known: Frame | None = broadcast.found.get(what)
         if known is not None:
             return known._replace(first=first)
         frame = await _look(
-            live,
-            live.view,
+            broadcast,
+            broadcast.view,
             self._choice,
             first,
             begin,
@@ -267,20 +267,20 @@ class FilteredSending:
             scan=_FRAME_SCAN,
         )
         at_end = frame.stop.number >= total and frame.data is not None
-        if at_end and len(live.found) < _SHARED:
-            live.found[what] = frame
+        if at_end and len(broadcast.found) < _SHARED:
+            broadcast.found[what] = frame
         return frame
 
     async def rest(self) -> memoryview:
-        """What of the frame is still to be sent, the long run left out. Nothing where the
+        """The bytes of the frame that are still to be sent, without a long run. Empty while the
         stream is being changed."""
         frame = self.frame
         assert frame is not None
         if self._data is None:
             try:
                 again = await _look(
-                    self._live,
-                    self._live.view,
+                    self._broadcast,
+                    self._broadcast.view,
                     self._choice,
                     frame.first,
                     frame.begin,
@@ -293,7 +293,7 @@ class FilteredSending:
                 return memoryview(b"")
             data = again.data
             if data is None:
-                data = self._live.view.raw(again.start, again.size)
+                data = self._broadcast.view.raw(again.start, again.size)
             assert (again.stop.number, len(data)) == (frame.stop.number, frame.size)
             self._data = data
         if self._sent < len(self._head):
@@ -301,20 +301,20 @@ class FilteredSending:
         return memoryview(self._data)[self._sent - len(self._head) :]
 
     def took(self, count: int) -> bool:
-        """So many more bytes were sent: whether that is all of them but a long run's."""
+        """`count` more bytes were sent; returns whether only a long run is left."""
         assert self._data is not None
         self._sent += count
         self.taken += count
         return self._sent == len(self._head) + len(self._data)
 
     def let_go(self) -> None:
-        """Keep nothing in memory for a client that stopped reading: it is looked for again."""
+        """Free the bytes of a client that stopped reading: they are read again when needed."""
         if self.frame is not None and self.frame.data:
             self.frame = self.frame._replace(data=b"")
             self._data = None
 
     def finish(self) -> int:
-        """The frame was sent; how many entries that were."""
+        """The frame was sent; returns its number of entries."""
         assert self.frame is not None
         entries, self.frame, self._data = self.frame.entries, None, None
         return entries

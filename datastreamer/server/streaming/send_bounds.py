@@ -1,6 +1,7 @@
-"""How far a client was promised entries: to where an answer goes, or the commit that it was told.
+"""Highest entry that the server has committed to send to a client.
 
-Owns these ends, and the words for a commit that are not sent yet. Knows no connection.
+That is the end of an answer with many entries, or the end of the commit that was announced.
+Owns both ends and the announcement that is not sent yet. Knows no connection.
 """
 
 from __future__ import annotations
@@ -11,53 +12,53 @@ from datastreamer.storage.read.spans import Chunk, Cursor, Span
 
 
 class SendBounds:
-    """At most one of the two: a part of the stream is sent as an answer, and ends there; or
-    entries are sent as they are committed, and the ends of commits are told before them."""
+    """At most one of two bounds: the end of the part of the stream that answers a request, or, in
+    a stream with commit reports, the end of the announced commit."""
 
     def __init__(self) -> None:
         self.bound: Cursor | None = None
-        """Where the part ends; None: no part is sent."""
-        self.untold = b""
-        """What is to be told before the next entries, and is not sent yet."""
-        self._told: Cursor | None = None
+        """End of the part; None: no part is being sent."""
+        self.unannounced = b""
+        """The announcement to send before the next entries."""
+        self._announced: Cursor | None = None
 
     @property
     def end(self) -> Cursor | None:
-        """How far entries may be sent before anything else is; None: nobody was told."""
-        return self.bound or self._told
+        """Entries up to here are sent before anything else; None: no bound."""
+        return self.bound or self._announced
 
     @property
     def commits(self) -> bool:
-        """Whether the client is told where commits end."""
-        return self._told is not None
+        """Whether the ends of commits are announced to the client."""
+        return self._announced is not None
 
     def to_stream(self, start: int, *, commits: bool) -> None:
-        """The client is sent all from entry `start` on."""
-        self._told = Cursor(0, start) if commits else None
-        self.untold = b""
+        """Entries are sent from `start` on as they are committed."""
+        self._announced = Cursor(0, start) if commits else None
+        self.unannounced = b""
 
     def to_send_part(self, bound: Cursor) -> None:
-        """The client is sent no more than the entries before `bound`."""
-        self.bound, self._told = bound, None
+        """Only the entries before `bound` are sent."""
+        self.bound, self._announced = bound, None
 
-    def is_told_at(self, number: int) -> bool:
-        """Whether a commit is to be told before entry `number` is sent."""
-        return self._told is not None and number >= self._told.number
+    def announces_at(self, number: int) -> bool:
+        """Whether a commit is to be announced before entry `number` is sent."""
+        return self._announced is not None and number >= self._announced.number
 
-    def tell(self, head: Head) -> None:
-        """What is sent next belongs to the operations that end at `head`."""
-        self._told = Cursor(*head)
-        self.untold = messages.encode_commit(head.entries)
+    def announce(self, head: Head) -> None:
+        """The entries that follow belong to commits that end at `head`."""
+        self._announced = Cursor(*head)
+        self.unannounced = messages.encode_commit(head.entries)
 
     def cut_span(self, span: Span) -> Span:
-        """What of it may be sent now."""
+        """The part of it that may be sent now."""
         end = self.end
         if end is None or span.next.number < end.number or span.end <= end.offset:
             return span
         return Span(span.start, end.offset, end)
 
     def cut_chunk(self, chunk: Chunk) -> Chunk:
-        """What of it may be sent now."""
+        """The part of it that may be sent now."""
         end = self.end
         if end is None or chunk.next.number <= end.number:
             return chunk

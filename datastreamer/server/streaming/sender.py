@@ -1,9 +1,9 @@
-"""What one client is sent while it streams: its place in the stream, and the way on.
+"""Sends entries to one client while it streams.
 
-Owns the client's cursor and the rule that exactly one writes to the connection at a
-time: the session while the client is idle, this sender while it streams and is behind,
-the pass (`live.py`) while it is live. Keeps no entry in memory for a slow client: what
-was not taken yet is read again from the file. Knows no commands.
+Owns the client's cursor and the rule that exactly one part writes to the connection at a time:
+the session while the client is idle, this sender while the client catches up, the broadcast
+(`broadcast.py`) while it is live. Keeps no entry in memory for a slow client: what it has not
+received yet is read again from the file. Knows no commands.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.spans import Cursor, Span
 from datastreamer.transport.server_stream import Transport
 
-# Entries this near to the end are copied into the socket; older ones go by sendfile,
-# which queues references to the file's pages and would show a later change of them.
+# Entries this near to the end are copied into the socket. Older ones are sent with sendfile, which
+# queues references to the file's pages, so that a later update of these would reach the client.
 _COPIED_TAIL = 4 << 20
 _COPY_BYTES = 128 * 1024
-# One turn of a sender that is far behind; then the other clients have theirs.
+# Bytes that a sender far from the head sends before it yields.
 _SENDFILE_BYTES = 512 * 1024
-# Where a stream is no longer than this, its pages are in memory, or soon.
+# The pages of a stream up to this size are taken to be resident.
 _INLINE_PLACE = 64 << 20
-# A client that asks on while it streams and reads nothing is not asked what else it wants.
+# With this many unsent Results, no further command of the client is read.
 _WAITING_RESULTS = 64
 
 
@@ -44,37 +44,37 @@ class State(enum.Enum):
 class Sender:
     """Sends entries to one client, from a Start to its Stop or to the client's end."""
 
-    def __init__(self, live: Broadcast, transport: Transport) -> None:
+    def __init__(self, broadcast: Broadcast, transport: Transport) -> None:
         self.state = State.IDLE
         self.streaming = False
         self.transport = transport
-        # Where the next entry to send stands, and the file offset of the next byte to
-        # send: ahead of the cursor while an entry, or a span of them, is half sent.
+        # The next entry to send, and the file offset of the next byte to send: ahead of the
+        # cursor while an entry, or a span of entries, is half sent.
         self.cursor = Cursor(0, 0)
         self.at = 0
         self.span: Span | None = None
-        self._promised = SendBounds()
-        # Where it is told of changes of what was committed.
-        self._following: ChangeReports | None = None
-        # Where it is sent the entries of some types alone.
+        self._bounds = SendBounds()
+        # Set if the client receives reports of updates and truncations.
+        self._change_reports: ChangeReports | None = None
+        # Set if the client receives only entries of some types.
         self._filtered: FilteredSending | None = None
-        # Results to put between two entries, and what to do after them.
+        # Results to send between two entries.
         self.results: list[bytes] = []
         self.blocked = False
-        """Whether the client has not taken what was there for it."""
-        self._live = live
-        self._stream = live.stream
-        self._referred = ZeroCopySends(transport)
-        # The last file offset from which on something was read ahead of sending it.
+        """Whether bytes wait for room in the socket."""
+        self._broadcast = broadcast
+        self._stream = broadcast.stream
+        self._zero_copy = ZeroCopySends(transport)
+        # The last file offset from which pages were read before they were sent.
         self._warm = -1
         self._results_sent = trio.Event()
         self._ending = False
-        # At the server's end: how far to go. 0: to the end of the entry that is being sent.
+        # When the server shuts down: entries to send before the end; 0: finish the current entry.
         self._last: int | None = None
         self._wake: trio.Event | None = None
         self._done = trio.Event()
 
-    # What the session asks for.
+    # Called by the session.
 
     def begin(
         self,
@@ -82,44 +82,42 @@ class Sender:
         types: tuple[int, ...] = (),
         *,
         commits: bool = False,
-        following: ChangeReports | None = None,
+        change_reports: ChangeReports | None = None,
     ) -> None:
-        """The client will be sent the entries from `start` on, by `run`; with `types` those
-        alone, in frames; with `commits` it is told where operations end, with `following` also
-        what is changed."""
+        """`run` will send the entries from `start` on; with `types` only those, in frames; with
+        `commits` the ends of commits too, with `change_reports` also updates and truncations."""
         self.state = State.CATCH_UP
-        self._filtered = FilteredSending(self._live, types) if types else None
-        self._promised.to_stream(start, commits=commits)
-        self._following = following
-        self._set_out(Cursor(0, start))
+        self._filtered = FilteredSending(self._broadcast, types) if types else None
+        self._bounds.to_stream(start, commits=commits)
+        self._change_reports = change_reports
+        self._begin_at(Cursor(0, start))
 
     def begin_part(self, place: Cursor, bound: Cursor) -> None:
-        """The client will be sent the entries from `place` to `bound`, and no more, by `run`.
-        It is promised them: a change of any of these concerns it."""
-        self._promised.to_send_part(bound)
-        self._filtered = self._following = None
-        self._set_out(place)
+        """`run` will send the entries from `place` up to `bound`, excluded. The server is committed
+        to send all of them: a change of any of them affects this client."""
+        self._bounds.to_send_part(bound)
+        self._filtered = self._change_reports = None
+        self._begin_at(place)
 
     def end_part(self) -> None:
-        """It was sent them."""
+        """All of the part was sent."""
         self.streaming = False
-        self._promised.bound = None
+        self._bounds.bound = None
 
-    def _set_out(self, place: Cursor) -> None:
-        # From here on a change of the stream may concern it.
+    def _begin_at(self, place: Cursor) -> None:
+        # From here on a change of the stream may affect it.
         self.streaming = True
         self.cursor, self.at = place, place.offset
-        self._referred.begin(place.number)
+        self._zero_copy.begin(place.number)
         self.span = None
         self._ending = False
         self.results = []
         self._done = trio.Event()
 
     async def run(self) -> bool:
-        """The sending task: whatever has to wait for this client waits here.
+        """Send until the end; only this task waits for the client.
 
-        True when it ended as `end_with` asked, False when it came to where `finish` or
-        `begin_part` said.
+        True if `end_with` ended it, False if it reached the bound of `finish` or `begin_part`.
         """
         while not (self._at_last() or await self._next_turn()):
             pass
@@ -128,41 +126,41 @@ class Sender:
         return self._ending
 
     def finish(self, entries: int) -> None:
-        """Stop, between two entries, once the first `entries` of the stream have been sent."""
+        """Stop between two entries, once the first `entries` entries have been sent."""
         self._last = entries
         if self.unbounded:
             self.nudge()
 
     @property
     def unbounded(self) -> bool:
-        """Whether it is sent entries as they are committed, from a Start on."""
-        return self.streaming and self._promised.bound is None
+        """Whether entries are sent as they are committed, without a bound."""
+        return self.streaming and self._bounds.bound is None
 
     async def end_with(self, result: bytes) -> None:
-        """End the entry that is being sent, send `result` and stop; return when that is done."""
+        """Finish the current entry, send `result` and stop; return when that is done."""
         self.results.append(result)
         self._ending = True
         self.nudge()
         await self._done.wait()
         self.streaming = False
 
-    async def put_in(self, result: bytes) -> None:
-        """Send `result` between two entries. Waits where many are waiting already."""
+    async def send_between_entries(self, result: bytes) -> None:
+        """Send `result` between two entries. Waits if many Results are unsent."""
         self.results.append(result)
         self.nudge()
         if len(self.results) >= _WAITING_RESULTS:
             await self._results_sent.wait()
 
-    # What the pass asks for.
+    # Called by the broadcast.
 
     def nudge(self) -> None:
-        """There is something to do other than to be live."""
-        if self._live.leave(self):
+        """Leave the broadcast: this sender has something to send itself."""
+        if self._broadcast.leave(self):
             self.state = State.CATCH_UP
         self.wake()
 
     def fell_behind(self, cursor: Cursor, at: int) -> None:
-        """The pass got only to file offset `at`, in the run that began at `cursor`."""
+        """The broadcast sent only up to file offset `at` of the run that began at `cursor`."""
         self.cursor, self.at = cursor, at
         self.state = State.CATCH_UP
         self.wake()
@@ -174,7 +172,7 @@ class Sender:
     # Sending.
 
     def _at_last(self) -> bool:
-        last, bound = self._last, self._promised.bound
+        last, bound = self._last, self._bounds.bound
         if bound is not None:
             return self.cursor.number >= bound.number
         if last is None or self.results or self.cursor.number < last:
@@ -182,39 +180,39 @@ class Sender:
         return not self.half_sent if last else self._between_entries()
 
     async def _next_turn(self) -> bool:
-        """Send something, or wait until there is something; True after a Stop's Result."""
-        live, placed = self._live, self.cursor.offset > 0
-        behind = live.view.head.entries - self.cursor.number
-        due = self._following is not None and self._following.due
-        if live.changing:
+        """Send something, or wait for something to send; True after the Result of a Stop."""
+        broadcast, located = self._broadcast, self.cursor.offset > 0
+        lag = broadcast.view.head.entries - self.cursor.number
+        due = self._change_reports is not None and self._change_reports.due
+        if broadcast.changing:
             await self._park()
         elif due and self._between_entries():
             await self._report_changes()
-        elif placed and self.results and self._between_entries():
-            # Of what is told before the next entries a part may be sent.
-            results, self.results = b"".join((self._promised.untold, *self.results)), []
-            self._promised.untold = b""
+        elif located and self.results and self._between_entries():
+            # A part of the announcement for the next entries may have been sent.
+            results, self.results = b"".join((self._bounds.unannounced, *self.results)), []
+            self._bounds.unannounced = b""
             self.blocked = True
             await self.transport.send(results)
             self.blocked = False
-            live.counts.bytes_sent += len(results)
+            broadcast.counts.bytes_sent += len(results)
             self._results_sent.set()
             self._results_sent = trio.Event()
             return self._ending
-        elif behind > 0:
-            if not placed:
-                # A Stop that came with the Start does not overtake the first entries.
-                if await self._take_place():
+        elif lag > 0:
+            if not located:
+                # The Result of a Stop that arrived with the Start follows the first entries.
+                if await self._locate():
                     await self._send_some(_COPY_BYTES)
             else:
-                # Where a Result or a report waits, or the end, only to the end of the entry.
+                # If a Result, a report or the end waits, only to the end of the entry.
                 short = due or self.results or self._last == 0
                 await self._send_some(1 if short else _COPY_BYTES)
-        elif behind < 0 or self.half_sent or self._promised.bound is not None:
-            # Committed, but the pass is not through with it.
+        elif lag < 0 or self.half_sent or self._bounds.bound is not None:
+            # Committed, but not in the view yet.
             await self._park()
-        elif not placed:
-            await self._take_place()
+        elif not located:
+            await self._locate()
         elif self._last is not None:
             await self._park()
         else:
@@ -222,33 +220,33 @@ class Sender:
         return False
 
     async def _report_changes(self) -> None:
-        """What was changed since the last report; no entry that was read later overtakes it."""
-        assert self._following is not None
-        reports = await self._following.next()
+        """Send reports of the changes since the last one, before any entry that is read later."""
+        assert self._change_reports is not None
+        reports = await self._change_reports.next()
         if not reports:
             return
-        # Of what is told before the next entries a part may be sent.
-        told, self._promised.untold = self._promised.untold, b""
+        # A part of the announcement for the next entries may have been sent.
+        announcement, self._bounds.unannounced = self._bounds.unannounced, b""
         self.blocked = True
-        await self.transport.send(told + reports)
+        await self.transport.send(announcement + reports)
         self.blocked = False
-        self._live.counts.bytes_sent += len(told) + len(reports)
+        self._broadcast.counts.bytes_sent += len(announcement) + len(reports)
 
-    async def _take_place(self) -> bool:
-        """Find where the first entry stands; False where the stream was changed meanwhile."""
-        live, view = self._live, self._live.view
+    async def _locate(self) -> bool:
+        """Find the file offset of the first entry; False if the stream was changed meanwhile."""
+        broadcast, view = self._broadcast, self._broadcast.view
         if view.head.length <= _INLINE_PLACE:
             self.cursor = view.cursor(self.cursor.number)
         else:
-            # That is some reads at old places, one after the other.
+            # This takes several reads of cold pages, one after the other.
             epoch = self._stream.epoch
             try:
-                place = await live.cold.run(view.cursor, self.cursor.number)
+                place = await broadcast.cold.run(view.cursor, self.cursor.number)
             except (DamagedFile, UnknownEntry):
-                if not live.outdated() and self._stream.epoch == epoch:
+                if not broadcast.outdated() and self._stream.epoch == epoch:
                     raise
                 return False
-            if live.outdated() or self._stream.epoch != epoch:
+            if broadcast.outdated() or self._stream.epoch != epoch:
                 return False
             self.cursor = place
         self.at = self.cursor.offset
@@ -257,50 +255,50 @@ class Sender:
     def _move(self, cursor: Cursor) -> None:
         filtered = self._filtered
         sent = cursor.number - self.cursor.number if filtered is None else filtered.finish()
-        self._live.counts.entries_sent += sent
+        self._broadcast.counts.entries_sent += sent
         self.cursor = cursor
 
     async def _park(self) -> None:
-        """Wait for the pass to move, or for a nudge."""
+        """Wait for the view to move, or for a nudge."""
         self._wake = trio.Event()
-        self._live.park(self)
+        self._broadcast.park(self)
         await self._wake.wait()
         self._wake = None
 
     @property
     def half_sent(self) -> bool:
-        """Whether the client has a part of an entry, or of a span of them, already."""
+        """Whether a part of an entry, or of a span of entries, has been sent."""
         return self.at > self.cursor.offset or self._frame_end is not None
 
     @property
     def _frame_end(self) -> Cursor | None:
-        """How far the frame goes that the client is being sent."""
+        """The end of the frame that is being sent."""
         filtered = self._filtered
         return None if filtered is None or filtered.frame is None else filtered.frame.stop
 
     def _frame_touches(self, start: int, stop: int) -> bool:
-        """Whether that frame is of some of these entries, and maybe looked for again."""
+        """Whether that frame may have some of these entries and be read again."""
         end = self._frame_end
         return end is not None and start < end.number and self.cursor.number < stop
 
     @property
     def taken(self) -> int:
-        """Changes with bytes that the system took and that do not move `at`."""
+        """Bytes of frames that the kernel accepted; they do not move `at`."""
         return 0 if self._filtered is None else self._filtered.taken
 
     def _between_entries(self) -> bool:
-        """Whether nothing is half sent; tries to make the cursor say so."""
+        """Whether nothing is half sent; moves the cursor past what was sent whole."""
         if self._filtered is not None:
             return not self.half_sent
         span = self.span
         if span is not None:
             if self.at < span.end:
-                place = self._live.view.boundary(span, self.cursor.number, self.at)
+                place = self._broadcast.view.boundary(span, self.cursor.number, self.at)
                 if place.offset == self.at:
                     self._move(place)
                     self.span = None
                 else:
-                    # Go on to the end of this entry, and no farther.
+                    # Continue to the end of this entry only.
                     self.span = Span(span.start, min(place.offset, span.end), place)
             else:
                 self._move(span.next)
@@ -308,48 +306,50 @@ class Sender:
         return not self.half_sent
 
     async def _send_some(self, copy: int) -> None:
-        """One turn of catching up; `copy` bytes of whole entries where they are copied."""
+        """One turn of catching up; about `copy` bytes of whole entries if they are copied."""
         if self._filtered is not None:
             await self._send_frame(self._filtered)
             return
-        live, view = self._live, self._live.view
+        broadcast, view = self._broadcast, self._broadcast.view
         far = self.cursor.offset < view.head.length - _COPIED_TAIL
         by_file = far and self.transport.socket_fd is not None
         if far and await self._warmed():
             return
-        if self._promised.is_told_at(self.cursor.number):
-            if live.outdated():
+        if self._bounds.announces_at(self.cursor.number):
+            if broadcast.outdated():
                 return
-            self._promised.tell(self._stream.reader.head)
+            self._bounds.announce(self._stream.reader.head)
         try:
             if by_file and self.span is None and not self.half_sent:
-                self.span = self._promised.cut_span(view.span(self.cursor))
+                self.span = self._bounds.cut_span(view.span(self.cursor))
                 self.at = self.span.start
             if self.span is not None:
-                if self._promised.untold and not live.outdated():
+                if self._bounds.unannounced and not broadcast.outdated():
                     self.blocked = True
                     await self._send_before(b"")
                     self.blocked = False
-                overtaking = not self.half_sent and self._following and self._following.due
-                if not live.outdated() and not overtaking:
+                overtaking = (
+                    not self.half_sent and self._change_reports and self._change_reports.due
+                )
+                if not broadcast.outdated() and not overtaking:
                     await self._send_span(self.span)
                 return
-            # After the end of this entry sendfile goes on.
+            # After the end of this entry sendfile continues.
             chunk = view.chunk(self.cursor, 1 if by_file else copy)
         except DamagedFile:
-            if live.outdated():
+            if broadcast.outdated():
                 return
             raise
-        if live.outdated():
+        if broadcast.outdated():
             return
-        chunk = self._promised.cut_chunk(chunk)
+        chunk = self._bounds.cut_chunk(chunk)
         at = max(self.at, chunk.start)
         rest = chunk.data[at - chunk.start :]
         if self.transport.socket_fd is None:
             sent = len(rest)
             place = chunk.boundary(at + sent)
-            del chunk  # one that stops reading holds the rest in memory, once
-            self.at = at + sent  # on its way: what changes there now concerns this client
+            del chunk  # a client that stops reading keeps only the rest in memory
+            self.at = at + sent  # being sent: a change there affects this client
             self.blocked = True
             await self._send_before(rest)
             self.blocked = False
@@ -357,53 +357,55 @@ class Sender:
             sent = await self._send_now(rest)
             place = chunk.boundary(at + sent)
             del chunk
-        live.counts.bytes_sent += sent
+        broadcast.counts.bytes_sent += sent
         self._move(place)
         self.at = max(at + sent, place.offset)
         if sent < len(rest):
-            del rest  # a client that stops reading holds no entry in memory
+            del rest  # a client that stops reading keeps no entry in memory
             await self._wait_writable()
         else:
             await trio.lowlevel.checkpoint()
 
     async def _send_before(self, rest: memoryview | bytes) -> None:
-        """What is to be told before these entries, and the entries."""
-        told, self._promised.untold = self._promised.untold, b""
-        self._live.counts.bytes_sent += len(told)
-        await self.transport.send(b"".join((told, rest)) if told else rest)
+        """Send the announcement for these entries, and the entries."""
+        announcement, self._bounds.unannounced = self._bounds.unannounced, b""
+        self._broadcast.counts.bytes_sent += len(announcement)
+        await self.transport.send(b"".join((announcement, rest)) if announcement else rest)
 
     async def _send_now(self, rest: memoryview) -> int:
-        """The same, as much as goes without waiting; how many bytes of the entries that were."""
-        told = self._promised.untold
-        if not told:
+        """The same without waiting; returns how many bytes of the entries were sent."""
+        announcement = self._bounds.unannounced
+        if not announcement:
             return self.transport.send_now(rest)
-        sent = self.transport.send_now(b"".join((told, rest)))
-        if sent >= len(told):
-            self._promised.untold = b""
-            self._live.counts.bytes_sent += len(told)
-            return sent - len(told)
-        self._promised.untold = told[sent:]
-        self._live.counts.bytes_sent += sent
+        sent = self.transport.send_now(b"".join((announcement, rest)))
+        if sent >= len(announcement):
+            self._bounds.unannounced = b""
+            self._broadcast.counts.bytes_sent += len(announcement)
+            return sent - len(announcement)
+        self._bounds.unannounced = announcement[sent:]
+        self._broadcast.counts.bytes_sent += sent
         return 0
 
     async def _send_frame(self, filtered: FilteredSending) -> None:
         """One turn of sending frames."""
-        live, transport = self._live, self.transport
+        broadcast, transport = self._broadcast, self.transport
         if self.span is not None:
-            if not await self._warmed() and not live.outdated():
+            if not await self._warmed() and not broadcast.outdated():
                 await self._send_span(self.span)
             return
         if filtered.frame is None:
-            tail = live.view.head.length - _COPIED_TAIL if transport.socket_fd is not None else 0
+            tail = (
+                broadcast.view.head.length - _COPIED_TAIL if transport.socket_fd is not None else 0
+            )
             wait = await filtered.find(
-                self.cursor, referred_before=tail, hurried=self._last is not None
+                self.cursor, zero_copy_before=tail, hurried=self._last is not None
             )
             if wait is not None:
                 with trio.move_on_after(wait):
                     await self._park()
                 return
         rest = await filtered.rest()
-        if not rest:  # it is changed just now
+        if not rest:  # the stream is being changed
             return
         if transport.socket_fd is None:
             sent = len(rest)
@@ -413,7 +415,7 @@ class Sender:
         else:
             sent = transport.send_now(rest)
         del rest
-        live.counts.bytes_sent += sent
+        broadcast.counts.bytes_sent += sent
         if not filtered.took(sent):
             await self._wait_for_room(filtered)
             return
@@ -428,7 +430,7 @@ class Sender:
         await trio.lowlevel.checkpoint()
 
     async def _wait_for_room(self, filtered: FilteredSending) -> None:
-        """As `_wait_writable`; what a client does not take for long is not kept in memory."""
+        """As `_wait_writable`; frees the frame's bytes if the client reads nothing for long."""
         self.blocked = True
         with trio.move_on_after(PATIENCE_SECONDS) as patience:
             await self.transport.wait_writable()
@@ -438,19 +440,19 @@ class Sender:
         self.blocked = False
 
     async def _warmed(self) -> bool:
-        """Whether what comes next had to be read from the disk first, which takes this turn."""
-        span, cold = self.span, self._live.cold
+        """Read the next bytes from the disk if they are not resident; True if it used this turn."""
+        span, cold = self.span, self._broadcast.cold
         start = self.cursor.offset if span is None else self.at
         number = page_of(start)
         page = page_start(number)
         if page in cold.warm:
             return False
         if span is None:
-            # To the end of the page, which is looked at as a whole, and the next one's head.
+            # To the end of the page, which is scanned as a whole, and the next one's head.
             count = page_start(number + 1) - start + ENTRY_HEAD_SIZE
         else:
             count = min(span.end - start, _SENDFILE_BYTES)
-        # Where memory is so short that it is gone again already, it is sent all the same.
+        # If memory is so short that the pages were evicted again, they are sent all the same.
         if start == self._warm:
             return False
         if cold.resident(start, count):
@@ -458,8 +460,8 @@ class Sender:
                 cold.warm.add(page)
             return False
         self._warm = start
-        self._live.counts.cold_reads += 1
-        await self._live.cold.read(start, count)
+        self._broadcast.counts.cold_reads += 1
+        await self._broadcast.cold.read(start, count)
         return True
 
     async def _send_span(self, span: Span) -> None:
@@ -468,9 +470,9 @@ class Sender:
             sent = self.transport.send_file(self._stream.fileno(), self.at, count)
         except EOFError:
             raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
-        self._live.counts.bytes_sent += sent
+        self._broadcast.counts.bytes_sent += sent
         self.at += sent
-        self._referred.sent(self.at)
+        self._zero_copy.sent(self.at)
         if self.at == span.end:
             self._move(span.next)
             self.span = None
@@ -486,39 +488,39 @@ class Sender:
         self.blocked = False
 
     async def _go_live(self) -> None:
-        """Nothing left to send: leave it to the pass until there is a reason not to."""
-        alone = self._filtered is not None or self._promised.commits
+        """Everything is sent: join the broadcast until a nudge."""
+        alone = self._filtered is not None or self._bounds.commits
         if self.transport.socket_fd is None or alone:
-            # No part of the pass, and as live to whoever looks.
+            # Not served by the broadcast, but live all the same.
             self.state = State.LIVE
             await self._park()
             self.state = State.CATCH_UP
             return
         self._wake = trio.Event()
-        self._live.join(self)
+        self._broadcast.join(self)
         self.state = State.LIVE
         await self._wake.wait()
         self._wake = None
 
     def owes(self, entries: int) -> bool:
-        """Whether it streams and has not been given all of the first `entries` entries."""
+        """Whether it streams and some of the first `entries` entries are not sent yet."""
         return self.unbounded and (self.cursor.number < entries or self.half_sent)
 
-    # Changes of what was sent.
+    # Updates and truncations of entries that were sent.
 
-    def concerned(
+    def affected(
         self, start: int, offset: int, stop: int | None, end: int, *, late: bool = False
     ) -> bool:
-        """Whether a change of the entries from `start` to `stop` may reach this client.
+        """Whether a change of the entries from `start` to `stop` may affect what this client gets.
 
-        They stand from file offset `offset` to `end`. A truncation (`stop` None) concerns
-        who has been sent any of them; an update who may not have received yet what the
-        kernel only refers to. With `late` it was made some time ago, and the peer may have
-        confirmed such bytes since.
+        The entries are at file offsets `offset` to `end`. A truncation (`stop` None) affects a
+        client that was sent any of them; an update affects a client that may not have received
+        bytes sent with sendfile. With `late` the change was made some time ago, and the peer may
+        have acknowledged such bytes since.
         """
         if self.streaming:
             half_sent = self.half_sent
-            promised = self._frame_end or self._promised.end
+            promised = self._frame_end or self._bounds.end
             if stop is None and promised is not None and promised.number > start:
                 return True
             if stop is not None and self._frame_touches(start, stop):
@@ -526,16 +528,16 @@ class Sender:
             if stop is None and (self.cursor.number > start or (half_sent and self.at > offset)):
                 return True
             if half_sent and offset < self.at < end:
-                return True  # it would get the end of another entry than the beginning
-        return self._referred.concerned(offset, stop, end, self.at, late=late)
+                return True  # it would receive the start of one version and the end of another
+        return self._zero_copy.affected(offset, stop, end, self.at, late=late)
 
     def note_received(self) -> None:
-        """No change concerns bytes that the peer has confirmed before it."""
-        if self._referred.any and not self._live.outdated():
-            self._referred.note_received()
+        """Note which bytes the peer has acknowledged: a later change of them does not affect it."""
+        if self._zero_copy.any and not self._broadcast.outdated():
+            self._zero_copy.note_received()
 
     def cut_short(self, start: int, offset: int) -> None:
-        """The entries from `start` on, at file offset `offset`, are about to go."""
+        """The entries from `start` on, at file offset `offset`, are about to be truncated."""
         span = self.span
         if span is not None and span.end > offset:
             self.span = Span(span.start, offset, Cursor(offset, start))

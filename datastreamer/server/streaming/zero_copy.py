@@ -1,7 +1,7 @@
-"""Bytes of the file that the kernel was only pointed to, and that the peer may not have yet.
+"""File bytes that were sent with sendfile and that the peer may not have received yet.
 
-What is changed there before it has them is what it gets. Owns the bounds of such bytes; knows no
-protocol.
+The kernel holds references to the page cache: an update of these bytes before the peer has them
+changes what it receives. Owns the bounds of such bytes; knows no protocol.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datastreamer.transport.server_stream import Transport
 
 
 class ZeroCopySends:
-    """Of one connection: nothing before an entry, nothing behind a file offset; of this streaming,
-    or of an earlier one that the kernel may still be busy with."""
+    """The range of one connection: from an entry to a file offset. Covers an earlier stream of the
+    same connection as long as the kernel still has bytes of it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -23,32 +23,34 @@ class ZeroCopySends:
         self._upto = 0
 
     def begin(self, start: int) -> None:
-        """Entries from `start` on are sent from now on."""
+        """A stream from entry `start` begins."""
         if not self._unacknowledged():
             self._from, self._upto = start, 0
         self._from = min(self._from, start)
 
     def sent(self, at: int) -> None:
-        """The kernel was pointed to what stands before file offset `at`."""
+        """Bytes up to file offset `at` were passed to sendfile."""
         self._upto = max(self._upto, at)
 
     @property
     def any(self) -> bool:
-        """Whether there may be such bytes, as far as is known without asking the system."""
+        """Whether there may be such bytes; does not ask the kernel."""
         return self._upto > 0
 
     def note_received(self) -> None:
-        """Forget those that the peer has confirmed, if these are all."""
+        """Forget the range if the peer has acknowledged all of it."""
         if self._upto and not self._unacknowledged():
             self._upto = 0
 
-    def concerned(
+    def affected(
         self, start_offset: int, stop: int | None, end: int, at: int, *, late: bool
     ) -> bool:
-        """Whether a change may show in them: of the entries before `stop` (None: all go) from
-        file offset `start_offset` to `end`, where all before `at` was sent.
+        """Whether a change may reach the peer through them: an update of entries before `stop`
+        (None: a truncation), from file offset `start_offset` to `end`, when all bytes before `at`
+        have been sent.
 
-        With `late` it was made some time ago, and the peer may have confirmed such bytes since.
+        With `late` the change was made some time ago, and the peer may have acknowledged such
+        bytes since.
         """
         if self._upto <= start_offset:
             return False
@@ -60,8 +62,7 @@ class ZeroCopySends:
         return self._from < stop and min(at, self._upto) - unsent < end
 
     def _unacknowledged(self) -> int:
-        """An upper bound for the bytes that the kernel was pointed to and the peer has not
-        confirmed."""
+        """An upper bound of the bytes passed to sendfile that the peer has not acknowledged."""
         fd = self._transport.socket_fd
         if fd is None or not self._transport.by_reference:
             return 0

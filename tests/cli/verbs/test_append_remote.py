@@ -268,7 +268,7 @@ def test_a_publisher_is_killed(tmp_path: Path, token: Path) -> None:
             assert "Another source holds the lease: its epoch is 1" in busy.stderr
             first.kill()
             first.wait(30)
-        server.err.until("publishes no more")
+        server.err.until("stopped publishing")
         done = append(tmp_path, [ONE, COMMIT], *words)
         assert (done.returncode, json.loads(done.stdout)["first_entry"]) == (0, 1)
     assert contents(tmp_path) == [(3, b"\1")] * 2

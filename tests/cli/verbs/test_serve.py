@@ -237,7 +237,7 @@ def test_without_grace_nobody_is_waited_for(large: Path) -> None:
     with running(*words, cwd=large.parent) as serving, stalled(serving.port()):
         serving.signal(signal.SIGTERM)
         assert serving.wait() == 0
-        assert "1 clients did not take all within 0 s" in serving.err.rest()[0]
+        assert "1 clients did not receive all committed entries within 0 s" in serving.err.rest()[0]
 
 
 def test_times_and_rates(large: Path) -> None:
@@ -248,8 +248,10 @@ def test_times_and_rates(large: Path) -> None:
         port = serving.port()
         with stalled(port), BlockingClient("127.0.0.1", port) as client:
             client.header()
-            assert serving.err.until("connection ended: it has neither streamed nor asked for 1 s")
-            assert serving.err.until("connection ended: it has taken nothing for 2 s")
+            assert serving.err.until(
+                "connection ended: it has neither streamed nor sent a command for 1 s"
+            )
+            assert serving.err.until("connection ended: it has received nothing for 2 s")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

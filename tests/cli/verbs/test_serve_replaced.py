@@ -64,7 +64,9 @@ def test_a_file_that_is_replaced(path: Path, workers: int) -> None:
     with serving(path, "--follow", "--workers", workers) as (process, port):
         assert served(port, 1) == b"old"
         os.replace(other, path)
-        process.err.until(f"{REMOVED}, and another file is at its path now; its clients are ended")
+        process.err.until(
+            f"{REMOVED}, and another file is at its path now; its clients are disconnected"
+        )
         process.err.until(r"serving the stream that is at this path now \(4 entries\)")
         until_served(port, 1, b"new")
         with DataStream.open(path, sync="os", index="memory") as stream:
@@ -82,7 +84,7 @@ def test_a_file_that_is_replaced(path: Path, workers: int) -> None:
 def test_a_file_that_is_removed_and_made_later(path: Path, workers: int) -> None:
     with serving(path, "--follow", "--workers", workers) as (process, port):
         path.unlink()
-        process.err.until(f"{REMOVED}; its clients are ended")
+        process.err.until(f"{REMOVED}; its clients are disconnected")
         process.err.until("waiting for a stream at this path: .*no such file")
         path.write_bytes(b"junk" * 10_000)
         process.err.until("waiting for a stream at this path: .*no stream file")

@@ -383,7 +383,7 @@ async def test_the_client_that_is_idle_longest_leaves(
         with contextlib.suppress(trio.BrokenResourceError):
             await early.ended()
         await trio.sleep(IDLE_SECONDS / 2 + 2)
-        # Silent since it came: it leaves for a new one. Who asked meanwhile does not.
+        # Silent since it connected: it leaves for a new one. Who asked meanwhile does not.
         late = await stack.enter_async_context(rig.client())
         await late.ask(wire.header(), header)
         await silent.ended()

@@ -158,8 +158,8 @@ async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path
                         told.add(await refusal(peer))
                         assert trio.current_time() - began >= 0.5
                         await peer.ended()
-        assert rig.server.desk is not None
-        assert rig.server.desk.last.epoch == 7
+        assert rig.server.publish_lease is not None
+        assert rig.server.publish_lease.last.epoch == 7
         async with rig.client() as peer:
             await peer.send(publish(TWO, token=b"another"))
             await lease_of(peer)
@@ -190,7 +190,7 @@ async def test_terms_that_cannot_be_kept(path: Path, token_file: Path) -> None:
         Publishing(token_file=path.with_name("none")).tokens()
     # A file is taken as a whole: the beginning of a token must not do for it.
     token_file.write_bytes((b"t" * 1000 + b"\n") * 1049)
-    with pytest.raises(UsageError, match="has at most 1048576 bytes"):
+    with pytest.raises(UsageError, match="is larger than 1048576 bytes"):
         Publishing(token_file=token_file).tokens()
     token_file.write_bytes(TOKEN)
     with DataStream.create(path, index="memory") as stream:
@@ -254,14 +254,16 @@ async def test_one_source_at_a_time(stream: DataStream, token_file: Path) -> Non
             await second.send(publish(TWO, 1))
             assert await refusal(second) == (
                 18,
-                "Fenced: epoch 1 is over; the last source has 1",
+                "Fenced: epoch 1 has ended; the last publisher has epoch 1",
             )
         # The first was not disturbed by any of it.
         await first.ask(commit(0, 1, entry(0, b"x")), receipt(0, 1, 1))
         # When it has left, the next is welcome, with the next epoch.
         await first.close()
         async with rig.client() as second:
-            while rig.server.desk is not None and rig.server.desk.holder is not None:
+            while (
+                rig.server.publish_lease is not None and rig.server.publish_lease.holder is not None
+            ):
                 await trio.testing.wait_all_tasks_blocked()
             await second.send(publish(TWO))
             assert (await lease_of(second))[:2] == (2, 1)
@@ -283,7 +285,7 @@ async def test_who_is_fenced_hears_so_and_commits_no_more(
             await first.send(commit(1, 1))
             assert await refusal(first) == (
                 18,
-                f"Fenced: another source has the lease, with epoch {granted[0]}",
+                f"Fenced: another publisher has the lease, with epoch {granted[0]}",
             )
             await second.ask(commit(1, 1, entry(1, b"y")), receipt(1, 1, 2))
             assert contents(stream) == [(3, b"x"), (3, b"y")]
@@ -302,7 +304,7 @@ async def test_a_source_comes_back_with_its_epoch(stream: DataStream, token_file
             await second.send(publish(ONE, 1))
             assert (await lease_of(second))[:2] == (1, 0)
             number, text = await refusal(first)
-            assert (number, "this source, on another connection" in text) == (18, True)
+            assert (number, "this publisher, on another connection" in text) == (18, True)
             await second.ask(commit(0, 1, entry(0, b"x")), receipt(0, 1, 1))
 
 
@@ -364,7 +366,7 @@ async def test_this_process_does_not_write_meanwhile(stream: DataStream, token_f
                 with pytest.raises(LeaseHeld, match="publishes from elsewhere"):
                     write()
             await peer.ask(commit(1, 1, entry(1, b"x")), receipt(1, 1, 2))
-        while rig.server.desk is not None and rig.server.desk.holder is not None:
+        while rig.server.publish_lease is not None and rig.server.publish_lease.holder is not None:
             await trio.testing.wait_all_tasks_blocked()
         append(stream, (3, b"local again"))
     assert [data for _, data in contents(stream)] == [b"local", b"x", b"local again"]
@@ -448,7 +450,7 @@ async def test_what_stands_at_its_place(stream: DataStream, token_file: Path) ->
         await peer.send(commit(7, 1, entry(7, b"x")) + encode_where(1))
         assert await refusal(peer) == (
             20,
-            "Past the end: the operation begins with entry 7, where entry 6 is due",
+            "Past the end: the operation begins with entry 7; the next entry is 6",
         )
         await peer.expect(receipt(6, 0, 6))
         await peer.ask(commit(6, 1, entry(6, b"f")), receipt(6, 1, 7))
@@ -513,7 +515,7 @@ async def test_who_says_nothing_loses_the_lease(
             await peer.ask(encode_where(1), receipt(0, 0, 0))
             await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(9.5)
-        assert await refusal(peer) == (19, "No lease: nothing came for 9 s")
+        assert await refusal(peer) == (19, "No lease: nothing was received for 9 s")
         await peer.ended()
         async with rig.client() as second:
             await second.send(publish(TWO))
@@ -539,7 +541,7 @@ async def test_an_operation_does_not_stay_open(
             if pieces[0] is slow:
                 await peer.expect(receipt(0, 0, 0) * 2)
             number, text = await refusal(peer)
-            assert (number, text) == (26, "Too slow: an operation was open for 20 s")
+            assert (number, text) == (26, "Too slow: the operation was open for 20 s")
             await peer.ended()
     assert contents(stream) == []
 

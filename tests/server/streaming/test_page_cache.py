@@ -54,8 +54,8 @@ class SlowDisk(ColdReads):
 
 
 def on_slow_disk(rig: Rig) -> SlowDisk:
-    disk = SlowDisk(rig.server.live.cold)
-    rig.server.live.cold = disk
+    disk = SlowDisk(rig.server.broadcast.cold)
+    rig.server.broadcast.cold = disk
     return disk
 
 
@@ -152,7 +152,7 @@ async def test_a_change_while_the_place_is_found(
     """It is found again, in the stream as it is."""
     monkeypatch.setattr(sender_module, "_INLINE_PLACE", 0)
     async with over_loopback(old) as rig, rig.client() as peer, rig.client() as beyond:
-        cold = rig.server.live.cold
+        cold = rig.server.broadcast.cold
         calls = 0
         run = cold.run
 
@@ -281,7 +281,7 @@ async def test_an_index_in_memory_is_asked_without_a_thread(stream: DataStream) 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cold_module, "_waits", lambda: waits)
         async with over_loopback(stream) as rig, rig.client() as asks:
-            disk = rig.server.live.cold
+            disk = rig.server.broadcast.cold
             disk.resident = lambda start, count: True  # type: ignore[method-assign]
             reads = count_runs(disk)
             for _ in range(30):
