@@ -21,7 +21,7 @@ pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip instal
 pq = pytest.importorskip("pyarrow.parquet")
 
 from datastreamer import arrow  # noqa: E402
-from datastreamer.arrow.parts import PartWriter  # noqa: E402
+from datastreamer.arrow.parquet import PartWriter  # noqa: E402
 from datastreamer.position import Identity, Position  # noqa: E402
 from datastreamer.storage.disk.access import Access  # noqa: E402
 

@@ -20,7 +20,7 @@ import pytest
 from bench.measure import Done, Latencies
 from datastreamer import DataStream
 from datastreamer.storage.write.sync_policy import SyncPolicy
-from datastreamer.zkevm.keys import raw_key
+from datastreamer.zkevm.bookmark_keys import raw_key
 
 Versus = Callable[..., None]
 Record = Callable[..., None]

@@ -1,6 +1,6 @@
-"""Streams as Arrow: record batches, readers, and what Polars, DuckDB and pandas take.
+"""Streams as Arrow data: record batches, readers, and Parquet, JSON and CSV files.
 
-Needs pyarrow (``pip install 'datastreamer[arrow]'``); importing this without it raises
+Requires pyarrow (``pip install 'datastreamer[arrow]'``); importing this without it raises
 `ExtraMissing`.
 """
 
@@ -13,9 +13,9 @@ except ImportError:
 
     raise ExtraMissing("Arrow needs a package that is not installed", "arrow") from None
 
-from datastreamer.arrow.batches import OnError, to_record_batch
 from datastreamer.arrow.export import Exported, export
-from datastreamer.arrow.reading import ArrowStream, StreamClient, StreamSource, reader
+from datastreamer.arrow.record_batches import OnError, to_record_batch
+from datastreamer.arrow.stream_reader import ArrowStream, StreamClient, StreamSource, reader
 from datastreamer.arrow.tables import NAMES, schema
 
 __all__ = [

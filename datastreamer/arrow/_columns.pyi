@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _columns.pyx.
+# The docstrings of _columns.pyx describe these functions.
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -1,8 +1,7 @@
-"""Runs of entries as columns, in one pass and without the GIL.
+"""Batches of entries as columns, in one pass and without the GIL.
 
-Owns the memory that becomes Arrow's: values one after the other, offsets of 32 bits, bits that
-say which values there are. Knows no pyarrow, no stream and no event: which fields a message has
-is told by the kinds of `zkevm.schema`.
+Owns the memory that becomes Arrow's: concatenated values, 32-bit offsets, validity bits. Must not
+know pyarrow or the events: the caller passes the kinds of a message's fields (`zkevm.schema`).
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -23,13 +22,13 @@ from datastreamer.zkevm._protobuf cimport (
 from datastreamer.errors import UsageError
 
 cdef enum:
-    # Behind the kinds of the schema: the entry's data, as it stands.
+    # After the kinds of the schema: the whole data of the entry.
     DATA = 7
     MAX_COLUMNS = MAX_FIELDS + 1
     MAX_LAYOUTS = 4
 
 cdef enum:
-    # What is done about an entry that is no such message.
+    # What to do with an entry that is no such message.
     STOP = 0
     KEEP = 1
     DROP = 2
@@ -47,8 +46,8 @@ cdef struct Slot:
     uint32_t width
 
 cdef struct FixedLayout:
-    # Data of this size; or of this and as many bytes more as the number at `size_at` says, which
-    # are the value of `tail`.
+    # Data of `size` bytes; with `size_at` >= 0, the u32 there is the number of bytes that follow,
+    # which are the value of column `tail`.
     uint32_t size
     int size_at
     int tail
@@ -56,8 +55,8 @@ cdef struct FixedLayout:
     Slot slot[MAX_COLUMNS]
 
 cdef struct Target:
-    # A column under way. Bytes are copied once it is known how many there are; `valid` is NULL
-    # where all values are there that the row has.
+    # A column that is being made. Bytes are copied once their total is known. `valid` is NULL for
+    # a column that shares the validity bits of the rows.
     int kind
     char* values
     char* valid
@@ -66,12 +65,11 @@ cdef struct Target:
 
 
 cdef object number_too_large(uint64_t number):
-    return UsageError(f"entry number {number} is above {INT64_MAX}, the most that a column of "
-                      "signed numbers holds")
+    return UsageError(f"entry number {number} is above {INT64_MAX}, the maximum of a signed column")
 
 
 cdef object too_many_bytes():
-    return UsageError(f"a column of bytes holds {INT32_MAX:,} of them: slice the batch")
+    return UsageError(f"a column holds at most {INT32_MAX:,} bytes: slice the batch")
 
 
 cdef inline bytes room(Py_ssize_t size):
@@ -83,8 +81,8 @@ cdef char* hold(object buffer, Py_buffer* view, uint64_t size) except NULL:
     PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
     if <uint64_t>view.len < size:
         PyBuffer_Release(view)
-        raise ValueError(f"a buffer of {view.len} bytes, where {size} are needed")
-    # A buffer of nothing may stand nowhere.
+        raise ValueError(f"a buffer of {view.len} bytes, but {size} are needed")
+    # An empty buffer may have a NULL address.
     return <char*>view.buf if view.buf != NULL else <char*>view
 
 
@@ -98,7 +96,7 @@ cdef inline void set_bit(char* bits, Py_ssize_t i, bint on) noexcept nogil:
 
 
 cdef inline void copy(char* to, const uint8_t* source, uint32_t size) noexcept nogil:
-    # The lengths of nearly all hashes and addresses, without a call.
+    # Constant sizes, those of nearly all hashes and addresses, compile to moves.
     if size == 32:
         memcpy(to, source, 32)
     elif size == 20:
@@ -110,9 +108,9 @@ cdef inline void copy(char* to, const uint8_t* source, uint32_t size) noexcept n
 def entry_columns(batch, allocate, *, bint data=True):
     """``(numbers, types, offsets, values)`` of all entries: int64, int64, int32 and bytes.
 
-    ``allocate(size)`` gives the buffer for the bytes, which is most of the memory: an allocator
-    that keeps its pages saves the half of the time. Without `data` the last two are None.
-    Raises `UsageError` where a number or the bytes together are too large for their column.
+    ``allocate(size)`` returns the buffer for the bytes, most of the memory: an allocator that
+    reuses pages halves the time. Without `data` the last two are None. Raises `UsageError` if a
+    number or the total of the bytes is too large for its column.
     """
     cdef BatchColumns columns
     columns_of(batch, &columns)
@@ -149,7 +147,7 @@ def entry_columns(batch, allocate, *, bint data=True):
 
 
 cdef bint is_utf8(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Whether it is UTF-8 as Python's strict decoder has it: shortest forms, no surrogates."""
+    """Whether Python's strict decoder accepts it: shortest forms, no surrogates."""
     cdef uint8_t byte
     cdef int more
     cdef uint8_t least, most
@@ -185,7 +183,7 @@ cdef bint is_utf8(const uint8_t* p, const uint8_t* end) noexcept nogil:
 
 
 cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept nogil:
-    """The text of a Debug message; of several the last that has one."""
+    """The text of a Debug message; of repeated fields the last one."""
     cdef uint32_t tag = 0
     cdef uint64_t size = 0
     cell.there = True
@@ -212,9 +210,9 @@ cdef bint read_debug(const uint8_t* p, const uint8_t* end, Cell* cell) noexcept 
 cdef bint read_message(
     const uint8_t* p, const uint8_t* end, const uint8_t* kinds, int fields, Cell* cells
 ) noexcept nogil:
-    """All fields of a message; False where it is none, or a number is above 2**63 - 1.
+    """All fields of a message; False if it is invalid or a number is above 2**63 - 1.
 
-    The rules are those of `zkevm._wire`, which says for people what is wrong.
+    The rules are those of `zkevm._wire`, which reports what is wrong.
     """
     cdef uint32_t tag = 0
     cdef uint64_t value = 0
@@ -267,8 +265,8 @@ cdef bint read_layout(
     const uint8_t* p, uint32_t size, const uint8_t* kinds, const FixedLayout* layouts, int count,
     Cell* cells
 ) noexcept nogil:
-    """All values of data in the first layout that it fits; False where there is none, a number
-    is above 2**63 - 1, or a bookmark is of no kind."""
+    """All values of data in the first layout that it fits; False if it fits none, a number is above
+    2**63 - 1, or a bookmark has an unknown kind."""
     cdef int i, j
     cdef uint64_t more, value
     cdef const FixedLayout* layout = NULL
@@ -295,7 +293,7 @@ cdef bint read_layout(
         if value > <uint64_t>INT64_MAX:
             return False
         if kinds[slot.column] == ENUM:
-            # The one enumeration: a bookmark's kind, 0 a block and 1 a batch.
+            # The only enumeration: a bookmark's kind, 0 for a block and 1 for a batch.
             if value > 1:
                 return False
             value = 2 - value
@@ -332,7 +330,7 @@ cdef void put(Target* target, Py_ssize_t row, const Cell* cell) noexcept nogil:
     elif kind == ENUM:
         (<int32_t*>target.values)[row] = <int32_t><uint32_t>cell.number
     elif kind == BOOL:
-        # A row may be written over, as dropped ones are.
+        # The row may have been written before, by an entry that was dropped.
         target.values[row >> 3] &= <char>~(1 << (row & 7))
         set_bit(target.values, row, cell.number != 0)
     else:
@@ -344,7 +342,7 @@ cdef void put(Target* target, Py_ssize_t row, const Cell* cell) noexcept nogil:
 
 
 cdef int gather(Target* target, Py_ssize_t rows, uint64_t* total) noexcept nogil:
-    """Turn lengths into offsets; False where they go beyond 32 bits."""
+    """Turn lengths into offsets; False if they exceed 32 bits."""
     cdef Py_ssize_t row
     total[0] = 0
     target.offsets[0] = 0
@@ -360,19 +358,18 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
                   allocate, layouts=None):
     """The events among the entries of this type, as columns.
 
-    `kinds` has the kind of each field in order, and may end with 7 for the entry's data itself;
-    `wanted` has a 1 for each that is to be made. Data are messages, or in one of `layouts`:
-    ``(size, size_at, tail, [(column, at, width), ...])`` each, the first that fits counts;
-    `size_at` is -1 where data have that size, else the place of a u32 that says how many bytes
-    follow for the column `tail`. `bad_rows` says what becomes of an entry that is no such
-    event: 0 ends the columns before it, 1 makes a row of nulls (but for data), 2 leaves it out.
-    `allocate` is as in `entry_columns`.
+    `kinds` has the kind of each field in order, and may end with 7 for the entry's whole data;
+    `wanted` has a 1 for each column to make. Data are messages, or in the first of `layouts` that
+    fits: ``(size, size_at, tail, [(column, at, width), ...])``, where `size_at` is -1 for data of
+    exactly `size` bytes, else the offset of a u32 with the number of bytes that follow for the
+    column `tail`. `bad_rows` says what to do with an entry that is no such event: 0 ends the
+    columns before it, 1 makes a row of nulls (except for its data), 2 skips it. `allocate` is as
+    in `entry_columns`.
 
-    Gives ``(rows, numbers, columns, valid, bad)``: the entries' numbers (int64); for each
-    column that is wanted ``(buffers, valid or None)``, where the buffers are values, or offsets
-    and values, else None; `valid`, the bits of columns that have none of their own, or None
-    where all are there; and ``[(row, place)]`` of bad entries, the place being that in the
-    batch. Raises `UsageError` as `entry_columns` does.
+    Returns ``(rows, numbers, columns, valid, bad)``: the entry numbers (int64); for each wanted
+    column ``(buffers, valid or None)``, where the buffers are values, or offsets and values;
+    `valid`, the bits of columns without their own, or None if all rows are valid; and
+    ``[(row, index in the batch)]`` of bad entries. Raises `UsageError` as `entry_columns` does.
     """
     cdef FixedLayout fixed[MAX_LAYOUTS]
     cdef int fixed_count = 0
@@ -390,7 +387,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
     cdef uint64_t total
     columns_of(batch, &columns)
     if not 1 <= count <= MAX_COLUMNS or len(wanted) != count:
-        raise ValueError(f"{count} columns, {len(wanted)} of them wanted or not")
+        raise ValueError(f"{count} columns, but {len(wanted)} flags")
     fields = count - 1 if kind[count - 1] == DATA else count
     if layouts is not None:
         fixed_count = <int>len(layouts)
@@ -403,7 +400,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
     cdef int64_t* number = <int64_t*>PyBytes_AS_STRING(numbers)
     cdef char* ok = PyBytes_AS_STRING(valid)
     cdef list made = [None] * count
-    cdef list sources = []  # bytes that hold the pointers while they are wanted
+    cdef list sources = []  # keeps the arrays of pointers alive
     memset(ok, 0, (most + 7) // 8)
     for at in range(count):
         targets[at].kind = 0
@@ -412,7 +409,7 @@ def event_columns(batch, type, bytes kinds not None, bytes wanted not None, int 
         targets[at].kind = kind[at]
         targets[at].valid = NULL
         valid_part = None
-        # What one generation of a layout has another lacks.
+        # A field that one generation of a layout has, another lacks.
         if kind[at] == DEBUG or (fixed_count and kind[at] != DATA):
             valid_part = room((most + 7) // 8)
             targets[at].valid = PyBytes_AS_STRING(<bytes>valid_part)

@@ -1,8 +1,7 @@
-"""A stream written to files: Parquet datasets that go on where they ended, or one file.
+"""Exports a stream to files: Parquet datasets that later exports extend, or one file.
 
-Owns the passes over the stream, where one part ends and the next begins, and that parts are of
-the stream that they are continued from. What a Parquet file looks like is `parts.py`'s, lines of
-text are `lines.py`'s.
+Owns the passes over the stream, the bounds of parts, and that an existing dataset is of this
+stream. `parquet` owns the format of Parquet files, `json_csv` that of text.
 """
 
 from __future__ import annotations
@@ -16,20 +15,26 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
-from datastreamer.arrow.batches import Converter, OnError
-from datastreamer.arrow.lines import LineWriter, writer_of
-from datastreamer.arrow.parts import (
+from datastreamer.arrow.json_csv import LineWriter, writer_of
+from datastreamer.arrow.parquet import (
     Part,
     PartWriter,
     locked,
     part_name,
     parts_in,
     publish,
-    read_back,
+    read_metadata,
     reason,
-    temporary_beside,
+    temporary_path,
 )
-from datastreamer.arrow.reading import StreamClient, StreamSource, header_of, opened, runs
+from datastreamer.arrow.record_batches import Converter, OnError
+from datastreamer.arrow.stream_reader import (
+    StreamClient,
+    StreamSource,
+    header_of,
+    opened,
+    read_batches,
+)
 from datastreamer.arrow.tables import ENTRIES, NAMES, schema
 from datastreamer.errors import (
     BadRange,
@@ -46,11 +51,11 @@ from datastreamer.storage.disk.access import Access, check_folder, make_folder
 from datastreamer.storage.view import StreamView
 
 ALL: Final = "all"
-"""Every table, each in a folder of its own."""
+"""Every table, each in its own folder."""
 PART_BYTES: Final = 256 << 20
-"""About so many bytes of entries go into a part."""
+"""Bytes of entries per part, approximately."""
 _FILES: Final = (".parquet", ".jsonl", ".csv")
-# Whoever names OUT so wants a file, which a folder would not be.
+# Suffixes of file formats that are not written: OUT with one of them is no name for a folder.
 _OTHER_FILES: Final = (
     *(".json", ".ndjson", ".tsv", ".txt", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro"),
     *(".parq", ".pq", ".sqlite", ".duckdb", ".db", ".gz", ".zst", ".zip", ".bin"),
@@ -60,7 +65,7 @@ Advance = Callable[[int, int], None]
 
 
 class Exported(NamedTuple):
-    """What an export has written: the range of its entries, rows by table, files."""
+    """The result of an export: the range of its entries, rows by table, files."""
 
     first: int
     next: int
@@ -69,14 +74,14 @@ class Exported(NamedTuple):
 
 
 class _Output(Protocol):
-    """Where the rows of one table go."""
+    """The writer of one table's rows."""
 
     def write(self, batch: Any) -> None: ...
     def discard(self) -> None: ...
 
 
 class _Plan(NamedTuple):
-    """A table's folder, and which of its entries are there already."""
+    """A table's folder, and the next entry to export to it."""
 
     table: str
     folder: Path
@@ -97,39 +102,38 @@ def export(
 ) -> Exported:
     """Write the entries from `start` up to, not including, `stop` (None: the head now).
 
-    `out` may be a symbolic link; the parts, and the folders of the tables, may not.
-    `out` that ends in .parquet, .jsonl or .csv is one file, which must not be there; the names of
-    other files (.json, .gz, ...) are refused. Everything else is a folder of Parquet files, named
-    by their entries; with the table "all" it has a folder for each table. An export to a folder
-    goes on behind its last part (`start` is then None, or a place that is there already), and
-    never writes again what is there. A file appears under its name when it is complete and on
-    disk.
+    If `out` ends in .parquet, .jsonl or .csv, it is one file, which must not exist; other file
+    suffixes (.json, .gz, ...) are rejected. Everything else is a folder of Parquet files, named by
+    their entries; with the table "all", a folder of one such folder per table. An export to a
+    folder continues after its last part (`start` is then None, or within what it holds) and never
+    rewrites a part. A file gets its name when it is complete and synced. `out` may be a symbolic
+    link; the parts and the tables' folders may not.
 
-    `table`, `on_error` and `version` are as in `ArrowStream`; `advance(done, total)` is told of
-    entries. Where an entry or a page is damaged a folder has everything before it when the error
-    is raised. Raises `StreamFileError` for files of another stream, history or form,
-    or where the disk refuses, `UnknownEntry` and `BadRange` for a range that is not in the stream,
-    and what reading raises.
+    `table`, `on_error` and `version` are as in `ArrowStream`; `advance(done, total)` reports
+    entries. If an entry or a page is damaged, a folder holds everything before it when the error
+    is raised. Raises `StreamFileError` for a folder of another stream, history or format and for
+    errors of the disk, `UnknownEntry` and `BadRange` for a range outside the stream, and what
+    reading raises.
     """
     if table != ALL and table not in NAMES:
         raise UsageError(f"there is no table {table!r}: the tables are {', '.join(NAMES)}, all")
     if part_bytes < 1:
-        raise UsageError(f"part_bytes is 1 or more, not {part_bytes}")
+        raise UsageError(f"part_bytes must be 1 or more, not {part_bytes}")
     if not os.fspath(out):
-        raise UsageError("the path to export to is empty: it is a folder, or a new file")
+        raise UsageError("the path to export to is empty: name a folder or a new file")
     path = Path(out)
     single = path.suffix.lower() in _FILES
     if single and table == ALL:
-        raise UsageError(f"{path} is one file: all tables want a folder")
+        raise UsageError(f"{path} is one file: the table all needs a folder")
     if not single and path.exists() and not path.is_dir():
         raise FileExists(
             str(path),
-            f"it is a file: OUT is a folder, or a new file that ends in {', '.join(_FILES)}",
+            f"it is a file: name a folder, or a new file that ends in {', '.join(_FILES)}",
         )
     if path.suffix.lower() in _OTHER_FILES and not path.exists():
         raise UsageError(
-            f"{path}: a file that ends in {path.suffix} cannot be written: OUT is a folder, or a "
-            f"new file that ends in {', '.join(_FILES)}"
+            f"{path}: files that end in {path.suffix} cannot be written: name a folder, or a new "
+            f"file that ends in {', '.join(_FILES)}"
         )
     try:
         with opened(source) as stream:
@@ -139,15 +143,15 @@ def export(
                 raise UnknownEntry(start, total)
             stop = total if stop is None else min(stop, total)
             if start is not None and stop < start:
-                raise BadRange(f"stop {stop} stands before start {start}")
-            # Who could not read the stream cannot read what is made of it.
+                raise BadRange(f"stop {stop} is before start {start}")
+            # Export files are no more readable than the stream.
             access = stream.access if isinstance(stream, StreamView) else Access.by_umask()
             if not single:
-                # The operator names OUT, as the stream: it may be a link, and anyone's folder. In
-                # it no link is followed, and OUT's owner is trusted.
-                _make(path, access)
+                # The operator names OUT, so it may be a link and belong to anyone. Inside OUT no
+                # link is followed, and its owner is trusted.
+                _make_folder(path, access)
                 access = access._replace(uid=os.stat(path).st_uid)
-            job = _Job(
+            job = _Export(
                 stream,
                 access,
                 Identity.of(header),
@@ -161,28 +165,28 @@ def export(
             tables = NAMES if table == ALL else (table,)
             folders = {name: path / name if table == ALL else path for name in tables}
             with contextlib.ExitStack() as stack:
-                # A table's folder may be another export's OUT.
+                # A table's folder may also be the OUT of another export.
                 for folder in dict.fromkeys((path, *folders.values())):
                     if folder != path:
-                        _make(folder, access)
+                        _make_folder(folder, access)
                         check_folder(str(folder), access)
                     stack.enter_context(locked(folder))
                 return job.to_folders(folders, start, stop)
     except DatastreamerError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise StreamFileError(path, f"it was not written: {reason(error)}") from error
+        raise StreamFileError(path, f"it could not be written: {reason(error)}") from error
 
 
-def _make(folder: Path, access: Access) -> None:
+def _make_folder(folder: Path, access: Access) -> None:
     try:
         make_folder(str(folder), access)
     except OSError as error:
-        raise StreamFileError(folder, f"it cannot be made: {reason(error)}") from error
+        raise StreamFileError(folder, f"it cannot be created: {reason(error)}") from error
 
 
-class _Job:
-    """One export from one open stream."""
+class _Export:
+    """One export of one open stream."""
 
     def __init__(
         self,
@@ -210,17 +214,15 @@ class _Job:
             for table in tables
         }
 
-    # One file.
-
     def to_file(self, path: Path, table: str, start: int, stop: int) -> Exported:
-        """Everything in one file, or no file."""
+        """Write everything to one file, or none."""
         if path.exists():
             raise FileExists(
-                str(path), "something stands there already (a folder would be gone on with)"
+                str(path), "it exists already (an export to a folder would be continued)"
             )
         converters = self._converters((table,))
         converter = converters[table]
-        temporary = temporary_beside(path)
+        temporary = temporary_path(path)
         output: PartWriter | LineWriter
         if path.suffix.lower() == ".parquet":
             output = PartWriter(
@@ -246,10 +248,8 @@ class _Job:
             output.discard()
         return Exported(start, stop, {table: self._rows.get(table, 0)}, [path])
 
-    # Folders.
-
     def to_folders(self, folders: dict[str, Path], start: int | None, stop: int) -> Exported:
-        """Each table goes on where it ended; those that are at one place go on together."""
+        """Continue each table where it ended; tables that ended at the same entry share a pass."""
         plans = [self._plan(table, folder, start) for table, folder in folders.items()]
         first = min(plan.next for plan in plans)
         while plans:
@@ -271,50 +271,50 @@ class _Job:
         if start is not None and not first <= start <= last.next:
             raise StreamFileError(
                 str(folder),
-                f"it holds entries {first} to {last.next - 1}: an export from entry {start} on "
-                "wants another folder",
+                f"it holds entries {first} to {last.next - 1}: export from entry {start} to "
+                "another folder",
             )
         self._check(last)
         return _Plan(table, folder, last.next)
 
     def _check(self, part: Part) -> None:
-        """Whether a part is of this stream, and has the form that the next one will have."""
-        found, position, version = read_back(part, self._access)
+        """Raise unless a part is of this stream and has the format that this export writes."""
+        found, position, version = read_metadata(part, self._access)
         path = str(part.path)
         if position.stream != self._identity:
             raise StreamFileError(
                 path,
-                f"it is of a stream of {position.stream}, and this is one of {self._identity}",
+                f"it is of a stream of {position.stream}, not of {self._identity}",
             )
         if found != schema(part.table, error=self._on_error == "null"):
             raise StreamFileError(
                 path,
-                "it has other columns than this export writes (on_error may be another): export "
-                "to another folder",
+                "its columns differ from those of this export (on_error may differ): export to "
+                "another folder",
             )
         if version not in (None, self._version_of(part.table)):
             raise StreamFileError(
                 path,
-                f"its events were decoded as those of version {version}, and this export takes "
-                f"them for those of version {self._version}: export to another folder",
+                f"its events were decoded as version {version}, not {self._version}: export to "
+                "another folder",
             )
         total = header_of(self._stream).total_entries
         trail = Trail.of(position)
         if total < part.next:
             raise StreamFileError(
-                path, f"it goes up to entry {part.next - 1}, and the stream holds {total} entries"
+                path, f"it ends with entry {part.next - 1}, but the stream holds {total} entries"
             )
-        for batch in runs(self._stream, trail.first_number, part.next):
+        for batch in read_batches(self._stream, trail.first_number, part.next):
             differing = trail.first_difference(batch)
             if differing is not None:
                 raise StreamFileError(
                     path,
                     f"entry {differing} of the stream is not the one that it was written from: "
-                    "it is of another stream, or of entries that were taken back",
+                    "the stream is another one, or was truncated since",
                 )
 
     def _extend(self, plans: list[_Plan], start: int, stop: int, *, total: int) -> None:
-        """Write parts of these tables, from one place in one pass."""
+        """Write parts of these tables in one pass."""
         converters = self._converters([plan.table for plan in plans])
         trail = self._trail_before(start)
         batches = self._runs(start, stop, total=total)
@@ -328,7 +328,7 @@ class _Job:
         batches: Iterator[EntryBatch],
         trail: Trail,
     ) -> None:
-        """One part of each table. Damage ends it early, and is raised when it is published."""
+        """Write one part of each table. Damage ends it early and is raised once it is published."""
         first, size = trail.next_number, 0
         damage: DatastreamerError | None = None
         with contextlib.ExitStack() as stack:
@@ -363,7 +363,7 @@ class _Job:
         writers: dict[str, PartWriter],
         trail: Trail,
     ) -> None:
-        """Write the rows of a run to all tables, up to the first entry that is no event."""
+        """Write the rows of a batch to all tables, up to the first entry that is no event."""
         found = {table: converter.convert(batch) for table, converter in converters.items()}
         errors = [each.error for each in found.values() if each.error is not None]
         worst: DecodeFailed | None = None
@@ -379,8 +379,6 @@ class _Job:
         if worst is not None:
             raise worst
 
-    # Common to both.
-
     def _put(self, output: _Output, table: str, batch: Any) -> None:
         output.write(batch)
         self._rows[table] = self._rows.get(table, 0) + batch.num_rows
@@ -388,21 +386,21 @@ class _Job:
     def _runs(self, start: int, stop: int, *, total: int) -> Iterator[EntryBatch]:
         if start >= stop:
             return
-        for batch in runs(self._stream, start, stop):
+        for batch in read_batches(self._stream, start, stop):
             yield batch
             self._advance(batch.next_number, total)
 
     def _trail_before(self, number: int) -> Trail:
-        """The last entries before a place, whether or not they are exported."""
+        """The last entries before `number`, exported or not."""
         first = max(0, number - KEPT)
         trail = Trail(first)
         if first < number:
-            for batch in runs(self._stream, first, number):
+            for batch in read_batches(self._stream, first, number):
                 trail.extend(batch)
         return trail
 
     def _version_of(self, table: str) -> int | None:
-        """What a table's rows depend on; entries are the same in all versions."""
+        """The version that a table's rows depend on; None for entries."""
         return None if table == ENTRIES else self._version
 
     def _position(self, trail: Trail) -> Position:

@@ -1,10 +1,9 @@
-"""The tables that a stream is read as: which entries are their rows, which columns they have.
+"""The tables of a stream: which entries are their rows, and their columns.
 
-The one place that says it. A row is one entry, whatever table it is in, and its number is the
-first column, so that a table is made from any range of entries without the others. Columns of
-zkEVM tables are the fields of the messages (`zkevm.schema`), under the same names, and behind
-them those that only version 1 has; what a generation lacks is null. Numbers are signed, as
-Spark and SQL have them: all unsigned ones of 32 and 64 bits become int64.
+A row is one entry, and the entry number is the first column, so any range of entries can be
+converted alone. The columns of zkEVM tables are the fields of the messages (`zkevm.schema`), then
+those that only version 1 has; fields that a version lacks are null. Unsigned numbers become
+signed ones, as Spark and SQL need: those of 32 and 64 bits become int64.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from datastreamer.zkevm.schema import (
 
 ENTRIES: Final = "entries"
 ERROR: Final = "error"
-"""The column that says why the fields of a row are null, with ``on_error="null"``."""
+"""The column with the reason why a row's fields are null, with ``on_error="null"``."""
 
-# The whole data of an entry, as the compiled decoder calls it.
+# The kind of the whole data of an entry, beside the kinds of the schema.
 _DATA: Final = 7
 
 _ARROW: Final = {
@@ -55,10 +54,10 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table of zkEVM events: one event a row.
+    """A table of zkEVM events.
 
-    `type` is the entries' type from version 2 on, `fixed_type` in version 1 (None: it has no
-    such event), `renamed` says what version 1 calls columns that have another name there.
+    `type` is the entry type from version 2 on, `fixed_type` that of version 1 (None: it has no
+    such event). `renamed` maps columns to their names in version 1, if these differ.
     """
 
     name: str
@@ -74,18 +73,18 @@ class Table:
 
     @property
     def data_column(self) -> str | None:
-        """The column that has an entry's whole data, where one has."""
+        """The column with the whole data of an entry; None if there is none."""
         return next((name for name, kind in self.columns if kind == _DATA), None)
 
     @property
     def message_names(self) -> tuple[str, ...]:
-        """The columns that messages have, and the one of an entry's whole data."""
+        """The columns that messages have, then the column of the whole data."""
         names = [name for name, _ in self.columns[: self.message_columns]]
         return tuple(names if self.data_column is None else [*names, self.data_column])
 
     @property
     def kinds(self) -> bytes:
-        """Their kinds, as the compiled decoder wants them."""
+        """The kinds of `message_names`, for the compiled decoder."""
         kinds = dict(self.columns)
         return bytes(kinds[name] for name in self.message_names)
 
@@ -165,8 +164,8 @@ def schema(
 ) -> Any:
     """The `pyarrow.Schema` of a table, or of these columns of it in this order.
 
-    With `error` it ends with the column that ``on_error="null"`` adds to tables of events.
-    Raises `UsageError` for a table or column that there is not.
+    With `error`, tables of events end with the column that ``on_error="null"`` adds. Raises
+    `UsageError` for an unknown table or column.
     """
     full = _full_schema(table)
     if error and table != ENTRIES:
@@ -175,6 +174,6 @@ def schema(
         return full
     unknown = [column for column in columns if column not in full.names]
     if unknown or len(set(columns)) != len(columns):
-        what = f"has no column {unknown[0]!r}" if unknown else "is asked for a column twice"
+        what = f"has no column {unknown[0]!r}" if unknown else "is asked for the same column twice"
         raise UsageError(f"the table {table} {what}: its columns are {', '.join(full.names)}")
     return pa.schema([full.field(column) for column in columns])

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from datastreamer.arrow.batches import OnError
+from datastreamer.arrow.record_batches import OnError
 from datastreamer.arrow.tables import ENTRIES, NAMES
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX
 from datastreamer.protocol.retry import MOST_SECONDS
-from datastreamer.zkevm.keys import BookmarkName, Kind
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
 Mode: TypeAlias = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 ON_ERROR: Final[dict[Mode, OnError]] = {

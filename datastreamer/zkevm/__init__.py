@@ -1,7 +1,6 @@
-"""What the entries of a zkEVM sequencer's stream mean.
+"""The events of a zkEVM sequencer's stream: decoding, checking and writing them.
 
-The names here are loaded when first used. `datastream_pb2` is the module of the classes that
-protoc generates.
+Names are loaded on first use. `datastream_pb2` is the module of the classes that protoc generates.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datastreamer.zkevm.check.sequence import SequenceCheck as SequenceCheck
     from datastreamer.zkevm.decoding import Event as Event
     from datastreamer.zkevm.decoding import as_json as as_json
     from datastreamer.zkevm.decoding import decode as decode
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from datastreamer.zkevm.fixed import L2Tx as L2Tx
     from datastreamer.zkevm.fixed import StartL2Block as StartL2Block
     from datastreamer.zkevm.proto import datastream_pb2 as datastream_pb2
-    from datastreamer.zkevm.sequence import SequenceCheck as SequenceCheck
     from datastreamer.zkevm.sequencer import Sequencer as Sequencer
     from datastreamer.zkevm.transactions import OpenedTransaction as OpenedTransaction
     from datastreamer.zkevm.transactions import open_transaction as open_transaction
@@ -42,7 +41,7 @@ _NAMES = {
         *("L2BlockEnd", "Transaction", "UpdateGER"),
     ),
     "fixed": ("EndL2Block", "FixedUpdateGER", "L2Tx", "StartL2Block"),
-    "sequence": ("SequenceCheck",),
+    "check.sequence": ("SequenceCheck",),
     "sequencer": ("Sequencer",),
     "transactions": ("OpenedTransaction", "open_transaction"),
 }

@@ -1,13 +1,13 @@
-"""The wire format of protobuf, for what reads it in C: varints, tags, lengths, what to skip.
+"""The wire format of protobuf for C readers: varints, tags, lengths, and skipping.
 
-Takes (pointer, end) and gives the pointer past what was read, or NULL where it is not whole or
-none such; nothing is read outside. Inlined, never imported at run time.
+A function takes (pointer, end) and returns the pointer after what it read, or NULL if that is
+incomplete or invalid; it never reads outside. Inlined, never imported at run time.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 cdef enum:
-    # Kinds of fields, as `schema` numbers them.
+    # Kinds of fields, with the numbers of `schema`.
     U64 = 1
     U32 = 2
     BOOL = 3
@@ -17,7 +17,7 @@ cdef enum:
 
 cdef enum:
     MAX_FIELDS = 15  # tags of one byte
-    MAX_DEPTH = 100  # of groups inside groups, which unknown fields may be
+    MAX_DEPTH = 100  # of nested groups in unknown fields
 
 cdef enum:
     VARINT = 0
@@ -31,9 +31,9 @@ cdef enum:
 cdef inline const uint8_t* read_varint(
     const uint8_t* p, const uint8_t* end, uint64_t* value
 ) noexcept nogil:
-    """Past a varint; NULL where it is cut off or of more than ten bytes.
+    """Read a varint; NULL if it is cut off or longer than ten bytes.
 
-    What the tenth has past 64 bits is dropped, as protobuf's own readers do.
+    Bits of the tenth byte beyond 64 are dropped, as in protobuf's own readers.
     """
     cdef uint64_t found = 0
     cdef int shift = 0
@@ -52,7 +52,7 @@ cdef inline const uint8_t* read_varint(
 cdef inline const uint8_t* read_tag(
     const uint8_t* p, const uint8_t* end, uint32_t* tag
 ) noexcept nogil:
-    """Past a field's tag; NULL where it is none."""
+    """Read a field's tag; NULL if it is invalid."""
     cdef uint64_t value = 0
     cdef const uint8_t* after = read_varint(p, end, &value)
     if after == NULL or after - p > 5 or value > <uint64_t>0xFFFFFFFF:
@@ -64,7 +64,7 @@ cdef inline const uint8_t* read_tag(
 cdef inline const uint8_t* read_size(
     const uint8_t* p, const uint8_t* end, uint64_t* size
 ) noexcept nogil:
-    """Past a length of five bytes at most, which is not held to what follows; or NULL."""
+    """Read a length of at most five bytes, without comparing it with what follows."""
     cdef const uint8_t* after = read_varint(p, end, size)
     if after == NULL or after - p > 5 or size[0] > <uint64_t>0x7FFFFFFF:
         return NULL
@@ -74,7 +74,7 @@ cdef inline const uint8_t* read_size(
 cdef inline const uint8_t* skip_value(
     const uint8_t* p, const uint8_t* end, uint32_t tag, int depth
 ) noexcept nogil:
-    """Past the value of an unknown field; NULL where it is not whole."""
+    """Skip the value of an unknown field; NULL if it is incomplete."""
     cdef uint64_t value = 0
     cdef uint32_t inner = 0
     cdef int wire = tag & 7

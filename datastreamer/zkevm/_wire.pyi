@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _wire.pyx.
+# The docstrings of _wire.pyx describe this class.
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum

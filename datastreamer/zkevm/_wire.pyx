@@ -1,11 +1,11 @@
-"""Protobuf messages to tuples and back, by a table of their fields.
+"""Protobuf messages to tuples and back, driven by a table of their fields.
 
-Owns the wire format of flat messages of numbers, bytes and one text. Knows no streams and
-no event: what is read and written is said by the `schema` that a `MessageCodec` is made from.
+Owns the encoding of flat messages of numbers, bytes and one text. Must not know the events: the
+`schema` that a `MessageCodec` is made from describes them.
 
-Reading follows proto3: fields in any order, the last of several counts, unknown fields are
-skipped, numbers are cut to the width of their field. More strictly than that, a known field
-of another wire type is an error. No input reads outside its buffer.
+Reading follows proto3: fields in any order, the last of repeated fields counts, unknown fields are
+skipped, numbers are truncated to the width of their field. Stricter than proto3, a known field of
+another wire type is an error. No input reads outside its buffer.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -27,7 +27,7 @@ cdef tuple _WIRE_NAMES = ("a varint", "8 bytes", "bytes with a length", "a group
 
 
 cdef class MessageCodec:
-    """How messages of one kind are read and written.
+    """Reads and writes messages of one kind.
 
     ``MessageCodec(cls, schema.Message, {field name: enum})``: `cls` is a NamedTuple with the
     message's fields in order, all with defaults.
@@ -46,7 +46,7 @@ cdef class MessageCodec:
         if not 1 <= len(fields) <= MAX_FIELDS:
             raise ValueError(f"a message of {len(fields)} fields")
         if cls._fields != tuple(field.name for field in fields):
-            raise ValueError(f"{cls.__name__} has other fields than {message.name}")
+            raise ValueError(f"{cls.__name__} differs from {message.name} in its fields")
         self.cls = cls
         self.name = message.name
         self.count = len(fields)
@@ -61,7 +61,7 @@ cdef class MessageCodec:
                 self.enums[at] = {int(member): member for member in enums[field.name]}
 
     def read(self, data):
-        """The message in `data`, as a `cls`. Raises `ValueError` with what is wrong where."""
+        """Decode a message as a `cls`. Raises `ValueError`, which names the byte and the error."""
         cdef Py_buffer view
         if type(data) is bytes:
             return self._read(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
@@ -88,7 +88,7 @@ cdef class MessageCodec:
             if field >= self.count:
                 p = skip_value(p, end, tag, 0)
                 if p == NULL:
-                    raise ValueError(f"at byte {at - start}: unknown field {tag >> 3} is not whole")
+                    raise ValueError(f"at byte {at - start}: unknown field {tag >> 3} is cut off")
                 continue
             kind = self.kinds[field]
             wanted = LENGTH if kind >= BYTES else VARINT
@@ -112,8 +112,8 @@ cdef class MessageCodec:
             else:
                 if value > <uint64_t>(end - p):
                     raise ValueError(
-                        f"at byte {at - start}: {self.names[field]} is said to be {value} bytes "
-                        f"long, and {end - p} follow"
+                        f"at byte {at - start}: {self.names[field]} has a length of {value} "
+                        f"bytes, but {end - p} follow"
                     )
                 if kind == BYTES:
                     values[field] = PyBytes_FromStringAndSize(<const char*>p, value)
@@ -125,7 +125,7 @@ cdef class MessageCodec:
     cdef object _text(
         self, const uint8_t* start, const uint8_t* p, const uint8_t* end, object before
     ):
-        """The text of a Debug message; of several the last that has one."""
+        """The text of a Debug message; of repeated fields the last one."""
         cdef const uint8_t* at
         cdef uint32_t tag = 0
         cdef uint64_t value = 0
@@ -139,7 +139,7 @@ cdef class MessageCodec:
                 p = skip_value(p, end, tag, 1)
                 if p == NULL:
                     raise ValueError(
-                        f"at byte {at - start}: unknown field {tag >> 3} of debug is not whole"
+                        f"at byte {at - start}: unknown field {tag >> 3} of debug is cut off"
                     )
                 continue
             if tag & 7 != LENGTH:
@@ -154,15 +154,15 @@ cdef class MessageCodec:
                 text = PyUnicode_DecodeUTF8(<char*>p, value, "strict")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"at byte {p - start + error.start}: debug.message is no UTF-8"
+                    f"at byte {p - start + error.start}: debug.message is not UTF-8"
                 ) from None
             p += value
         return text
 
     def write(self, values):
-        """The bytes of a message with these values, which stand in the order of the fields.
+        """Encode a message from its values, in the order of the fields.
 
-        Raises `ValueError` where a value does not fit its field.
+        Raises `ValueError` if a value does not fit its field.
         """
         cdef bytearray out = bytearray()
         cdef int at, kind
@@ -177,7 +177,7 @@ cdef class MessageCodec:
                         continue
                     value = self._debug(value)
                 elif not isinstance(value, (bytes, bytearray, memoryview)):
-                    raise ValueError(f"{self.name}.{self.names[at]} is bytes, not {value!r}")
+                    raise ValueError(f"{self.name}.{self.names[at]} must be bytes, not {value!r}")
                 else:
                     value = bytes(value)
                     if not value:
@@ -195,11 +195,11 @@ cdef class MessageCodec:
     cdef bytes _debug(self, value):
         cdef bytearray out
         if not isinstance(value, str):
-            raise ValueError(f"{self.name}.debug is text or None, not {value!r}")
+            raise ValueError(f"{self.name}.debug must be text or None, not {value!r}")
         try:
             text = value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{self.name}.debug is no text that UTF-8 has: {value!r}") from None
+            raise ValueError(f"{self.name}.debug cannot be encoded as UTF-8: {value!r}") from None
         out = bytearray()
         if text:
             out.append(1 << 3 | LENGTH)
@@ -209,7 +209,7 @@ cdef class MessageCodec:
 
     cdef uint64_t _number(self, int at, int kind, value) except? 0:
         if not isinstance(value, int):
-            raise ValueError(f"{self.name}.{self.names[at]} is a number, not {value!r}")
+            raise ValueError(f"{self.name}.{self.names[at]} must be a number, not {value!r}")
         if kind == ENUM:
             least, most = -(1 << 31), (1 << 31) - 1
         elif kind == BOOL:
@@ -217,7 +217,7 @@ cdef class MessageCodec:
         else:
             least, most = 0, (U64_MAX if kind == U64 else U32_MAX)
         if not least <= value <= most:
-            raise ValueError(f"{self.name}.{self.names[at]} is {least} to {most}, not {value}")
+            raise ValueError(f"{self.name}.{self.names[at]} must be {least} to {most}, not {value}")
         return <uint64_t>(value & U64_MAX)
 
 

@@ -1,7 +1,6 @@
-"""Entries to events and back: which layout an entry has, by its type and the stream's version.
+"""Entries to events and back: the format of an entry, by its type and the stream's version.
 
-Owns the choice between the generations. Knows no stream: who reads one says its version,
-which is in its header.
+Owns the choice between the fixed layouts of version 1 and the messages of later versions.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ENUMS: Final[dict[str, dict[str, Any]]] = {
     "BookMark": {"type": events.BookmarkType},
     "BatchStart": {"type": events.BatchType},
 }
-# By entry type, the layouts of streams of version 2 and later ...
+# Codecs of streams of version 2 and later, by entry type ...
 CODECS: Final[dict[int, MessageCodec[Any]]] = {
     number: MessageCodec(getattr(events, message.name), message, _ENUMS.get(message.name, {}))
     for number, message in MESSAGES.items()
@@ -41,14 +40,14 @@ CODECS: Final[dict[int, MessageCodec[Any]]] = {
 
 
 class _Codec(NamedTuple):
-    """How events of one type are called, read and written."""
+    """The name, decoder and encoder of a kind of event."""
 
     name: str
     read: Callable[[bytes], Event]
     write: Callable[[Any], bytes]
 
 
-# ... and both generations in one form.
+# ... and those of both generations in one form.
 _PROTOBUF: Final = {
     number: _Codec(layout.name, layout.read, layout.write) for number, layout in CODECS.items()
 }
@@ -74,7 +73,7 @@ _TYPES: Final[dict[type, int]] = {
 
 
 def event_name(event: Event) -> str:
-    """The name of the event's kind, which is the same in all versions."""
+    """The name of the event's kind, the same in all versions."""
     return "UpdateGER" if isinstance(event, fixed.FixedUpdateGER) else type(event).__name__
 
 
@@ -83,33 +82,33 @@ def _codecs(version: int) -> dict[int, _Codec]:
 
 
 def kind_of(type: int, version: int) -> str | None:
-    """What entries of this type are called in streams of this version; None: no event."""
+    """The name of the event with this entry type in streams of this version; None if there is
+    none."""
     codec = _codecs(version).get(type)
     return codec.name if codec is not None else None
 
 
 def decode(entry: Entry, *, version: int) -> Event:
-    """The event in an entry of a stream of this version (`Header.version`).
+    """Decode an entry of a stream of this version (`Header.version`).
 
-    Raises `DecodeFailed`, which names the entry, where its data is no such event or its type
-    is no event's.
+    Raises `DecodeFailed`, which names the entry, if its type is unknown or its data invalid.
     """
     return decode_data(entry.type, entry.data, version=version, number=entry.number)
 
 
 def decode_data(type: int, data: bytes, *, version: int, number: int | None = None) -> Event:
-    """The same for data without its entry; `number` is for the message of `DecodeFailed`."""
+    """Decode data without its entry; `number` is for the message of `DecodeFailed`."""
     codec = (_PROTOBUF if version >= FIRST_PROTOBUF_VERSION else _FIXED).get(type)
     if codec is None:
-        raise DecodeFailed(number, f"no event of streams of version {version} has the type {type}")
+        raise DecodeFailed(number, f"streams of version {version} have no event of type {type}")
     try:
         return codec.read(data)
     except ValueError as error:
-        raise DecodeFailed(number, f"no {codec.name}: {error}") from None
+        raise DecodeFailed(number, f"invalid {codec.name}: {error}") from None
 
 
 def decode_batch(batch: EntryBatch, *, version: int) -> Iterator[tuple[int, Event]]:
-    """Number and event of each entry of a run. Raises `DecodeFailed` at the first bad one."""
+    """Number and event of each entry of a batch. Raises `DecodeFailed` at the first bad one."""
     for entry in batch:
         yield (
             entry.number,
@@ -118,10 +117,10 @@ def decode_batch(batch: EntryBatch, *, version: int) -> Iterator[tuple[int, Even
 
 
 def encode(event: Event, *, version: int) -> tuple[int, bytes]:
-    """Entry type and data of an event in a stream of this version.
+    """Encode an event as entry type and data for a stream of this version.
 
-    Of a `BookMark` the data is the bookmark's key. Raises `BadEvent` where the version has no
-    such event or a value does not fit its field.
+    The data of a `BookMark` is the bookmark's key. Raises `BadEvent` if the version has no such
+    event or a value does not fit its field.
     """
     cls = type(event)
     number = _TYPES.get(cls)
@@ -135,7 +134,7 @@ def encode(event: Event, *, version: int) -> tuple[int, bytes]:
 
 
 def _belongs(cls: type, version: int) -> bool:
-    """Whether events of this class are of the version's generation; a `BookMark` is of both."""
+    """Whether streams of this version have events of this class."""
     is_fixed = cls.__module__ == fixed.__name__
     return cls is events.BookMark or is_fixed is (version < FIRST_PROTOBUF_VERSION)
 

@@ -1,9 +1,9 @@
-"""The events of zkEVM streams from version 2 on, typed.
+"""The events of zkEVM streams of version 2 and later, as typed tuples.
 
-Owns what the fields are called and which type they have in Python; `schema` has the same
-fields in the same order. Hashes and roots are 32 bytes and addresses 20 where a sequencer
-wrote them; nothing here holds them to that. Timestamps are in seconds. A field that is not
-in the message has its default; `debug` is None where there is no debug message.
+Owns the names of the fields and their Python types; `schema` has the same fields in the same
+order. Sequencers write hashes and roots of 32 bytes and addresses of 20; the sizes are not checked
+here. Timestamps are in seconds. A field that a message lacks has its default; `debug` is None
+without a debug message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BookmarkType(IntEnum):
-    """What a bookmark marks."""
+    """What a bookmark points to."""
 
     UNSPECIFIED = 0
     BATCH = 1
@@ -24,7 +24,7 @@ class BookmarkType(IntEnum):
 
 
 class BatchType(IntEnum):
-    """Where a batch comes from."""
+    """The origin of a batch."""
 
     UNSPECIFIED = 0
     REGULAR = 1
@@ -34,14 +34,14 @@ class BatchType(IntEnum):
 
 
 class BookMark(NamedTuple):
-    """A bookmark: `value` is the batch's or block's number. An unknown type is an int."""
+    """A bookmark: `value` is the number of the batch or block. An unknown type is an int."""
 
     type: BookmarkType | int = BookmarkType.UNSPECIFIED
     value: int = 0
 
 
 class BatchStart(NamedTuple):
-    """A batch begins. An unknown type is an int."""
+    """The beginning of a batch. An unknown type is an int."""
 
     number: int = 0
     type: BatchType | int = BatchType.UNSPECIFIED
@@ -51,7 +51,7 @@ class BatchStart(NamedTuple):
 
 
 class L2Block(NamedTuple):
-    """A block begins; its transactions follow."""
+    """The beginning of a block; its transactions follow."""
 
     number: int = 0
     batch_number: int = 0
@@ -76,7 +76,7 @@ class Transaction(NamedTuple):
     """
 
     l2block_number: int = 0
-    index: int = 0  # type: ignore[assignment]  # the message calls it so
+    index: int = 0  # type: ignore[assignment]  # the name in the message
     is_valid: bool = False
     encoded: bytes = b""
     effective_gas_price_percentage: int = 0
@@ -84,14 +84,14 @@ class Transaction(NamedTuple):
     debug: str | None = None
 
     def open(self, *, sender: bool = True) -> OpenedTransaction:
-        """What `encoded` holds; as `datastreamer.zkevm.open_transaction`."""
+        """Decode `encoded`, as `datastreamer.zkevm.open_transaction` does."""
         from datastreamer.zkevm.transactions import open_transaction
 
         return open_transaction(self.encoded, sender=sender)
 
 
 class BatchEnd(NamedTuple):
-    """A batch ends."""
+    """The end of a batch."""
 
     number: int = 0
     local_exit_root: bytes = b""
@@ -100,7 +100,7 @@ class BatchEnd(NamedTuple):
 
 
 class UpdateGER(NamedTuple):
-    """A global exit root came in outside of blocks."""
+    """A new global exit root, between blocks."""
 
     batch_number: int = 0
     timestamp: int = 0
@@ -113,6 +113,6 @@ class UpdateGER(NamedTuple):
 
 
 class L2BlockEnd(NamedTuple):
-    """A block ends."""
+    """The end of a block."""
 
     number: int = 0

@@ -1,10 +1,9 @@
-"""The fixed binary layouts of the events in streams of version 1, in all their generations.
+"""The events of streams of version 1, in fixed binary layouts.
 
-Owns how an event becomes bytes and back. Knows no stream. All integers are big-endian.
-There were four layouts of StartL2Block in the course of a month, and two of the others; the
-length tells them apart. A field that the generation does not have is None, and an event is
-packed in the generation whose fields it has. Fields have the names that the protobuf
-messages give to the same things.
+Owns how an event becomes bytes and back; all integers are big-endian. The layouts changed over
+time: StartL2Block has four, two other events have two, and the length tells them apart. A field
+that a layout lacks is None, and an event is packed in the layout whose fields it has. Fields are
+named as in the protobuf messages.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _START_SIZES: Final = sorted(
 
 
 class Generation(NamedTuple):
-    """A layout of an event: its values and what they are called.
+    """A layout of an event: its values and their names.
 
-    Where there is a `tail`, the layout ends with the number of bytes that it has, and it follows.
+    With a `tail`, the layout ends with the number of bytes of that field, which follow it.
     """
 
     layout: struct.Struct
@@ -82,14 +81,14 @@ GENERATIONS: Final[dict[int, tuple[Generation, ...]]] = {
     ),
     TYPE_BOOK_MARK: (Generation(_MARK, ("type", "value")),),
 }
-"""The layouts of each entry type; data are of the first that they fit."""
+"""The layouts of each entry type; data has the first one that it fits."""
 
 _MARKS: Final = {0: BookmarkType.L2_BLOCK, 1: BookmarkType.BATCH}
 _KINDS: Final = {kind: number for number, kind in _MARKS.items()}
 
 
 class StartL2Block(NamedTuple):
-    """A block begins. Timestamps in seconds; hashes of 32 bytes, an address of 20."""
+    """The beginning of a block. Timestamps are in seconds; hashes have 32 bytes, addresses 20."""
 
     batch_number: int
     number: int
@@ -104,9 +103,9 @@ class StartL2Block(NamedTuple):
     l1_info_root: bytes | None = None
 
     def pack(self) -> bytes:
-        """The event's 78, 142, 110 or 122 bytes, by the fields that are not None.
+        """Encode the event in the layout that has the fields that are not None.
 
-        Raises `ValueError` where no generation has these fields or a value does not fit.
+        Raises `ValueError` if no layout has these fields or a value does not fit.
         """
         has = tuple(
             value is not None
@@ -129,11 +128,11 @@ class StartL2Block(NamedTuple):
             return _pack(self, _START_INFO_ROOT, *head, l1, root, info, *tail)
         if not any(has):
             return _pack(self, _START_FIRST, *head, root, *tail)
-        raise ValueError("no generation of StartL2Block has these fields and no others")
+        raise ValueError("no layout of StartL2Block has exactly these fields")
 
     @classmethod
     def unpack(cls, data: bytes) -> StartL2Block:
-        """Read any generation. Raises `ValueError` for bytes that are none."""
+        """Decode any layout. Raises `ValueError`."""
         size = len(data)
         if size == _START.size:
             return cls(*_START.unpack(data))
@@ -147,14 +146,14 @@ class StartL2Block(NamedTuple):
             batch, number, time, root, coinbase, fork = _START_FIRST.unpack(data)
             return cls(batch, number, time, None, None, None, root, coinbase, fork, None)
         sizes = ", ".join(map(str, _START_SIZES))
-        raise ValueError(f"{size} bytes, where the layouts have {sizes}")
+        raise ValueError(f"{size} bytes, but the layouts have {sizes}")
 
 
 class L2Tx(NamedTuple):
     """A transaction; `encoded` is its RLP.
 
-    `effective_gas_price_percentage` is 0 to 255 of 255. Until 22 December 2023 there was no
-    `state_root`: None.
+    `effective_gas_price_percentage` is in 255ths. `state_root` is None before 22 December 2023,
+    which introduced it.
     """
 
     effective_gas_price_percentage: int
@@ -163,10 +162,7 @@ class L2Tx(NamedTuple):
     encoded: bytes
 
     def pack(self) -> bytes:
-        """The event's 38 bytes (6 without a root) and those of the transaction.
-
-        Raises `ValueError` where a value does not fit.
-        """
+        """Encode the event. Raises `ValueError` if a value does not fit."""
         flags = self.effective_gas_price_percentage, int(self.is_valid)
         if self.state_root is None:
             return _pack(self, _TX_FIRST, *flags, len(self.encoded)) + self.encoded
@@ -175,7 +171,7 @@ class L2Tx(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> L2Tx:
-        """Read either generation: the newer one where both would fit."""
+        """Decode either layout; if both fit, the newer one. Raises `ValueError`."""
         if len(data) >= _TX.size:
             percentage, valid, root, size = _TX.unpack_from(data)
             if len(data) == _TX.size + size:
@@ -184,36 +180,36 @@ class L2Tx(NamedTuple):
             percentage, valid, size = _TX_FIRST.unpack_from(data)
             if len(data) == _TX_FIRST.size + size:
                 return cls(percentage, valid != 0, None, data[_TX_FIRST.size :])
-        raise ValueError(f"{len(data)} bytes, which is not what its transaction's length makes")
+        raise ValueError(f"{len(data)} bytes, which does not match its transaction's length")
 
     def open(self, *, sender: bool = True) -> OpenedTransaction:
-        """What `encoded` holds; as `datastreamer.zkevm.open_transaction`."""
+        """Decode `encoded`, as `datastreamer.zkevm.open_transaction` does."""
         from datastreamer.zkevm.transactions import open_transaction
 
         return open_transaction(self.encoded, sender=sender)
 
 
 class EndL2Block(NamedTuple):
-    """A block ends. Hashes of 32 bytes."""
+    """The end of a block. Hashes have 32 bytes."""
 
     number: int
     hash: bytes
     state_root: bytes
 
     def pack(self) -> bytes:
-        """The event's 72 bytes. Raises `ValueError` where a value does not fit."""
+        """Encode the event. Raises `ValueError` if a value does not fit."""
         hashes = _sized(self, "hash", 32), _sized(self, "state_root", 32)
         return _pack(self, _END, self.number, *hashes)
 
     @classmethod
     def unpack(cls, data: bytes) -> EndL2Block:
-        """Raises `ValueError` for bytes that are none."""
+        """Decode the event. Raises `ValueError`."""
         _ensure_size(data, _END.size)
         return cls(*_END.unpack(data))
 
 
 class FixedUpdateGER(NamedTuple):
-    """A global exit root came in outside of blocks. The first generation has no chain id."""
+    """A new global exit root, between blocks. The older layout has no chain id."""
 
     batch_number: int
     timestamp: int
@@ -224,7 +220,7 @@ class FixedUpdateGER(NamedTuple):
     state_root: bytes
 
     def pack(self) -> bytes:
-        """The event's 106 bytes (102 without a chain id). Raises `ValueError`."""
+        """Encode the event. Raises `ValueError` if a value does not fit."""
         root, coinbase = _sized(self, "global_exit_root", 32), _sized(self, "coinbase", 20)
         head = self.batch_number, self.timestamp, root, coinbase, self.fork_id
         state_root = _sized(self, "state_root", 32)
@@ -234,38 +230,38 @@ class FixedUpdateGER(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> FixedUpdateGER:
-        """Read either generation. Raises `ValueError` for bytes that are none."""
+        """Decode either layout. Raises `ValueError`."""
         if len(data) == _GER_FIRST.size:
             batch, timestamp, root, coinbase, fork, state_root = _GER_FIRST.unpack(data)
             return cls(batch, timestamp, root, coinbase, fork, None, state_root)
         if len(data) != _GER.size:
             raise ValueError(
-                f"{len(data)} bytes, where the layouts have {_GER_FIRST.size}, {_GER.size}"
+                f"{len(data)} bytes, but the layouts have {_GER_FIRST.size}, {_GER.size}"
             )
         return cls(*_GER.unpack(data))
 
 
 def pack_mark(mark: BookMark) -> bytes:
-    """A bookmark's key of 9 bytes. Raises `ValueError` where this version has none such."""
+    """Encode a bookmark's key. Raises `ValueError` if version 1 has no such bookmark."""
     kind = _KINDS.get(BookmarkType(mark.type)) if mark.type in _KINDS else None
     if kind is None:
-        raise ValueError(f"BookMark.type is 1 (batch) or 2 (block), not {mark.type!r}")
+        raise ValueError(f"BookMark.type must be 1 (batch) or 2 (block), not {mark.type!r}")
     return _pack(mark, _MARK, kind, mark.value)
 
 
 def unpack_mark(data: bytes) -> BookMark:
-    """A bookmark from its key. Raises `ValueError` where it is none."""
+    """Decode a bookmark's key. Raises `ValueError`."""
     _ensure_size(data, _MARK.size)
     kind, value = _MARK.unpack(data)
     if kind not in _MARKS:
-        raise ValueError(f"its kind is {kind}, where 0 is a block and 1 a batch")
+        raise ValueError(f"its kind is {kind}, neither 0 (a block) nor 1 (a batch)")
     return BookMark(_MARKS[kind], value)
 
 
 def _sized(event: tuple[object, ...], name: str, size: int) -> bytes:
     value = getattr(event, name)
     if not isinstance(value, bytes) or len(value) != size:
-        raise ValueError(f"{type(event).__name__}.{name} is {size} bytes, not {value!r}")
+        raise ValueError(f"{type(event).__name__}.{name} must be {size} bytes, not {value!r}")
     return value
 
 
@@ -278,4 +274,4 @@ def _pack(event: tuple[object, ...], layout: struct.Struct, *values: object) -> 
 
 def _ensure_size(data: bytes, size: int) -> None:
     if len(data) != size:
-        raise ValueError(f"{len(data)} bytes, where the layout has {size}")
+        raise ValueError(f"{len(data)} bytes, but the layout has {size}")

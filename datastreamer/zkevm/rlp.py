@@ -1,10 +1,10 @@
-"""As little writing of RLP as hashing headers and signed transactions takes."""
+"""RLP encoding, as far as headers and signed transactions need it."""
 
 from __future__ import annotations
 
 
 def rlp_number(value: int) -> bytes:
-    """A number of at most 55 bytes."""
+    """Encode a number of at most 55 bytes."""
     if 0 < value < 0x80:
         return bytes([value])
     digits = value.to_bytes((value.bit_length() + 7) // 8, "big")
@@ -12,19 +12,19 @@ def rlp_number(value: int) -> bytes:
 
 
 def rlp_bytes(value: bytes) -> bytes:
-    """A string."""
+    """Encode a string."""
     if len(value) == 1 and value[0] < 0x80:
         return value
     return _head(0x80, len(value)) + value
 
 
 def rlp_list(content: bytes) -> bytes:
-    """A list of items that are encoded already, one behind the other."""
+    """Encode a list from its concatenated encoded items."""
     return _head(0xC0, len(content)) + content
 
 
 def rlp_size(item: bytes) -> int:
-    """How many bytes a string of less than 56 takes."""
+    """The encoded size of a string of less than 56 bytes."""
     return 1 if len(item) == 1 and item[0] < 0x80 else 1 + len(item)
 
 

@@ -1,7 +1,7 @@
-"""The protobuf messages of zkEVM streams as data: numbers, names and kinds of their fields.
+"""The protobuf messages of zkEVM streams: names, numbers and kinds of their fields.
 
-The one table that every decoder of these messages is made from; `proto/datastream.proto`
-says the same for other programs. Knows no bytes and no streams.
+Every decoder of these messages uses this table; `proto/datastream.proto` is its equivalent for
+other programs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ U32: Final = 2
 BOOL: Final = 3
 ENUM: Final = 4
 BYTES: Final = 5
-# The message ``Debug { string message = 1; }``: as its text.
+# The text of a message ``Debug { string message = 1; }``.
 DEBUG: Final = 6
 
 TYPE_BATCH_START: Final = 1
@@ -25,14 +25,14 @@ TYPE_UPDATE_GER: Final = 5
 TYPE_L2_BLOCK_END: Final = 6
 TYPE_BOOK_MARK: Final = 0xB0
 
-# Streams of this version and later hold protobuf messages, those before fixed layouts.
+# Streams of this version and later hold protobuf messages, earlier ones fixed layouts.
 FIRST_PROTOBUF_VERSION: Final = 2
 # From this version on each block has an L2BlockEnd.
 FIRST_BLOCK_END_VERSION: Final = 3
 
 
 class Field(NamedTuple):
-    """A field; fields of a message are numbered from 1 without gaps."""
+    """A field. The fields of a message are numbered from 1 without gaps."""
 
     number: int
     name: str
@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message: the entry type that it has, its name and its fields in order."""
+    """A message: its entry type, its name, and its fields in order."""
 
     type: int
     name: str

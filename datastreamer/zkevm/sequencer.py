@@ -1,8 +1,7 @@
-"""Writing a sequencer's events to a stream, in the order that readers expect.
+"""Writes a sequencer's events to a stream, in the order that readers expect.
 
-Owns that order, the bookmarks and the numbers; what a block is made of is the caller's. Both
-generations are written by the same calls, as the stream's version has it. Knows of streams
-only that they take entries in atomic operations.
+Owns that order, the bookmarks and the numbers; the caller supplies the content of blocks. The same
+calls write streams of all versions. Of a stream it knows only its atomic operations.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.decoding import Event, encode
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
-from datastreamer.zkevm.latest import EntrySource, latest_state
+from datastreamer.zkevm.latest_state import EntrySource, latest_state
 from datastreamer.zkevm.schema import (
     FIRST_PROTOBUF_VERSION,
     TYPE_BOOK_MARK,
@@ -26,11 +25,11 @@ Atomic = Literal["block", "batch", "caller"]
 
 _NO_HASH: Final = bytes(32)
 _NO_ADDRESS: Final = bytes(20)
-_LEAVE: Final = 255
+_FULL_GAS_PRICE: Final = 255
 
 
 class Stream(EntrySource, Protocol):
-    """What is written to: `datastreamer.DataStream`, open for writing."""
+    """The methods of `datastreamer.DataStream`, open for writing, that are used here."""
 
     def start_atomic_op(self) -> None: ...
     def commit_atomic_op(self) -> object: ...
@@ -47,15 +46,14 @@ class Sequencer:
             with batch.block(timestamp=..., hash=..., state_root=...) as block:
                 block.tx(encoded, im_state_root=...)
 
-    Numbers go on from what the stream holds. With ``atomic="block"`` each block is an atomic
-    operation (a batch's first one has the batch's bookmark and BatchStart in it, its BatchEnd
-    is one of its own): readers have a block when it is made, and a batch that was broken off
-    stays open, see `resume`. With ``atomic="batch"`` the whole batch is one operation: all of
-    it or nothing. With ``atomic="caller"`` the caller opens and commits operations himself.
+    Numbers continue those of the stream. With ``atomic="block"`` each block is an atomic operation
+    (a batch's first block includes the bookmark and BatchStart of the batch; BatchEnd is an
+    operation of its own): readers receive a block as soon as it is written, and an interrupted
+    batch stays open, see `resume`. With ``atomic="batch"`` the whole batch is one operation. With
+    ``atomic="caller"`` the caller begins and commits operations.
 
-    An exception in a ``with`` leaves out the block, and with ``atomic="batch"`` the batch;
-    what was committed before stays. Who rolls back an operation of his own makes another
-    `Sequencer`.
+    An exception inside a ``with`` discards the block, and with ``atomic="batch"`` the batch; what
+    was committed before stays. A caller who rolls back an operation needs a new `Sequencer`.
     """
 
     def __init__(
@@ -66,17 +64,15 @@ class Sequencer:
         chain_id: int | None = None,
         atomic: Atomic = "block",
     ) -> None:
-        """`chain_id` is the stream's system id where it is None.
-
-        Raises `UsageError` for another `atomic`.
-        """
+        """`chain_id` defaults to the stream's system id. Raises `UsageError` for an unknown
+        `atomic`."""
         if atomic not in ("block", "batch", "caller"):
-            raise UsageError(f"atomic is 'block', 'batch' or 'caller', not {atomic!r}")
+            raise UsageError(f"atomic must be 'block', 'batch' or 'caller', not {atomic!r}")
         self.stream = stream
         self.version = stream.header.version
         self.fork_id = fork_id
         if chain_id is None:
-            # Version 1 has 32 bits for it.
+            # Version 1 has 32 bits for a chain id.
             narrow = self.version < FIRST_PROTOBUF_VERSION
             chain_id = stream.header.system_id & (U32_MAX if narrow else U64_MAX)
         self.chain_id = chain_id
@@ -92,17 +88,17 @@ class Sequencer:
         local_exit_root: bytes = _NO_HASH,
         debug: str | None = None,
     ) -> BatchWriter:
-        """The next batch, as a context manager: it begins and ends with the ``with``.
+        """The next batch, as a context manager that begins and ends it.
 
-        `number` is the one after the newest batch's where it is None, 0 in an empty stream.
-        `local_exit_root` is for the batch's end and may be set on the batch until then.
-        Raises `UsageError` where another one is open.
+        `number` defaults to the newest batch's plus one, or 0 in an empty stream.
+        `local_exit_root` is for the batch's end and may be set on the batch until then. Raises
+        `UsageError` if another batch is open.
         """
         if self._busy or self.state.batch_open:
             raise UsageError(
-                f"batch {self.state.batch} has not ended; resume() goes on with it"
+                f"batch {self.state.batch} has not ended: call resume() to continue it"
                 if not self._busy
-                else "a batch is being written; it ends with its with statement"
+                else "a batch is being written: leave its with statement first"
             )
         if number is None:
             newest = self.state.batch
@@ -111,12 +107,14 @@ class Sequencer:
         return BatchWriter(self, number, start, local_exit_root)
 
     def resume(self, *, local_exit_root: bytes = _NO_HASH) -> BatchWriter:
-        """The batch that the stream ends in, to go on with: nothing is written at its start.
+        """The open batch at the end of the stream; nothing is written when it begins.
 
-        Raises `UsageError` where the stream's last batch has ended, or none has begun.
+        Raises `UsageError` if the stream's last batch has ended, or there is none.
         """
         if self._busy or not self.state.batch_open:
-            raise UsageError("the stream ends in no open batch; batch() begins the next one")
+            raise UsageError(
+                "the stream does not end in an open batch: call batch() to begin the next one"
+            )
         assert self.state.batch is not None
         return BatchWriter(self, self.state.batch, None, local_exit_root)
 
@@ -130,10 +128,8 @@ class Sequencer:
         batch_number: int | None = None,
         debug: str | None = None,
     ) -> None:
-        """Write an UpdateGER, outside of blocks: as an operation of its own, or in the open one
-        of the batch or the caller.
-
-        `batch_number` is the newest batch's where it is None.
+        """Write an UpdateGER between blocks: as an operation of its own, or in the open operation
+        of the batch or the caller. `batch_number` defaults to the newest batch's.
         """
         number = (self.state.batch or 0) if batch_number is None else batch_number
         common = (number, timestamp, global_exit_root, coinbase, self.fork_id, self.chain_id)
@@ -146,7 +142,7 @@ class Sequencer:
         self._write([event], committing=alone)
 
     def _write(self, found: Iterable[Event], *, committing: bool) -> None:
-        """Add events to the operation, or as one. What cannot be encoded adds nothing."""
+        """Add events to the open operation, or as one; nothing if one of them cannot be encoded."""
         packed = [encode(event, version=self.version) for event in found]
         if committing:
             self.stream.start_atomic_op()
@@ -165,7 +161,7 @@ class Sequencer:
 
 
 class BatchWriter:
-    """A batch that is being written; made by `Sequencer.batch`, a context manager."""
+    """Writes a batch; a context manager that `Sequencer.batch` makes."""
 
     def __init__(
         self,
@@ -177,21 +173,21 @@ class BatchWriter:
         self.sequencer = sequencer
         self.number = number
         self.local_exit_root = local_exit_root
-        # The root that it ends with: its last block's, if none is set.
+        # The state root of its end; the last block's if it is not set.
         self.state_root: bytes | None = None
         self._start = start
-        self._before = sequencer.state
-        # Between its beginning and its end, and in that the block that is being written.
+        self._previous = sequencer.state
+        # Whether its with statement is entered, and the block that is being written.
         self._open = False
         self._block: BlockWriter | None = None
 
     def __enter__(self) -> BatchWriter:
         sequencer = self.sequencer
         if sequencer._busy:
-            raise UsageError("a batch is being written; it ends with its with statement")
-        if sequencer.state is not self._before:
+            raise UsageError("a batch is being written: leave its with statement first")
+        if sequencer.state is not self._previous:
             raise UsageError(
-                f"the stream has gone on since batch {self.number} was made for it: make another"
+                f"the stream has grown since batch {self.number} was made: make another one"
             )
         self._open = sequencer._busy = True
         if sequencer.atomic == "batch":
@@ -210,21 +206,21 @@ class BatchWriter:
     ) -> None:
         sequencer = self.sequencer
         self._open = sequencer._busy = False
-        whole = sequencer.atomic == "batch"
+        atomic = sequencer.atomic == "batch"
         try:
             if kind is None:
                 self._end()
         except BaseException:
-            self._roll_back(whole)
+            self._roll_back(atomic)
             raise
         if kind is not None:
-            self._roll_back(whole)
-        elif whole:
+            self._roll_back(atomic)
+        elif atomic:
             sequencer.stream.commit_atomic_op()
 
-    def _roll_back(self, whole: bool) -> None:
-        if whole:
-            self.sequencer.state = self._before
+    def _roll_back(self, atomic: bool) -> None:
+        if atomic:
+            self.sequencer.state = self._previous
             self.sequencer.stream.rollback_atomic_op()
 
     def _end(self) -> None:
@@ -234,16 +230,16 @@ class BatchWriter:
             root = state.state_root if self.state_root is None else self.state_root
             found.append(events.BatchEnd(self.number, self.local_exit_root, root))
         sequencer._write(found, committing=sequencer.atomic == "block" and bool(found))
-        self._begun(batch_open=False)
+        self._written(batch_open=False)
 
     def _beginning(self) -> Iterator[Event]:
-        """What the first of its blocks brings along."""
+        """The events that begin the batch, unless they have been written."""
         if self._start is not None:
             yield BookMark(BookmarkType.BATCH, self.number)
             if self.sequencer.version >= FIRST_PROTOBUF_VERSION:
                 yield self._start
 
-    def _begun(self, **changes: Any) -> None:
+    def _written(self, **changes: Any) -> None:
         self._start = None
         self.sequencer.state = self.sequencer.state._replace(batch=self.number, **changes)
 
@@ -264,11 +260,10 @@ class BatchWriter:
         block_info_root: bytes = b"",
         debug: str | None = None,
     ) -> BlockWriter:
-        """The next block, as a context manager: it is written when the ``with`` is left.
+        """The next block, as a context manager; leaving it writes the block.
 
-        `number` is the one after the newest block's where it is None, and `delta_timestamp`
-        the time since that one. Version 1 has no place for `min_timestamp`,
-        `block_gas_limit`, `block_info_root` and `debug`.
+        `number` defaults to the newest block's plus one, `delta_timestamp` to the time since that
+        block. Version 1 has no `min_timestamp`, `block_gas_limit`, `block_info_root` and `debug`.
         """
         state = self.sequencer.state
         if number is None:
@@ -277,7 +272,7 @@ class BatchWriter:
             passed = 0 if state.block is None else timestamp - state.timestamp
             if passed < 0:
                 raise BadEvent(
-                    f"block {number} is of {timestamp}, before block {state.block} of "
+                    f"block {number} has the time {timestamp}, before that of block {state.block}, "
                     f"{state.timestamp}"
                 )
             delta_timestamp = passed
@@ -303,24 +298,26 @@ class BatchWriter:
 
 
 class BlockWriter:
-    """A block that is being written; made by `BatchWriter.block`, a context manager."""
+    """Writes a block; a context manager that `BatchWriter.block` makes."""
 
     def __init__(self, batch: BatchWriter, block: events.L2Block) -> None:
         self.number = block.number
         self._batch = batch
         self._block = block
-        self._before = batch.sequencer.state
+        self._previous = batch.sequencer.state
         self._transactions: list[events.Transaction] = []
 
     def __enter__(self) -> BlockWriter:
         batch = self._batch
         if not batch._open:
-            raise UsageError(f"batch {batch.number} is not being written, so no block of it is")
-        if batch._block is not None:
-            raise UsageError(f"block {batch._block.number} is being written; it ends with its with")
-        if batch.sequencer.state is not self._before:
             raise UsageError(
-                f"the stream has gone on since block {self.number} was made for it: make another"
+                f"batch {batch.number} is not being written: enter its with statement first"
+            )
+        if batch._block is not None:
+            raise UsageError(f"block {batch._block.number} is being written: leave its with first")
+        if batch.sequencer.state is not self._previous:
+            raise UsageError(
+                f"the stream has grown since block {self.number} was made: make another one"
             )
         batch._block = self
         return self
@@ -342,7 +339,7 @@ class BlockWriter:
         if not is_fixed and sequencer.state.block_ends:
             found.append(events.L2BlockEnd(self.number))
         sequencer._write(found, committing=sequencer.atomic == "block")
-        batch._begun(
+        batch._written(
             batch_open=not is_fixed,
             block=self.number,
             timestamp=block.timestamp,
@@ -354,14 +351,16 @@ class BlockWriter:
         encoded: bytes,
         *,
         is_valid: bool = True,
-        effective_gas_price_percentage: int = _LEAVE,
+        effective_gas_price_percentage: int = _FULL_GAS_PRICE,
         im_state_root: bytes | None = None,
         debug: str | None = None,
     ) -> None:
-        """Add a transaction. `im_state_root` is the state's root behind it; where it is None,
-        the block's. Raises `UsageError` outside of the block's ``with``."""
+        """Add a transaction. `im_state_root`, the state root after it, defaults to the block's.
+        Raises `UsageError` outside of the block's ``with``."""
         if self._batch._block is not self:
-            raise UsageError(f"block {self.number} is not being written: nobody would write it")
+            raise UsageError(
+                f"block {self.number} is not being written: enter its with statement first"
+            )
         root = self._block.state_root if im_state_root is None else im_state_root
         index = len(self._transactions)
         self._transactions.append(

@@ -21,7 +21,7 @@ import pytest
 
 from datastreamer import DataStream, arrow
 from datastreamer.arrow.export import export
-from datastreamer.arrow.parts import PartWriter
+from datastreamer.arrow.parquet import PartWriter
 from datastreamer.errors import (
     BadRange,
     DamagedEntry,
@@ -191,11 +191,11 @@ def test_another_stream_is_refused(three: Path, make: Make, tmp_path: Path) -> N
     with pytest.raises(StreamFileError, match="entry 1 of the stream is not the one"):
         export(other, out)
     version = make([(1, b"a")] * 9, name="version.bin", version=3)
-    with pytest.raises(StreamFileError, match="of a stream of version 2, system id 7, type 1, and"):
+    with pytest.raises(StreamFileError, match="of a stream of version 2, system id 7, type 1, not"):
         export(version, out)
     with DataStream.open(three) as stream:
         stream.truncate(2)
-    with pytest.raises(StreamFileError, match="goes up to entry 2, and the stream holds 2 entries"):
+    with pytest.raises(StreamFileError, match="ends with entry 2, but the stream holds 2 entries"):
         export(three, out)
     add(three, [(3, b"C"), (3, b"more")])
     with pytest.raises(StreamFileError, match="entry 2 of the stream is not the one"):
@@ -219,26 +219,26 @@ def test_parts_with_a_gap_or_of_somebody_else(three: Path, tmp_path: Path) -> No
     (out / "unrelated.parquet").write_bytes(b"")  # not named as a part: left alone
     (out / "entries-000000000001-000000000001.parquet").unlink()
     with pytest.raises(
-        StreamFileError, match=r"begins with entry 2, and entries-0.* before entry 1"
+        StreamFileError, match=r"begins with entry 2, but entries-0.* before entry 1"
     ):
         export(three, out)
     last = out / "entries-000000000002-000000000002.parquet"
     moved = out / "entries-000000000001-000000000001.parquet"
     last.rename(moved)
-    with pytest.raises(StreamFileError, match="was not written by an export under this name"):
+    with pytest.raises(StreamFileError, match="no export wrote it under this name"):
         export(three, out)
     moved.write_bytes(b"PAR1")
     with pytest.raises(StreamFileError, match="cannot be read"):
         export(three, out)
     pq.write_table(pa.table({"number": [1]}), moved)
-    with pytest.raises(StreamFileError, match="was not written by an export"):
+    with pytest.raises(StreamFileError, match="no export wrote it"):
         export(three, out)
 
 
 def test_other_columns_are_refused(make: Make, tmp_path: Path) -> None:
     path = make([(2, b""), (2, b"")])
     export(path, tmp_path / "out", "blocks", stop=1)
-    with pytest.raises(StreamFileError, match="other columns than this export writes"):
+    with pytest.raises(StreamFileError, match="columns differ from those of this export"):
         export(path, tmp_path / "out", "blocks", on_error="null")
 
 
@@ -246,7 +246,7 @@ def test_another_version_is_refused(make: Make, tmp_path: Path) -> None:
     path = make([(2, b""), (2, b"")])
     out = tmp_path / "out"
     export(path, out, "all", stop=1)
-    with pytest.raises(StreamFileError, match=r"blocks-0.* of version 2, and .* of version 1: exp"):
+    with pytest.raises(StreamFileError, match=r"blocks-0.* decoded as version 2, not 1: exp"):
         export(path, out, "all", version=1)
     assert export(path, out / "entries", version=1).rows == {"entries": 1}
     assert export(path, out, "all", version=2).rows["blocks"] == 1
@@ -269,10 +269,10 @@ def test_two_exports_at_once(three: Path, tmp_path: Path) -> None:
     left.write_bytes(b"unfinished")
     other = os.open(out, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(StreamFileError, match="another export writes there"):
+    with pytest.raises(StreamFileError, match="another export is writing to it"):
         export(three, out)
     assert left.exists()
-    with pytest.raises(StreamFileError, match="another export writes there"):
+    with pytest.raises(StreamFileError, match="another export is writing to it"):
         export(three, tmp_path, "all")
     os.close(other)
     export(three, out)
@@ -282,7 +282,7 @@ def test_two_exports_at_once(three: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "x.csv"])
 def test_a_file_is_never_replaced(three: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(FileExists, match="something stands there already"):
+    with pytest.raises(FileExists, match="it exists already"):
         export(three, tmp_path / name)
     assert (tmp_path / name).read_text() == "mine"
     assert not [each for each in names(tmp_path) if each.endswith(".tmp")]
@@ -291,10 +291,10 @@ def test_a_file_is_never_replaced(three: Path, tmp_path: Path, name: str) -> Non
 def test_what_is_refused(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="there is no table 'logs'"):
         export(three, tmp_path / "out", "logs")
-    with pytest.raises(UsageError, match="all tables want a folder"):
+    with pytest.raises(UsageError, match="the table all needs a folder"):
         export(three, tmp_path / "out.csv", "all")
     for name in ("o.json", "o.csv.gz", "o.JSON"):
-        with pytest.raises(UsageError, match=r"cannot be written: OUT is a folder, or a new file"):
+        with pytest.raises(UsageError, match=r"cannot be written: name a folder, or a new file"):
             arrow.export(three, tmp_path / name)
         assert not (tmp_path / name).exists()
     monkeypatch.chdir(tmp_path)
@@ -302,14 +302,14 @@ def test_what_is_refused(three: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(UsageError, match="the path to export to is empty"):
         export(three, "")
     assert names(tmp_path) == before
-    with pytest.raises(UsageError, match="part_bytes is 1 or more"):
+    with pytest.raises(UsageError, match="part_bytes must be 1 or more"):
         export(three, tmp_path / "out", part_bytes=0)
     with pytest.raises(UnknownEntry):
         export(three, tmp_path / "out", start=4)
     with pytest.raises(BadRange):
         export(three, tmp_path / "out", start=2, stop=1)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(FileExists, match="it is a file: OUT is a folder, or a new file"):
+    with pytest.raises(FileExists, match="it is a file: name a folder, or a new file"):
         export(three, three)
 
 
@@ -351,7 +351,7 @@ def test_an_entry_that_is_no_event(make: Make, tmp_path: Path) -> None:
     assert told.rows == {"blocks": 3}
     lines = [json.loads(line) for line in (tmp_path / "null.jsonl").read_text().splitlines()]
     assert [line["number"] for line in lines] == [1, None, 0]
-    assert lines[1]["error"].startswith("entry 2: no L2Block")
+    assert lines[1]["error"].startswith("entry 2: invalid L2Block")
 
 
 def test_a_killed_export_is_gone_on_with(real_stream: Path, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:
             timeout=60,
         )
         assert done.returncode == 1
-        assert done.stderr == f"error: {out}: it was not written: File too large\n"
+        assert done.stderr == f"error: {out}: it could not be written: File too large\n"
     assert names(tmp_path / "out") == []
     assert not [each for each in names(tmp_path) if each not in ("made.bin", "out")]
 
@@ -404,12 +404,12 @@ def test_places_that_cannot_be_written_or_read(three: Path, tmp_path: Path) -> N
 
     gone = tmp_path / "gone"
     for name in ("out.csv", "out.parquet"):
-        why = "it was not written: No such file or directory"
+        why = "it could not be written: No such file or directory"
         assert told(gone / name) == f"{gone / name}: {why}"
     (tmp_path / "blocks").touch()
-    assert told(tmp_path, "all") == f"{tmp_path / 'blocks'}: it cannot be made: File exists"
+    assert told(tmp_path, "all") == f"{tmp_path / 'blocks'}: it cannot be created: File exists"
     inside = tmp_path / "blocks" / "out"
-    assert told(inside) == f"{inside}: it cannot be made: Not a directory"
+    assert told(inside) == f"{inside}: it cannot be created: Not a directory"
     part = tmp_path / "out" / "entries-000000000000-000000000000.parquet"
     part.parent.mkdir()
     part.symlink_to(gone)

@@ -6,7 +6,7 @@ import pytest
 
 from datastreamer.errors import UsageError
 from datastreamer.spark.options import TLS, Options, ServerAddress, read_options
-from datastreamer.zkevm.keys import BookmarkName
+from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 
 def test_what_is_not_said_has_a_default() -> None:

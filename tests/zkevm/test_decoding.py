@@ -161,29 +161,30 @@ def test_any_bytes_as_the_protobuf_library_reads_them(number: int, data: bytes) 
 
 def test_deep_groups_are_refused_in_time() -> None:
     deep = b"\xa3\x01" * 100_000
-    with pytest.raises(DecodeFailed, match="unknown field 20 is not whole"):
+    with pytest.raises(DecodeFailed, match="unknown field 20 is cut off"):
         decode_data(6, deep, version=3)
 
 
 @pytest.mark.parametrize(
     "version, type, data, message",
     [
-        (3, 2, "0801100218", "entry 9: no L2Block: at byte 4: timestamp is cut off"),
-        (3, 2, "3205", ("entry 9: no L2Block: at byte 0: l1_blockhash is said to be 5 bytes "
-         "long, and 0 follow")),
-        (3, 2, "3005", ("entry 9: no L2Block: at byte 0: l1_blockhash is a varint, not bytes with "
-         "a length")),
-        (3, 1, "2a030a01ff", "entry 9: no BatchStart: at byte 4: debug.message is no UTF-8"),
-        (3, 6, "00", "entry 9: no L2BlockEnd: at byte 0: no field begins there"),
-        (3, 7, "", "entry 9: no event of streams of version 3 has the type 7"),
-        (1, 6, "", "entry 9: no event of streams of version 1 has the type 6"),
-        (1, 1, "00", "entry 9: no StartL2Block: 1 bytes, where the layouts have 78, 110, 122, 142"),
-        (1, 2, "ff0100000005aa", ("entry 9: no L2Tx: 7 bytes, which is not what its transaction's "
-         "length makes")),
-        (1, 3, "", "entry 9: no EndL2Block: 0 bytes, where the layout has 72"),
-        (1, 4, "", "entry 9: no UpdateGER: 0 bytes, where the layouts have 102, 106"),
-        (1, 0xB0, "020000000000000001", ("entry 9: no BookMark: its kind is 2, where 0 is a block "
-         "and 1 a batch")),
+        (3, 2, "0801100218", "entry 9: invalid L2Block: at byte 4: timestamp is cut off"),
+        (3, 2, "3205", ("entry 9: invalid L2Block: at byte 0: l1_blockhash has a length of 5 "
+         "bytes, but 0 follow")),
+        (3, 2, "3005", ("entry 9: invalid L2Block: at byte 0: l1_blockhash is a varint, not "
+         "bytes with a length")),
+        (3, 1, "2a030a01ff", "entry 9: invalid BatchStart: at byte 4: debug.message is not UTF-8"),
+        (3, 6, "00", "entry 9: invalid L2BlockEnd: at byte 0: no field begins there"),
+        (3, 7, "", "entry 9: streams of version 3 have no event of type 7"),
+        (1, 6, "", "entry 9: streams of version 1 have no event of type 6"),
+        (1, 1, "00", ("entry 9: invalid StartL2Block: 1 bytes, "
+         "but the layouts have 78, 110, 122, 142")),
+        (1, 2, "ff0100000005aa", ("entry 9: invalid L2Tx: 7 bytes, which does not match "
+         "its transaction's length")),
+        (1, 3, "", "entry 9: invalid EndL2Block: 0 bytes, but the layout has 72"),
+        (1, 4, "", "entry 9: invalid UpdateGER: 0 bytes, but the layouts have 102, 106"),
+        (1, 0xB0, "020000000000000001", ("entry 9: invalid BookMark: its kind is 2, neither "
+         "0 (a block) nor 1 (a batch)")),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(version: int, type: int, data: str, message: str) -> None:
@@ -197,25 +198,25 @@ def test_what_is_wrong_is_said(version: int, type: int, data: str, message: str)
 @pytest.mark.parametrize(
     "version, event, message",
     [
-        (3, events.L2BlockEnd(-1), "L2BlockEnd.number is 0 to 18446744073709551615, not -1"),
+        (3, events.L2BlockEnd(-1), "L2BlockEnd.number must be 0 to 18446744073709551615, not -1"),
         (3, events.L2BlockEnd(1 << 64), "not 18446744073709551616"),
-        (3, events.L2Block(delta_timestamp=1 << 32), "L2Block.delta_timestamp is 0 to 4294967295"),
-        (3, events.L2Block(hash="0x00"), "L2Block.hash is bytes, not '0x00'"),  # type: ignore[arg-type]
-        (3, events.L2BlockEnd("7"), "L2BlockEnd.number is a number, not '7'"),  # type: ignore[arg-type]
-        (3, events.BatchEnd(debug=b"x"), "debug is text or None"),  # type: ignore[arg-type]
-        (3, events.BatchEnd(debug="\ud800"), "no text that UTF-8 has"),
-        (3, events.BatchStart(type=1 << 31), "type is -2147483648 to 2147483647"),
-        (3, events.Transaction(is_valid=2), "is_valid is 0 to 1, not 2"),  # type: ignore[arg-type]
+        (3, events.L2Block(delta_timestamp=1 << 32), "delta_timestamp must be 0 to 4294967295"),
+        (3, events.L2Block(hash="0x00"), "L2Block.hash must be bytes, not '0x00'"),  # type: ignore[arg-type]
+        (3, events.L2BlockEnd("7"), "L2BlockEnd.number must be a number, not '7'"),  # type: ignore[arg-type]
+        (3, events.BatchEnd(debug=b"x"), "debug must be text or None"),  # type: ignore[arg-type]
+        (3, events.BatchEnd(debug="\ud800"), "cannot be encoded as UTF-8"),
+        (3, events.BatchStart(type=1 << 31), "type must be -2147483648 to 2147483647"),
+        (3, events.Transaction(is_valid=2), "is_valid must be 0 to 1, not 2"),  # type: ignore[arg-type]
         (3, fixed.EndL2Block(1, bytes(32), bytes(32)), "version 3 have no .*fixed.EndL2Block"),
         (1, events.L2BlockEnd(1), "version 1 have no .*events.L2BlockEnd"),
-        (1, BookMark(0, 1), r"BookMark.type is 1 \(batch\) or 2 \(block\)"),
-        (1, BookMark(77, 1), r"BookMark.type is 1 \(batch\) or 2 \(block\)"),
+        (1, BookMark(0, 1), r"BookMark.type must be 1 \(batch\) or 2 \(block\)"),
+        (1, BookMark(77, 1), r"BookMark.type must be 1 \(batch\) or 2 \(block\)"),
         (1, BookMark(1, -1), "BookMark: "),
-        (1, fixed.EndL2Block(1, b"", bytes(32)), "EndL2Block.hash is 32 bytes, not b''"),
+        (1, fixed.EndL2Block(1, b"", bytes(32)), "EndL2Block.hash must be 32 bytes, not b''"),
         (1, fixed.EndL2Block(-1, bytes(32), bytes(32)), "EndL2Block: "),
         (1, fixed.L2Tx(256, True, None, b""), "L2Tx: "),
         (1, fixed.StartL2Block(1, 1, 1, 1, None, None, bytes(32), bytes(20), 1, None),
-         "no generation of StartL2Block has these fields"),
+         "no layout of StartL2Block has exactly these fields"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written(version: int, event: Any, message: str) -> None:

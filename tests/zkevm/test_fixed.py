@@ -69,5 +69,5 @@ def test_an_exit_root(chain_id: int | None, shown: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 16, 77, 121, 200])
 def test_what_is_no_start(size: int) -> None:
-    with pytest.raises(ValueError, match=f"{size} bytes, where the layouts have 78, 110, 122, 142"):
+    with pytest.raises(ValueError, match=f"{size} bytes, but the layouts have 78, 110, 122, 142"):
         StartL2Block.unpack(bytes(size))

@@ -11,9 +11,9 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import BadEvent, NoOperation, UsageError
 from datastreamer.zkevm import SequenceCheck, decode, events, fixed
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from datastreamer.zkevm.events import BatchType, BookMark, BookmarkType
-from datastreamer.zkevm.keys import BookmarkName, key_of
-from datastreamer.zkevm.latest import SequencerState, latest_state
+from datastreamer.zkevm.latest_state import SequencerState, latest_state
 from datastreamer.zkevm.sequencer import Sequencer
 
 H = [bytes([n]) * 32 for n in range(8)]
@@ -172,14 +172,14 @@ def test_a_batch_that_is_broken_off_stays_open(make: Make) -> None:
     ]
     for going_on in (sequencer, Sequencer(stream)):
         assert going_on.state == SequencerState(0, True, 0, 100, H[1], True)
-        with pytest.raises(UsageError, match=r"batch 0 has not ended; resume\(\) goes on"):
+        with pytest.raises(UsageError, match=r"batch 0 has not ended: call resume\(\)"):
             going_on.batch()
     with going_on.resume(local_exit_root=H[7]) as batch, batch.block(timestamp=102):
         pass
     assert told(stream, 6)[1].number == 1
     assert told(stream)[-1] == events.BatchEnd(0, H[7], bytes(32))
     assert in_order(stream)
-    with pytest.raises(UsageError, match="ends in no open batch"):
+    with pytest.raises(UsageError, match="does not end in an open batch"):
         going_on.resume()
 
 
@@ -197,7 +197,7 @@ def test_a_batch_of_one_operation_is_not_there_at_all(make: Make) -> None:
 def test_a_block_that_cannot_be_written_leaves_nothing(make: Make) -> None:
     stream = make(1)
     sequencer = Sequencer(stream)
-    bad = pytest.raises(BadEvent, match="l1_blockhash is 32 bytes")
+    bad = pytest.raises(BadEvent, match="l1_blockhash must be 32 bytes")
     with bad, sequencer.batch() as batch, batch.block(timestamp=1, l1_blockhash=b"short"):
         pass
     assert stream.total_entries == 0
@@ -208,7 +208,7 @@ def test_a_block_that_cannot_be_written_leaves_nothing(make: Make) -> None:
 def test_time_does_not_run_backwards(make: Make) -> None:
     sequencer = Sequencer(make(3))
     two_batches(sequencer)
-    bad = pytest.raises(BadEvent, match="block 3 is of 102, before block 2 of 103")
+    bad = pytest.raises(BadEvent, match="block 3 has the time 102, before that of block 2, 103")
     with bad, sequencer.batch() as batch, batch.block(timestamp=102):
         pass
 
@@ -217,7 +217,7 @@ def test_one_batch_at_a_time(make: Make) -> None:
     sequencer = Sequencer(make(3))
     with sequencer.batch(), pytest.raises(UsageError, match="a batch is being written"):
         sequencer.batch()
-    with pytest.raises(UsageError, match="atomic is 'block', 'batch' or 'caller'"):
+    with pytest.raises(UsageError, match="atomic must be 'block', 'batch' or 'caller'"):
         Sequencer(sequencer.stream, atomic="never")  # type: ignore[arg-type]
 
 
@@ -238,11 +238,11 @@ def test_one_block_at_a_time_and_only_where_it_is_written(make: Make, atomic: An
         with pytest.raises(UsageError, match="block 0 is not being written"):
             block.tx(b"late")
         for used in (early, late):
-            with pytest.raises(UsageError, match="gone on since block 0 was made"):
+            with pytest.raises(UsageError, match="grown since block 0 was made"):
                 used.__enter__()
         last = batch.block(timestamp=101)
     for old in (batch, made_before):
-        with pytest.raises(UsageError, match="gone on since batch 0 was made"):
+        with pytest.raises(UsageError, match="grown since batch 0 was made"):
             old.__enter__()
     with pytest.raises(UsageError, match="batch 0 is not being written"):
         last.__enter__()

@@ -21,7 +21,7 @@ from datastreamer.cli.shared.exit_codes import (
 from datastreamer.cli.shared.options import LogLevel, number_option, read_number
 from datastreamer.cli.shared.source import ServerSource, SourceReader, check_start, parse_address
 from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
-from datastreamer.zkevm.keys import BookmarkName, key_of, name_of_key, raw_key
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of, name_of_key, raw_key
 
 _log = logging.getLogger(__name__)
 

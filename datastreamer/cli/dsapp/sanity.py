@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from datastreamer._codec import EntryBatch
-from datastreamer.zkevm.keys import Kind, name_of_key
+from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from datastreamer.cli.shared import logs
 from datastreamer.errors import BadBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
 from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
-from datastreamer.zkevm.keys import BookmarkName, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 if TYPE_CHECKING:
     import ssl

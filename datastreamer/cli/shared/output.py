@@ -15,7 +15,7 @@ from datastreamer._lines import json_lines
 from datastreamer.cli.shared.options import Format
 from datastreamer.format import TYPE_BOOKMARK, Header
 from datastreamer.printable import json_text
-from datastreamer.zkevm.keys import name_of_key
+from datastreamer.zkevm.bookmark_keys import name_of_key
 
 Entries = EntryBatch | Sequence[Entry]
 

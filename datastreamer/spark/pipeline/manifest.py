@@ -25,7 +25,7 @@ from datastreamer.position import Identity
 from datastreamer.spark.options import read_options
 from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.spark.stream.sources import followed_stream
-from datastreamer.zkevm.keys import BookmarkName
+from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 _FIRST_VERSION: Final = 2
 _RANGE: Final = re.compile(r"(\d{20})-(\d{20})")

@@ -14,7 +14,7 @@ from datastreamer.format import page_start, pages_for
 from datastreamer.spark.read.pushdown import ALL, NumberRange
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.zkevm.keys import BookmarkName, Kind, key_of, name_of_key
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of_key
 
 # Bytes to read of a page at first; doubled until a bookmark is found.
 _FIRST_READ: Final = 64 << 10

@@ -25,7 +25,7 @@ from datastreamer.spark.read.servers import (
     take_server_snapshot,
 )
 from datastreamer.storage.read.reader import Reader
-from datastreamer.zkevm.keys import BookmarkName, Kind
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind
 
 FindBookmark = Callable[[Kind, int], int]
 

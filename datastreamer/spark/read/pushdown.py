@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.format import U32_MAX, U64_MAX
 from datastreamer.spark.read.schemas import number_column
-from datastreamer.zkevm.keys import Kind
+from datastreamer.zkevm.bookmark_keys import Kind
 
 _EQUAL: Final = EqualTo | EqualNullSafe | In
 _BELOW: Final = LessThan | LessThanOrEqual

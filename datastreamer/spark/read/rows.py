@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
-from datastreamer.arrow.batches import Converter
+from datastreamer.arrow.record_batches import Converter
 from datastreamer.arrow.tables import ENTRIES, ERROR
 from datastreamer.errors import UsageError
 from datastreamer.format import U64_MAX, Header

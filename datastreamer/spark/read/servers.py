@@ -28,7 +28,7 @@ from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
 from datastreamer.spark.options import TLS, ServerAddress
 from datastreamer.storage.header.records import NO_ID
-from datastreamer.zkevm.keys import BookmarkName, Kind, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from datastreamer.spark.options import Options
 from datastreamer.spark.read.batch import BatchReader
 from datastreamer.spark.stream.offsets import StreamOffset
 from datastreamer.spark.stream.sources import FollowedStream, followed_stream
-from datastreamer.zkevm.keys import BookmarkName
+from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.zkevm.keys import BookmarkName
+from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 # Bytes per read when entries are hashed for a digest.
 _HASH_READ: Final = 64 << 10

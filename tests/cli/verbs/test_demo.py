@@ -9,8 +9,8 @@ import pytest
 
 from datastreamer.cli.demo.sequencer import DemoSequencer
 from datastreamer.storage.stream import DataStream
+from datastreamer.zkevm.bookmark_keys import BookmarkName, name_of_key
 from datastreamer.zkevm.fixed import StartL2Block
-from datastreamer.zkevm.keys import BookmarkName, name_of_key
 from datastreamer.zkevm.sequencer import Sequencer as Publisher
 from tests.cli.conftest import Invoke
 from tests.cli.process import running

@@ -60,9 +60,9 @@ def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     order = invoke("export", made, "x", "--from", 2, "--to", 1).failed(2)
     assert order.endswith("--to 1 stands before --from 2")
     one = tmp_path / "all.parquet"
-    assert "all tables want a folder" in invoke("export", made, one, "--table", "all").failed()
+    assert "the table all needs a folder" in invoke("export", made, one, "--table", "all").failed()
     one.touch()
-    assert "something stands there already" in invoke("export", made, one).failed()
+    assert "it exists already" in invoke("export", made, one).failed()
     missing = tmp_path / "missing.bin"
     assert "no such file" in invoke("export", missing, tmp_path / "out").failed()
     told = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
@@ -86,7 +86,7 @@ def test_what_it_says_to_do_about_entries_that_are_no_events(
     assert len(list(folder.iterdir())) == 1
     told = invoke("export", made, folder, *table, "--on-error", "null").failed()
     assert told.endswith(
-        "other columns than this export writes (on_error may be another): export to another folder"
+        "columns differ from those of this export (on_error may differ): export to another folder"
     )
     assert invoke("export", made, tmp_path / "other", *table, "--on-error", "null").code == 0
     assert invoke("export", made, folder, *table, "--on-error", "drop").code == 0

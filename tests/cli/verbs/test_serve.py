@@ -19,7 +19,7 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.server.limits import Limits
 from datastreamer.service.daemon import serve_until_signal
 from datastreamer.storage.stream import DataStream
-from datastreamer.zkevm.keys import BookmarkName, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from tests.cli.conftest import Invoke
 from tests.cli.process import done, running
 

@@ -102,7 +102,7 @@ def test_check_tells_of_every_breach(invoke: Invoke, broken: Path) -> None:
     table = invoke("zkevm", "check", broken, "--format", "table")
     assert table.code == 1
     assert "entry 15, batch:" in table.lines
-    assert "  batch 7 begins, where 2 is due" in table.lines
+    assert "  batch 7 begins, but 2 is expected" in table.lines
 
 
 @pytest.mark.parametrize("held", [0, 1, 7, 10_000])
@@ -226,7 +226,9 @@ def test_what_is_no_transaction(invoke: Invoke, tmp_path: Path) -> None:
     assert block["transactions"][0]["opened"] is None
     assert "a list of 0 items" in block["transactions"][0]["error"]
     tree = invoke("zkevm", "block", path, 1, "--format", "table").lines
-    assert any("transaction of 1 bytes: no transaction: a list of 0 items" in line for line in tree)
+    assert any(
+        "transaction of 1 bytes: not a transaction: a list of 0 items" in line for line in tree
+    )
     assert any("debug '[bold]\\n'" in line for line in tree)
 
 
@@ -238,7 +240,7 @@ def test_what_is_not_there(invoke: Invoke, stream: str, kind: str) -> None:
 
 def test_a_block_that_cannot_be_read(invoke: Invoke, broken: Path) -> None:
     told = invoke("zkevm", "block", broken, 2).failed()
-    assert told.startswith("entry 17: no L2Block: at byte 0: ")
+    assert told.startswith("entry 17: invalid L2Block: at byte 0: ")
 
 
 def test_a_bookmark_without_a_block(invoke: Invoke, tmp_path: Path) -> None:
@@ -375,7 +377,7 @@ def test_cat_goes_on_past_what_it_cannot_decode(invoke: Invoke, broken: Path) ->
     mark, bad, unknown = cat.objects
     assert mark["kind"] == "BookMark"
     assert (bad["kind"], bad["fields"]) == ("L2Block", None)
-    assert bad["error"].startswith("no L2Block: at byte 0: ")
+    assert bad["error"].startswith("invalid L2Block: at byte 0: ")
     assert (unknown["kind"], unknown["fields"], "error" in unknown) == (None, None, False)
     assert cat.failed() == f"{broken}: entry 17: {bad['error']}"
     table = invoke("cat", broken, "--decode", "zkevm", "--from", 16, "--format", "table")

@@ -30,7 +30,7 @@ def publish(stream: DataStream, blocks: int) -> None:
             timestamp=TIME + 60 * number, hash=b"h" * 32, state_root=b"s" * 32
         ) as block:
             for _ in range(number % 3):
-                block.tx(b"no transaction")
+                block.tx(b"not a transaction")
     if blocks % 2 == 0:
         batch.__exit__(None, None, None)
 
@@ -138,7 +138,9 @@ def test_a_range_that_a_crash_cut_off_is_written_again(
         sent = [event for event in events(path) if isinstance(event, zkevm.Transaction)]
         rows = tables["transactions"].collect()
         assert len(rows) == len(sent) > 0
-        assert all(row.open_error.startswith("no transaction") and row.hash is None for row in rows)
+        assert all(
+            row.open_error.startswith("not a transaction") and row.hash is None for row in rows
+        )
         assert spark.sql(QUERIES["open_batches"].sql).count() == 1
 
         again.close()

@@ -22,7 +22,7 @@ from datastreamer.errors import (
     UsageError,
 )
 from datastreamer.spark.stream.offsets import StreamOffset
-from datastreamer.zkevm.keys import BookmarkName, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from tests.arrow.damage import damaged, write_pages
 from tests.spark.read.reading import Query
 from tests.spark.stream.following import Driver

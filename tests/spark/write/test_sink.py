@@ -17,7 +17,7 @@ from datastreamer import DataStream
 from datastreamer.errors import StreamFileError
 from datastreamer.spark.options import read_options
 from datastreamer.spark.write.sink import StreamSink
-from datastreamer.zkevm.keys import BookmarkName, key_of
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 from tests.spark.conftest import ROOT
 
 

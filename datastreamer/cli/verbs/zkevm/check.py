@@ -22,7 +22,7 @@ from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import open_source
 from datastreamer.cli.verbs.verify import count, printable, wrapped
-from datastreamer.zkevm.sequence import Breach, SequenceCheck, SequenceReport
+from datastreamer.zkevm.check.sequence import Breach, SequenceCheck, SequenceReport
 
 # Of breaches that are not written yet: 225 bytes each.
 _HELD: Final = 10_000

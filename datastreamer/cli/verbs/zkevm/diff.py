@@ -31,8 +31,8 @@ from datastreamer.cli.shared.source import SourceReader, open_source
 from datastreamer.cli.verbs.verify import printable, wrapped
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
+from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
 from datastreamer.zkevm.decoding import as_json, decode, kind_of
-from datastreamer.zkevm.keys import Kind, name_of_key
 
 _LOOK_BACK = 4096
 _TLS = "tcps://"

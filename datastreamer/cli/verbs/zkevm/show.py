@@ -29,9 +29,9 @@ from datastreamer.cli.shared.source import asked_for, open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm import events, fixed
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
 from datastreamer.zkevm.events import BookmarkType
-from datastreamer.zkevm.keys import BookmarkName, Kind, key_of
 
 NumberArgument = Annotated[
     int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="Its number.")

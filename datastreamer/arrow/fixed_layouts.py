@@ -1,6 +1,6 @@
-"""Where the columns of a table stand in version 1's fixed layouts.
+"""Where version 1's fixed layouts have the columns of a table.
 
-Owns the form in which the compiled decoder is told of them; the layouts are `zkevm.fixed`'s.
+Owns the form in which the compiled decoder receives them; `zkevm.fixed` owns the layouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Layout = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
 
 
 class FixedColumns(NamedTuple):
-    """The columns of a table that version 1 has, their kinds, and the layouts to read them by."""
+    """The columns of a table that version 1 has, their kinds, and the layouts to decode them."""
 
     names: tuple[str, ...]
     kinds: bytes
@@ -26,12 +26,12 @@ class FixedColumns(NamedTuple):
 
 
 def fixed_columns(table: Table) -> FixedColumns:
-    """What `_columns.event_columns` is told to make of a table's events."""
+    """The arguments of `_columns.event_columns` for a table of version 1."""
     assert table.fixed_type is not None
     generations = fixed.GENERATIONS[table.fixed_type]
     here = {name: table.renamed.get(name, name) for name, _ in table.columns}
     had = {name for each in generations for name in (*each.fields, each.tail)}
-    # An entry's whole data is no field of it.
+    # The column of the whole data is not a field of any generation.
     names = tuple(name for name in here if here[name] in had or name == table.data_column)
     places = {here[name]: at for at, name in enumerate(names)}
     layouts = tuple(_layout(each, places) for each in generations)

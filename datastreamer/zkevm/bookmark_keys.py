@@ -1,10 +1,8 @@
 """Bookmark keys of zkEVM streams, by the stream's version.
 
-Owns the two encodings of a key, and nothing else of the entries. Knows no stream.
-
-Version 1: u8 kind (0 block, 1 batch), u64 number. From version 2 on the protobuf
-message ``BookMark { BookmarkType type = 1; uint64 value = 2; }`` with the types
-0 unspecified, 1 batch, 2 block; a field that is zero is left out.
+Owns the two encodings of a key. Version 1: u8 kind (0 block, 1 batch), u64 number. From version 2
+on, the protobuf message ``BookMark { BookmarkType type = 1; uint64 value = 2; }`` with the types
+0 unspecified, 1 batch, 2 block; a field that is zero is omitted.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _PROTOBUF_KINDS: Final[dict[Kind, int]] = {"block": 2, "batch": 1}
 
 
 class BookmarkName(NamedTuple):
-    """What a key stands for: a block or a batch, by its number."""
+    """The block or batch that a key identifies."""
 
     kind: Kind
     number: int
@@ -35,20 +33,20 @@ class BookmarkName(NamedTuple):
         return f"{self.kind}:{self.number}"
 
 
-def key_of(version: int, mark: BookmarkName) -> bytes:
-    """The key of a block's or batch's bookmark in a stream of this version."""
-    return raw_key(version, _kinds(version)[mark.kind], mark.number)
+def key_of(version: int, name: BookmarkName) -> bytes:
+    """The key of the bookmark of a block or batch in a stream of this version."""
+    return raw_key(version, _kinds(version)[name.kind], name.number)
 
 
 def raw_key(version: int, kind: int, number: int) -> bytes:
-    """The key of bookmark `number` of the type that this version numbers `kind`.
+    """The key of bookmark `number` of the type with the number `kind` in this version.
 
-    Raises `BadBookmark` where `kind` is no u8, `number` no u64, or the key has no byte.
+    Raises `BadBookmark` if `kind` is not a u8, `number` not a u64, or the key would be empty.
     """
     if not 0 <= kind <= 255:
-        raise BadBookmark(f"a bookmark's type is 0 to 255, not {kind}")
+        raise BadBookmark(f"a bookmark's type must be 0 to 255, not {kind}")
     if not 0 <= number <= U64_MAX:
-        raise BadBookmark(f"a bookmark's number is 0 to {U64_MAX}, not {number}")
+        raise BadBookmark(f"a bookmark's number must be 0 to {U64_MAX}, not {number}")
     if version < _FIRST_PROTOBUF:
         return _FIXED.pack(kind, number)
     key = b""
@@ -58,14 +56,14 @@ def raw_key(version: int, kind: int, number: int) -> bytes:
         key += bytes([_VALUE_TAG]) + _varint(number)
     if not key:
         raise BadBookmark(
-            f"in a stream of version {version} a bookmark of type 0 and number 0 has no key; "
+            f"a bookmark of type 0 and number 0 has no key in a stream of version {version}: "
             "batches are type 1, blocks type 2"
         )
     return key
 
 
 def name_of_key(version: int, key: bytes) -> BookmarkName | None:
-    """What `key` stands for in a stream of this version; None where it is another thing."""
+    """The block or batch that `key` identifies in a stream of this version; None if neither."""
     if version < _FIRST_PROTOBUF:
         if len(key) != _FIXED.size:
             return None
@@ -95,7 +93,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_message(key: bytes) -> tuple[int, int] | None:
-    """Type and value of a BookMark as its writers make it: in order, no field twice."""
+    """Type and value of a BookMark message with its fields in order and none repeated."""
     found = {_TYPE_TAG: 0, _VALUE_TAG: 0}
     at, last = 0, 0
     while at < len(key):

@@ -1,7 +1,4 @@
-"""Where a stream stands: its newest batch and block, found from its end.
-
-Owns the look back. Knows of streams only that they give runs of entries.
-"""
+"""The newest batch and block of a stream, found by reading back from its end."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.decoding import Event, decode_data
 from datastreamer.zkevm.schema import FIRST_BLOCK_END_VERSION, TYPE_BOOK_MARK
 
-# So many entries are read at a time.
+# Entries per read.
 _LOOK_BACK: Final = 4096
 
 
 class EntrySource(Protocol):
-    """What is looked at: `datastreamer.DataStream`."""
+    """The methods of `datastreamer.DataStream` that are used here."""
 
     @property
     def header(self) -> Header: ...
@@ -30,10 +27,10 @@ class EntrySource(Protocol):
 
 
 class SequencerState(NamedTuple):
-    """Where a stream stands: what its newest batch and block are, None where it has none."""
+    """The newest batch and block of a stream; None if it has none."""
 
     batch: int | None = None
-    # Whether that batch has no end yet; in version 1 batches have none.
+    # Whether that batch has not ended; batches of version 1 have no end.
     batch_open: bool = False
     block: int | None = None
     timestamp: int = 0
@@ -43,7 +40,7 @@ class SequencerState(NamedTuple):
 
 
 def latest_state(stream: EntrySource) -> SequencerState:
-    """Where the stream stands; looks back from its end as far as the newest batch and block."""
+    """Read back from the stream's end to its newest batch and block."""
     version = stream.header.version
     state = SequencerState(block_ends=version >= FIRST_BLOCK_END_VERSION)
     batch_known = False
@@ -73,7 +70,7 @@ def latest_state(stream: EntrySource) -> SequencerState:
 
 
 def _events(stream: EntrySource, start: int, stop: int) -> Iterator[tuple[int, Event]]:
-    """The events of a range; what is none is left out."""
+    """The events of a range; entries that are no events are skipped."""
     version = stream.header.version
     for batch in stream.batches(start, stop):
         for at, kind in enumerate(batch.types):

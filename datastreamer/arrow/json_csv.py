@@ -1,7 +1,7 @@
-"""Rows as lines of text: JSON objects and CSV.
+"""Writes rows as lines of text: JSON objects or CSV.
 
-Owns what a value looks like: bytes as 0x and hex, an entry as the commands print it. Values that
-are null are null in JSON and nothing in CSV.
+Owns the form of a value: bytes as 0x and hex, an entry as the commands print it, null as null in
+JSON and as nothing in CSV.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from datastreamer.storage.disk.access import Access, create_file
 
 
 class LineWriter(ABC):
-    """A text file under way at `temporary`, with no more permissions than the stream that has this
-    `access`."""
+    """A text file that is being written at `temporary`, with at most the permissions of the stream
+    that has this `access`."""
 
     def __init__(self, temporary: Path, schema: Any, access: Access) -> None:
         self.temporary = temporary
@@ -33,45 +33,45 @@ class LineWriter(ABC):
 
     @abstractmethod
     def write(self, batch: Any) -> None:
-        """These rows come next."""
+        """Write these rows."""
 
     def rows(self, batch: Any) -> Any:
         """The values of each row, as text and numbers."""
         return zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
 
     def finish(self) -> None:
-        """No row comes any more."""
+        """Close the file after the last row."""
         self._file.close()
 
     def discard(self) -> None:
-        """Forget what was not given another name."""
+        """Remove the file unless it has been renamed."""
         with contextlib.suppress(OSError):
             self._file.close()
         self.temporary.unlink(missing_ok=True)
 
 
 class JsonWriter(LineWriter):
-    """A JSON object a row."""
+    """Writes a JSON object per row."""
 
     def write(self, batch: Any) -> None:
         lines = []
         for row in self.rows(batch):
-            told = dict(zip(self._names, row, strict=True))
+            values = dict(zip(self._names, row, strict=True))
             if self._is_entries:
-                # Entries look as `cat` prints them.
-                data = told.pop("data")
-                told |= {"length": len(data) // 2 - 1, "data": data}
-            lines.append(json.dumps(told) + "\n")
+                # As `cat` prints entries.
+                data = values.pop("data")
+                values |= {"length": len(data) // 2 - 1, "data": data}
+            lines.append(json.dumps(values) + "\n")
         self._file.write("".join(lines))
 
 
 class CsvWriter(LineWriter):
-    """A line a row, under a line with the columns' names."""
+    """Writes a line per row, after a line with the names of the columns."""
 
     def __init__(self, temporary: Path, schema: Any, access: Access) -> None:
         super().__init__(temporary, schema, access)
         self._csv = csv.writer(self._file, lineterminator="\n")
-        # csv quotes a CR only where lines end in one (and those are 15% slower to write).
+        # csv quotes a CR only with CR LF as line terminator, which is 15 % slower.
         self._with_cr = csv.writer(_EndsInLF(self._file), lineterminator="\r\n")
         self._texts = [field.name for field in schema if pa.types.is_string(field.type)]
         self._csv.writerow(self._names)
@@ -83,7 +83,7 @@ class CsvWriter(LineWriter):
 
 
 class _EndsInLF:
-    """Takes rows that end in CR LF, and writes them as those that end in LF."""
+    """A file that ends rows in LF instead of CR LF."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -93,7 +93,7 @@ class _EndsInLF:
 
 
 def writer_of(path: Path, temporary: Path, schema: Any, access: Access) -> LineWriter:
-    """What writes the form that the name of `path` says, which is not touched."""
+    """A writer of the format that the suffix of `path` names."""
     form = CsvWriter if path.suffix.lower() == ".csv" else JsonWriter
     return form(temporary, schema, access)
 

@@ -1,8 +1,7 @@
-"""Whether a stream tells one story: entries, bookmarks, batches, blocks, times and parents.
+"""Checks that a stream is consistent: entries, bookmarks, batches, blocks, times and parents.
 
-Owns what is counted and how it is told; the orders that events have stand in
-`order_messages` and `order_fixed`. Fed with runs of entries from the stream's start on; every
-breach has its entry's number.
+Owns the counts and the report; `message_order` and `fixed_order` own the order of events. Receives
+all entries from the stream's start on.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Any, NamedTuple
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DecodeFailed
+from datastreamer.zkevm.check.fixed_order import FixedOrder
+from datastreamer.zkevm.check.message_order import MessageOrder
+from datastreamer.zkevm.check.order import Order
 from datastreamer.zkevm.decoding import decode_data, event_name, kind_of
-from datastreamer.zkevm.order import Order
-from datastreamer.zkevm.order_fixed import FixedOrder
-from datastreamer.zkevm.order_messages import MessageOrder
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 
 
 class Breach(NamedTuple):
-    """What is out of order: the entry's number, the rule that it breaks, and how."""
+    """A broken rule: the entry that breaks it, the rule, and how."""
 
     entry: int
     rule: str
@@ -29,11 +28,12 @@ class Breach(NamedTuple):
 
 
 class SequenceReport(NamedTuple):
-    """What a check has found. `events` counts kinds of events; spans are first and last number.
+    """The result of a check. `events` counts events by kind; `batches` and `blocks` are the first
+    and the last number.
 
-    `parents` counts the blocks whose parent's hash could be checked, `broken` the breaches by
-    rule; `first` is the first entry with one. `breaches` are in the order of entries, and none
-    where they were told one by one.
+    `parents` counts the blocks whose parent hash was checked, `broken` the breaches by rule;
+    `first` is the first entry with a breach. `breaches` is ordered by entry, and empty if they were
+    passed to `on_breach`.
     """
 
     version: int
@@ -52,39 +52,39 @@ class SequenceReport(NamedTuple):
         return not self.broken
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report for JSON."""
         found = self._asdict()
         return {"ok": self.ok, **found, "breaches": [breach._asdict() for breach in self.breaches]}
 
 
 class SequenceCheck:
-    """Feed it all runs of entries in order, then ask for the report. `version` is the stream's.
+    """Checks a stream of this version: `feed` it all entries in order, then call `report`.
 
-    Breaches are kept for the report; or `tell` is called with each when it is found, which is
-    nearly in the order of entries, and none is kept: a stream may have as many as entries.
+    Breaches are collected for the report; or `on_breach` is called with each one, nearly in the
+    order of entries, and none is kept: a stream may have as many as entries.
     """
 
-    def __init__(self, version: int, tell: Callable[[Breach], None] | None = None) -> None:
+    def __init__(self, version: int, on_breach: Callable[[Breach], None] | None = None) -> None:
         self._version = version
         self._breaches: list[Breach] = []
-        self._tell = self._breaches.append if tell is None else tell
+        self._on_breach = self._breaches.append if on_breach is None else on_breach
         self._broken: Counter[str] = Counter()
         self._first: int | None = None
         self._counts: Counter[str] = Counter()
-        self._due = 0
+        self._expected = 0
         self._entries = 0
         self._order: Order
         if version < FIRST_PROTOBUF_VERSION:
-            self._order = FixedOrder(self._complain)
+            self._order = FixedOrder(self._breach)
         else:
-            self._order = MessageOrder(self._complain, version)
+            self._order = MessageOrder(self._breach, version)
 
     def feed(self, batch: EntryBatch) -> None:
-        """Look at the entries that come next."""
-        if batch.first_number != self._due:
+        """Check the next entries."""
+        if batch.first_number != self._expected:
             found = batch.first_number
-            self._complain(found, "entry", f"entry {found} follows, where {self._due} is due")
-        self._due = batch.next_number
+            self._breach(found, "entry", f"entry {found} follows, but {self._expected} is expected")
+        self._expected = batch.next_number
         self._entries += len(batch)
         version, on, counts = self._version, self._order.on, self._counts
         for entry in batch:
@@ -92,14 +92,14 @@ class SequenceCheck:
             try:
                 event = decode_data(entry.type, entry.data, version=version, number=number)
             except DecodeFailed as error:
-                self._complain(number, "decode", error.reason)
+                self._breach(number, "decode", error.reason)
                 counts[kind_of(entry.type, version) or f"type {entry.type}"] += 1
                 continue
             counts[event_name(event)] += 1
             on[type(event)](number, event)
 
     def report(self) -> SequenceReport:
-        """What was found up to here."""
+        """The result so far."""
         order = self._order
         return SequenceReport(
             version=self._version,
@@ -114,8 +114,8 @@ class SequenceCheck:
             notes=order.notes(),
         )
 
-    def _complain(self, entry: int, rule: str, what: str) -> None:
+    def _breach(self, entry: int, rule: str, what: str) -> None:
         self._broken[rule] += 1
         if self._first is None or entry < self._first:
             self._first = entry
-        self._tell(Breach(entry, rule, what))
+        self._on_breach(Breach(entry, rule, what))

@@ -1,8 +1,8 @@
-"""The order of the events of streams from version 2 on.
+"""The order of the events in streams of version 2 and later.
 
-A batch's bookmark, BatchStart, then for each block its bookmark, L2Block, its Transactions,
-L2BlockEnd (from version 3 on, or once the stream has one), then BatchEnd. UpdateGER stands
-outside of blocks.
+The bookmark of a batch, BatchStart, then for each block its bookmark, L2Block, its Transactions
+and L2BlockEnd (from version 3 on, or once the stream has one), then BatchEnd. UpdateGER comes
+between blocks.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from datastreamer.errors import ExtraMissing
 from datastreamer.zkevm import events
+from datastreamer.zkevm.check.order import Order, PreviousBlock, ReportBreach, as_hex
+from datastreamer.zkevm.check.parent_hashes import ParentCheck
 from datastreamer.zkevm.events import BookmarkType
-from datastreamer.zkevm.order import Complain, Order, Seen, as_hex
-from datastreamer.zkevm.parents import Parents
 from datastreamer.zkevm.schema import FIRST_BLOCK_END_VERSION
 from datastreamer.zkevm.transactions import keccak
 
 
 class _Block(NamedTuple):
-    """A block that has begun, its entry, and the hash of the block before where it is known."""
+    """The open block: its entry, its event, and the hash of the previous block if known."""
 
     entry: int
     event: events.L2Block
@@ -32,25 +32,25 @@ class _Block(NamedTuple):
 
 
 class MessageOrder(Order):
-    """See the module. Parents are checked where the extra ``zkevm`` is installed."""
+    """Checks the order of version 2 and later; parents only with the extra ``zkevm``."""
 
-    def __init__(self, complain: Complain, version: int) -> None:
-        super().__init__(complain)
+    def __init__(self, report: ReportBreach, version: int) -> None:
+        super().__init__(report)
         self._batch: int | None = None
         self._batch_root = b""
         self._fork = 0
         self._block: _Block | None = None
         self._ends = version >= FIRST_BLOCK_END_VERSION
-        # How many transactions the block has so far; and while all have index 0 the entries of
-        # these, as ranges: they are out of order if another index comes.
+        # The number of transactions of the block; and while all have index 0, their entries as
+        # ranges: if another index follows, these are out of order.
         self._transactions = 0
         self._zeros: list[range] = []
         self._unnumbered = 0
         self._unended = 0
-        self._parents: Parents | None = None
+        self._parents: ParentCheck | None = None
         self._no_parents = ""
         try:
-            self._parents = Parents(keccak())
+            self._parents = ParentCheck(keccak())
         except ExtraMissing as error:
             self._no_parents = f"parents are not checked: {error}"
         self.on |= {
@@ -77,42 +77,40 @@ class MessageOrder(Order):
                 f"{_blocks(self._unended)} without an L2BlockEnd, before the stream's first one"
             )
         elif self._unended:
-            notes.append("no block has an L2BlockEnd, which came with version 3")
+            notes.append("no block has an L2BlockEnd, which version 3 introduced")
         if self._unnumbered:
             notes.append(f"{_blocks(self._unnumbered)} with several transactions, all of index 0")
         if self._no_parents:
             notes.append(self._no_parents)
         if self._parents is not None:
             notes += [
-                f"parents of fork {fork} are not checked: its blocks have other headers"
-                for fork in self._parents.unproved()
+                f"parents of fork {fork} are not checked: no block has the expected header hash"
+                for fork in self._parents.unconfirmed()
             ]
         return notes
 
-    # Batches.
-
     def _batch_start(self, entry: int, event: events.BatchStart) -> None:
-        self._marked(entry, BookmarkType.BATCH, event.number)
-        self._drop_marks()
+        self._match_bookmark(entry, BookmarkType.BATCH, event.number)
+        self._drop_bookmarks()
         self._leave_block(entry, f"batch {event.number} begins")
         if self._batch is not None:
-            self._complain(
+            self._report(
                 entry, "batch", f"batch {event.number} begins before batch {self._batch} has ended"
             )
         self._next_batch(entry, event.number)
         self._batch, self._fork, self._batch_root = event.number, event.fork_id, b""
 
     def _batch_end(self, entry: int, event: events.BatchEnd) -> None:
-        self._drop_marks()
+        self._drop_bookmarks()
         self._leave_block(entry, f"batch {event.number} ends")
         if self._batch is None:
-            self._complain(entry, "batch", f"batch {event.number} ends, and none is open")
+            self._report(entry, "batch", f"batch {event.number} ends, but none is open")
         elif self._batch != event.number:
-            self._complain(
-                entry, "batch", f"batch {event.number} ends, and batch {self._batch} is open"
+            self._report(
+                entry, "batch", f"batch {event.number} ends, but batch {self._batch} is open"
             )
         elif self._batch_root and event.state_root and event.state_root != self._batch_root:
-            self._complain(
+            self._report(
                 entry,
                 "root",
                 f"batch {event.number} ends with the state root {as_hex(event.state_root)}, its "
@@ -121,77 +119,75 @@ class MessageOrder(Order):
         self._batch = None
 
     def _update_ger(self, entry: int, event: events.UpdateGER) -> None:
-        self._drop_marks()
+        self._drop_bookmarks()
         self._leave_block(entry, "UpdateGER")
 
-    # Blocks.
-
     def _l2_block(self, entry: int, event: events.L2Block) -> None:
-        self._marked(entry, BookmarkType.L2_BLOCK, event.number)
-        self._drop_marks()
+        self._match_bookmark(entry, BookmarkType.L2_BLOCK, event.number)
+        self._drop_bookmarks()
         self._leave_block(entry, f"block {event.number} begins")
         if self._batch is None:
-            self._complain(entry, "block", f"block {event.number} begins outside of a batch")
+            self._report(entry, "block", f"block {event.number} begins outside of a batch")
         elif event.batch_number != self._batch:
-            self._complain(
+            self._report(
                 entry,
                 "block",
-                f"block {event.number} is of batch {event.batch_number}, and batch {self._batch} "
+                f"block {event.number} is of batch {event.batch_number}, but batch {self._batch} "
                 "is open",
             )
         before = self._next_block(entry, event.number, event.timestamp, event.delta_timestamp)
         if event.min_timestamp > event.timestamp:
-            self._complain(
+            self._report(
                 entry,
                 "timestamp",
-                f"block {event.number} is of {event.timestamp}, before its least timestamp "
+                f"block {event.number} has the time {event.timestamp}, before its minimum "
                 f"{event.min_timestamp}",
             )
         if before is not None and any(event.hash) and event.hash == before.hash:
-            self._complain(entry, "parent", f"block {event.number} has its parent's hash")
+            self._report(entry, "parent", f"block {event.number} has its parent's hash")
         self._block = _Block(entry, event, before.hash if before is not None else b"")
         self._batch_root = event.state_root
-        self._seen = Seen(event.number, event.timestamp, event.hash)
+        self._previous = PreviousBlock(event.number, event.timestamp, event.hash)
 
     def _transaction(self, entry: int, event: events.Transaction) -> None:
-        self._drop_marks()
+        self._drop_bookmarks()
         if self._block is None:
-            self._complain(
+            self._report(
                 entry, "order", f"a transaction of block {event.l2block_number} outside of a block"
             )
             return
         if event.l2block_number != self._block.number:
-            self._complain(
+            self._report(
                 entry,
                 "transaction",
                 f"a transaction of block {event.l2block_number} inside block {self._block.number}",
             )
-        due, self._transactions = self._transactions, self._transactions + 1
-        if event.index or (due and not self._zeros):
-            self._number_zeros()
-            self._number(entry, event.index, due)
+        expected, self._transactions = self._transactions, self._transactions + 1
+        if event.index or (expected and not self._zeros):
+            self._check_zeros()
+            self._check_index(entry, event.index, expected)
         elif self._zeros and self._zeros[-1].stop == entry:
             self._zeros[-1] = range(self._zeros[-1].start, entry + 1)
         else:
             self._zeros.append(range(entry, entry + 1))
 
     def _l2_block_end(self, entry: int, event: events.L2BlockEnd) -> None:
-        self._drop_marks()
+        self._drop_bookmarks()
         self._ends = True
         if self._block is None:
-            self._complain(entry, "order", f"block {event.number} ends, and none is open")
+            self._report(entry, "order", f"block {event.number} ends, but none is open")
         elif self._block.number != event.number:
-            self._complain(
+            self._report(
                 entry, "order", f"block {event.number} ends inside block {self._block.number}"
             )
         self._close_block()
 
     def _leave_block(self, entry: int, why: str) -> None:
-        """Whatever comes now stands outside of blocks."""
+        """The next event is not of the open block."""
         if self._block is None:
             return
         if self._ends:
-            self._complain(
+            self._report(
                 entry, "order", f"{why} before the L2BlockEnd of block {self._block.number}"
             )
         else:
@@ -205,7 +201,7 @@ class MessageOrder(Order):
             self._unnumbered += 1
         if self._parents is not None and self._block.parent and not self._transactions:
             for entry, other, parent in self._parents.add(*self._block, self._fork):
-                self._complain(
+                self._report(
                     entry,
                     "parent",
                     f"the hash of block {other.number}, {as_hex(other.hash)}, does not follow from "
@@ -215,15 +211,15 @@ class MessageOrder(Order):
         self._zeros.clear()
         self._block = None
 
-    def _number_zeros(self) -> None:
-        """The transactions so far, all of index 0, are numbered after all."""
-        for due, entry in enumerate(itertools.chain.from_iterable(self._zeros)):
-            self._number(entry, 0, due)
+    def _check_zeros(self) -> None:
+        """Check the transactions of index 0 so far: the block does number its transactions."""
+        for expected, entry in enumerate(itertools.chain.from_iterable(self._zeros)):
+            self._check_index(entry, 0, expected)
         self._zeros.clear()
 
-    def _number(self, entry: int, index: int, due: int) -> None:
-        if index != due:
-            self._complain(entry, "transaction", f"its index is {index}, where {due} is due")
+    def _check_index(self, entry: int, index: int, expected: int) -> None:
+        if index != expected:
+            self._report(entry, "transaction", f"its index is {index}, but {expected} is expected")
 
 
 def _blocks(number: int) -> str:

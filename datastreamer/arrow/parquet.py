@@ -1,8 +1,7 @@
-"""The Parquet files that a table is exported to: their form, their names, what they say.
+"""The Parquet files of a table: their format, their names, their metadata.
 
-Owns how a file is written (row groups, encodings, statistics), what it tells of the entries that
-it was made from, and how it appears: under its own name only when it is complete and on disk.
-Knows no stream.
+Owns how a file is written (row groups, encodings, statistics), what it records about the entries
+that it was made from, and that it gets its name only when it is complete and synced.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from datastreamer.storage.disk.file_ops import OsDisk
 _NAME: Final = re.compile(
     r"(?P<table>[a-z_]+)-(?P<first>[0-9]{12,20})-(?P<last>[0-9]{12,20})\.parquet"
 )
-# What an export that was killed leaves, and only that.
+# Names of files that a killed export leaves.
 _UNFINISHED: Final = re.compile(rf"\.({'|'.join(NAMES)})\.[0-9]+\.tmp")
 _KEY: Final = b"datastreamer"
-# Row groups are what readers skip by: large enough for zstd, small against a part.
+# Readers skip whole row groups: large enough for zstd, small compared with a part.
 _GROUP_BYTES: Final = 32 << 20
 _GROUP_ROWS: Final = 1 << 20
-# Numbers that grow from row to row, and what they are searched by.
+# Columns whose numbers rise from row to row.
 _RISING: Final = frozenset(
     ("number", "entry_number", "batch_number", "l2block_number", "timestamp", "value")
 )
-# The same values come again and again in these alone.
+# Columns with few distinct values.
 _REPEATED: Final = frozenset(
     (
         *("type", "fork_id", "chain_id", "delta_timestamp", "min_timestamp", "coinbase"),
@@ -51,7 +50,7 @@ _REPEATED: Final = frozenset(
 
 
 class Part(NamedTuple):
-    """A file of a table's folder: the rows of the entries `first` up to, not including, `next`."""
+    """A file of a table: the rows of the entries from `first` up to, not including, `next`."""
 
     path: Path
     table: str
@@ -60,12 +59,12 @@ class Part(NamedTuple):
 
 
 def part_name(table: str, first: int, next: int) -> str:
-    """A part's file name: it sorts by the numbers of its entries, the last one included."""
+    """The file name of a part, with its first and last entry; names sort by entry."""
     return f"{table}-{first:012d}-{next - 1:012d}.parquet"
 
 
 def parts_in(folder: Path, table: str) -> list[Part]:
-    """The parts of a table, in order. Raises `StreamFileError` where one is missing between."""
+    """The parts of a table, in order. Raises `StreamFileError` if there is a gap."""
     parts = []
     for path in folder.iterdir() if folder.is_dir() else ():
         found = _NAME.fullmatch(path.name)
@@ -76,17 +75,17 @@ def parts_in(folder: Path, table: str) -> list[Part]:
         if after.first != before.next:
             raise StreamFileError(
                 str(after.path),
-                f"it begins with entry {after.first}, and {before.path.name} ends before entry "
+                f"it begins with entry {after.first}, but {before.path.name} ends before entry "
                 f"{before.next}: remove what does not belong there, or export to another folder",
             )
     return parts
 
 
-class Told(NamedTuple):
-    """What a part tells of itself.
+class PartMetadata(NamedTuple):
+    """What a part records.
 
-    `position` is the place in the stream behind its last entry, `version` the stream's that its
-    events were decoded by: None where it has no events, or does not say.
+    `position` is the position in the stream after its last entry; `version` the stream version by
+    which its events were decoded, None if it has no events or does not record it.
     """
 
     schema: Any
@@ -95,12 +94,11 @@ class Told(NamedTuple):
 
 
 class PartWriter:
-    """A Parquet file under way; nothing has its name before `publish`.
+    """A Parquet file that is being written; it has no name before `publish`.
 
-    It has no more permissions than the stream that has this `access`.
-    Rows are gathered to row groups; one is compressed in a thread while the next is gathered.
-    Has to be discarded in the end, published or not. Without another `temporary` the folder has
-    to be `locked`.
+    It has at most the permissions of the stream that has this `access`. A thread compresses a row
+    group while the next one is collected. Call `discard` in any case, published or not. Without a
+    `temporary` path, the folder must be `locked`.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class PartWriter:
         )
 
     def write(self, batch: Any) -> None:
-        """These rows come next."""
+        """Append these rows."""
         if not batch.num_rows:
             return
         self._waiting.append(batch)
@@ -143,7 +141,7 @@ class PartWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self._settle()
+        self._wait_for_group()
         if self._waiting:
             self._writing = self._thread.submit(self._write_group, self._waiting)
         self._waiting = []
@@ -153,8 +151,8 @@ class PartWriter:
         table = pa.Table.from_batches(batches, self._schema)
         self._writer.write_table(table, row_group_size=table.num_rows)
 
-    def _settle(self) -> None:
-        """Wait for the row group that is being written; what it raised is raised here."""
+    def _wait_for_group(self) -> None:
+        """Wait for the row group that is being written. Raises what writing it raised."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -162,22 +160,26 @@ class PartWriter:
     def publish(
         self, path: Path, first: int, position: Position, version: int | None = None
     ) -> None:
-        """The rows are all of the entries from `first` to the position; give them this name.
+        """Complete the file and give it this name; `first` and the position are of all its rows.
 
-        `version` is as in `Told`. Raises `FileExists` where something has the name.
+        `version` is as in `PartMetadata`. Raises `FileExists`.
         """
         self._flush()
-        self._settle()
-        told = {"table": self._table, "first": first, "position": json.loads(position.to_json())}
+        self._wait_for_group()
+        metadata = {
+            "table": self._table,
+            "first": first,
+            "position": json.loads(position.to_json()),
+        }
         if version is not None:
-            told["version"] = version
-        self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(told)})
+            metadata["version"] = version
+        self._writer.add_key_value_metadata({_KEY.decode(): json.dumps(metadata)})
         self._writer.close()
         self._file.close()
         publish(self._temporary, path)
 
     def discard(self) -> None:
-        """Forget what was not published."""
+        """Remove the file unless it was published."""
         self._thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
@@ -186,9 +188,8 @@ class PartWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-def temporary_beside(path: Path) -> Path:
-    """Where a single file is written before it has its name: nobody else's, in a folder that is
-    anybody's."""
+def temporary_path(path: Path) -> Path:
+    """A unique path for writing a single file in a folder that others may use."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
 
 
@@ -202,11 +203,11 @@ def publish(temporary: Path, path: Path) -> None:
     try:
         OsDisk().publish(str(temporary), str(path))
     except FileExistsError:
-        raise FileExists(str(path), "something stands there already") from None
+        raise FileExists(str(path), "it exists already") from None
 
 
-def read_back(part: Part, access: Access) -> Told:
-    """What a part tells. Raises `StreamFileError` where it is no part that was written here, and
+def read_metadata(part: Part, access: Access) -> PartMetadata:
+    """What a part records. Raises `StreamFileError` if no export wrote it under this name, and
     `UntrustedFile`."""
     try:
         with (
@@ -217,30 +218,27 @@ def read_back(part: Part, access: Access) -> Told:
     except (pa.ArrowException, OSError) as error:
         raise StreamFileError(str(part.path), f"it cannot be read: {reason(error)}") from None
     try:
-        told = json.loads(metadata[_KEY])
-        position = Position.from_json(json.dumps(told["position"]))
-        fits = (told["table"], told["first"], position.next_entry) == part[1:]
+        stored = json.loads(metadata[_KEY])
+        position = Position.from_json(json.dumps(stored["position"]))
+        fits = (stored["table"], stored["first"], position.next_entry) == part[1:]
     except (BadPosition, KeyError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise StreamFileError(
-            str(part.path), "it was not written by an export under this name: move it away"
-        )
-    return Told(schema.remove_metadata(), position, told.get("version"))
+        raise StreamFileError(str(part.path), "no export wrote it under this name: move it away")
+    return PartMetadata(schema.remove_metadata(), position, stored.get("version"))
 
 
 def reason(error: Exception) -> str:
-    """Why a file was not written or read: what the system says, without the path and number
-    that Python and Arrow put beside it."""
+    """The system's message of an error, without the path and number that Python and Arrow add."""
     number = error.errno if isinstance(error, OSError) else None
     return str(error) if number is None else os.strerror(number)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A folder for one export alone; what another one left unfinished is removed.
+    """Lock a folder for one export, and remove the unfinished files of killed exports.
 
-    Raises `StreamFileError` where another one is at work there.
+    Raises `StreamFileError` if another export holds the lock.
     """
     import fcntl
 
@@ -249,7 +247,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StreamFileError(str(folder), "another export writes there") from None
+            raise StreamFileError(str(folder), "another export is writing to it") from None
         for left in folder.iterdir():
             if _UNFINISHED.fullmatch(left.name):
                 left.unlink(missing_ok=True)

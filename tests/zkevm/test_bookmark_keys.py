@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastreamer.errors import BadBookmark
-from datastreamer.zkevm.keys import BookmarkName, key_of, name_of_key, raw_key
+from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of, name_of_key, raw_key
 
 U64 = 2**64 - 1
 marks = st.builds(BookmarkName, st.sampled_from(["block", "batch"]), st.integers(0, U64))
@@ -78,9 +78,9 @@ def test_raw_keys() -> None:
 @pytest.mark.parametrize(
     "version, kind, number, message",
     [
-        (1, 256, 0, "type is 0 to 255"),
-        (1, -1, 0, "type is 0 to 255"),
-        (2, 1, U64 + 1, "number is 0 to"),
+        (1, 256, 0, "type must be 0 to 255"),
+        (1, -1, 0, "type must be 0 to 255"),
+        (2, 1, U64 + 1, "number must be 0 to"),
         (2, 0, 0, "has no key"),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 from datastreamer import DataStream
 from datastreamer._codec import pack_entry, scan
 from datastreamer.errors import ExtraMissing
-from datastreamer.zkevm import SequenceCheck, encode, events, fixed, order_messages
+from datastreamer.zkevm import SequenceCheck, encode, events, fixed
+from datastreamer.zkevm.check import message_order
+from datastreamer.zkevm.check.sequence import Breach, SequenceReport
 from datastreamer.zkevm.decoding import Event, decode_batch
 from datastreamer.zkevm.events import BookMark, BookmarkType
-from datastreamer.zkevm.sequence import Breach, SequenceReport
 
 H = [bytes([n]) * 32 for n in range(20)]
 Raw = tuple[int, bytes]
@@ -81,9 +82,9 @@ def test_all_in_order() -> None:
     assert found.ok
     assert (found.entries, found.batches, found.blocks) == (22, (5, 6), (1, 4))
     assert found.events["Transaction"] == 3
-    assert found.notes == ["parents of fork 9 are not checked: its blocks have other headers"] or (
-        found.notes == []
-    )
+    assert found.notes == [
+        "parents of fork 9 are not checked: no block has the expected header hash"
+    ] or (found.notes == [])
     assert found.as_dict()["ok"] is True
 
 
@@ -108,51 +109,53 @@ def put_in(at: int, event: Any) -> Callable[[list[Any]], None]:
 BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] = [
     (replaced(8, (2, b"\xff")), [
         (7, "bookmark", "block 2 does not follow it"),
-        (8, "decode", "no L2Block: at byte 0"),
-        (9, "order", "block 2 ends, and none is open"),
+        (8, "decode", "invalid L2Block: at byte 0"),
+        (9, "order", "block 2 ends, but none is open"),
         (10, "root", "batch 5 ends with the state root 0x0c0c"),
-        (15, "block", "block 3 begins, where 2 is due"),
+        (15, "block", "block 3 begins, but 2 is expected"),
     ]),
-    (put_in(10, (99, b"")), [(10, "decode", "no event of streams of version 3 has the type 99")]),
-    (left_out(12), [(12, "bookmark", "batch 6 has no bookmark before it")]),
-    (left_out(7), [(7, "bookmark", "block 2 has no bookmark before it")]),
-    (replaced(12, batch_mark(7)), [(12, "bookmark", "it names batch 7, and batch 6 follows")]),
-    (replaced(14, block_mark(9)), [(14, "bookmark", "it names block 9, and block 3 follows")]),
+    (put_in(10, (99, b"")), [
+        (10, "decode", "streams of version 3 have no event of type 99"),
+    ]),
+    (left_out(12), [(12, "bookmark", "no bookmark precedes batch 6")]),
+    (left_out(7), [(7, "bookmark", "no bookmark precedes block 2")]),
+    (replaced(12, batch_mark(7)), [(12, "bookmark", "it names batch 7, but batch 6 follows")]),
+    (replaced(14, block_mark(9)), [(14, "bookmark", "it names block 9, but block 3 follows")]),
     (put_in(10, block_mark(3)), [(10, "bookmark", "block 3 does not follow it")]),
     (put_in(2, batch_mark(8)), [(2, "bookmark", "batch 8 does not follow it")]),
-    (put_in(2, (0xB0, b"\x08\x03")), [(2, "bookmark", "a bookmark of type 3 marks nothing")]),
+    (put_in(2, (0xB0, b"\x08\x03")), [(2, "bookmark", "a bookmark of unknown type 3")]),
     (replaced(13, events.BatchStart(8, 1, 9)), [
-        (12, "bookmark", "it names batch 6, and batch 8 follows"),
-        (13, "batch", "batch 8 begins, where 6 is due"),
-        (15, "block", "block 3 is of batch 6, and batch 8 is open"),
-        (18, "block", "block 4 is of batch 6, and batch 8 is open"),
-        (21, "batch", "batch 6 ends, and batch 8 is open"),
+        (12, "bookmark", "it names batch 6, but batch 8 follows"),
+        (13, "batch", "batch 8 begins, but 6 is expected"),
+        (15, "block", "block 3 is of batch 6, but batch 8 is open"),
+        (18, "block", "block 4 is of batch 6, but batch 8 is open"),
+        (21, "batch", "batch 6 ends, but batch 8 is open"),
     ]),
     (left_out(10), [(12, "batch", "batch 6 begins before batch 5 has ended")]),
-    (put_in(11, events.BatchEnd(5)), [(11, "batch", "batch 5 ends, and none is open")]),
+    (put_in(11, events.BatchEnd(5)), [(11, "batch", "batch 5 ends, but none is open")]),
     (replaced(10, events.BatchEnd(5, b"", H[1])), [
         (10, "root", "batch 5 ends with the state root 0x0101"),
     ]),
     (left_out(12, 2), [
         (13, "block", "block 3 begins outside of a batch"),
         (16, "block", "block 4 begins outside of a batch"),
-        (19, "batch", "batch 6 ends, and none is open"),
+        (19, "batch", "batch 6 ends, but none is open"),
     ]),
     (replaced(18, block(5, 6, 103, 0)), [
-        (17, "bookmark", "it names block 4, and block 5 follows"),
-        (18, "block", "block 5 begins, where 4 is due"),
+        (17, "bookmark", "it names block 4, but block 5 follows"),
+        (18, "block", "block 5 begins, but 4 is expected"),
         (19, "transaction", "a transaction of block 4 inside block 5"),
         (20, "order", "block 4 ends inside block 5"),
         (21, "root", "batch 6 ends"),
     ]),
     (replaced(15, block(3, 6, 101, 1)), [
-        (15, "timestamp", "block 3 is of 101, and block 2 before it of 102"),
-        (18, "timestamp", ("block 4 says that 0 s have passed since the block before it; the "
+        (15, "timestamp", "block 3 has the time 101, but block 2 before it has 102"),
+        (18, "timestamp", ("block 4 reports 0 s since the block before it, the "
          "timestamps say 2")),
     ]),
-    (replaced(15, block(3, 6, 103, 9)), [(15, "timestamp", "block 3 says that 9 s have passed")]),
+    (replaced(15, block(3, 6, 103, 9)), [(15, "timestamp", "block 3 reports 9 s since")]),
     (replaced(15, block(3, 6, 103, 1)._replace(min_timestamp=104)), [
-        (15, "timestamp", "block 3 is of 103, before its least timestamp 104"),
+        (15, "timestamp", "block 3 has the time 103, before its minimum 104"),
     ]),
     (replaced(15, block(3, 6, 103, 1)._replace(hash=H[2])), [
         (15, "parent", "block 3 has its parent's hash"),
@@ -161,9 +164,11 @@ BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] =
     (replaced(4, events.Transaction(2, 0)), [
         (4, "transaction", "a transaction of block 2 inside block 1"),
     ]),
-    (replaced(5, events.Transaction(1, 2)), [(5, "transaction", "its index is 2, where 1 is due")]),
+    (replaced(5, events.Transaction(1, 2)), [
+        (5, "transaction", "its index is 2, but 1 is expected"),
+    ]),
     (replaced(19, events.Transaction(4, 1)), [
-        (19, "transaction", "its index is 1, where 0 is due"),
+        (19, "transaction", "its index is 1, but 0 is expected"),
     ]),
     (left_out(9), [(9, "order", "batch 5 ends before the L2BlockEnd of block 2")]),
     (left_out(6), [(7, "order", "block 2 begins before the L2BlockEnd of block 1")]),
@@ -172,7 +177,7 @@ BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] =
         (11, "batch", "batch 6 begins before batch 5 has ended"),
     ]),
     (replaced(6, events.L2BlockEnd(2)), [(6, "order", "block 2 ends inside block 1")]),
-    (put_in(7, events.L2BlockEnd(1)), [(7, "order", "block 1 ends, and none is open")]),
+    (put_in(7, events.L2BlockEnd(1)), [(7, "order", "block 1 ends, but none is open")]),
 ]  # fmt: skip
 
 
@@ -193,7 +198,7 @@ def test_breaches(
 
 def test_entries_that_lack() -> None:
     (breach,) = report(3, story(), first=3).breaches
-    assert breach == (3, "entry", "entry 3 follows, where 0 is due")
+    assert breach == (3, "entry", "entry 3 follows, but 0 is expected")
 
 
 def test_breaches_that_are_told_are_not_kept() -> None:
@@ -222,7 +227,7 @@ def test_indices_of_transactions(indices: list[int], wrong: list[tuple[int, int]
     told += [events.L2Block(1, 1), *(events.Transaction(1, index) for index in indices)]
     found = report(3, [*told, events.L2BlockEnd(1), events.BatchEnd(1)])
     assert [(breach.entry - 4, breach.what) for breach in found.breaches] == [
-        (due, f"its index is {index}, where {due} is due") for due, index in wrong
+        (due, f"its index is {index}, but {due} is expected") for due, index in wrong
     ]
 
 
@@ -239,7 +244,7 @@ def test_version_2_has_no_ends_or_all() -> None:
     told = [event for event in story() if not isinstance(event, events.L2BlockEnd)]
     found = report(2, told)
     assert found.ok
-    assert "no block has an L2BlockEnd, which came with version 3" in found.notes
+    assert "no block has an L2BlockEnd, which version 3 introduced" in found.notes
     told = story()
     del told[6]
     found = report(2, told)
@@ -262,7 +267,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise ExtraMissing("hashing takes a package", "zkevm")
 
-    monkeypatch.setattr(order_messages, "keccak", missing)
+    monkeypatch.setattr(message_order, "keccak", missing)
     found = report(3, story())
     assert found.ok
     assert found.parents == 0
@@ -300,24 +305,24 @@ def old_story() -> list[Any]:
 
 
 OLD_BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] = [
-    (left_out(0), [(1, "bookmark", "batch 0 has no bookmark before it")]),
-    (left_out(5), [(5, "bookmark", "block 1 has no bookmark before it")]),
-    (replaced(10, batch_mark(3)), [(10, "bookmark", "it names batch 3, and batch 2 follows")]),
-    (put_in(5, batch_mark(9)), [(5, "bookmark", "it names batch 9, and batch 0 follows")]),
+    (left_out(0), [(1, "bookmark", "no bookmark precedes batch 0")]),
+    (left_out(5), [(5, "bookmark", "no bookmark precedes block 1")]),
+    (replaced(10, batch_mark(3)), [(10, "bookmark", "it names batch 3, but batch 2 follows")]),
+    (put_in(5, batch_mark(9)), [(5, "bookmark", "it names batch 9, but batch 0 follows")]),
     (put_in(10, block_mark(9)), [(10, "bookmark", "block 9 does not follow it")]),
     (replaced(12, start(2, 4, 103, 2)), [
-        (10, "bookmark", "it names batch 2, and batch 4 follows"),
-        (12, "batch", "batch 4 begins, where 2 is due"),
+        (10, "bookmark", "it names batch 2, but batch 4 follows"),
+        (12, "batch", "batch 4 begins, but 2 is expected"),
     ]),
-    (replaced(12, start(2, 2, 99, 2)), [(12, "timestamp", "block 2 is of 99, and block 1")]),
-    (replaced(12, start(2, 2, 103, 7)), [(12, "timestamp", "block 2 says that 7 s have passed")]),
+    (replaced(12, start(2, 2, 99, 2)), [(12, "timestamp", "block 2 has the time 99, but block 1")]),
+    (replaced(12, start(2, 2, 103, 7)), [(12, "timestamp", "block 2 reports 7 s since")]),
     (replaced(12, start(3, 2, 103, 2)), [
-        (11, "bookmark", "it names block 2, and block 3 follows"),
-        (12, "block", "block 3 begins, where 2 is due"),
+        (11, "bookmark", "it names block 2, but block 3 follows"),
+        (12, "block", "block 3 begins, but 2 is expected"),
         (13, "order", "block 2 ends inside block 3"),
     ]),
     (left_out(4), [(5, "order", "block 1 begins before the EndL2Block of block 0")]),
-    (put_in(5, fixed.EndL2Block(0, H[2], H[1])), [(5, "order", "block 0 ends, and none is open")]),
+    (put_in(5, fixed.EndL2Block(0, H[2], H[1])), [(5, "order", "block 0 ends, but none is open")]),
     (put_in(5, fixed.L2Tx(1, True, None, b"")), [(5, "order", "a transaction outside of a block")]),
     (put_in(4, fixed.FixedUpdateGER(0, 102, H[0], H[0][:20], 9, None, H[0])), [
         (4, "order", "UpdateGER inside block 0"),
@@ -325,7 +330,7 @@ OLD_BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]
     (replaced(4, fixed.EndL2Block(0, H[2], H[2])), [
         (4, "root", "block 0 ends with the state root 0x0202"),
     ]),
-    (replaced(3, (2, b"")), [(3, "decode", "no L2Tx: 0 bytes")]),
+    (replaced(3, (2, b"")), [(3, "decode", "invalid L2Tx: 0 bytes")]),
 ]  # fmt: skip
 
 

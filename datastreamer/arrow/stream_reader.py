@@ -1,8 +1,8 @@
-"""A stream, or a part of it, as something that Arrow's users read.
+"""A stream, or a range of it, in Arrow's stream interface.
 
-Owns what may be read (a file's path, an open `DataStream`, a client) and where reading ends:
-at a number that is fixed when it begins, so that a stream that grows gives one consistent table.
-Must not know trio or sockets: a client is whoever has `header()` and `batches()`.
+Owns which sources can be read (a file's path, an open `DataStream`, a client) and where reading
+ends: at an entry that is fixed when it begins, so that a growing stream gives a consistent table.
+Must not know trio or sockets: a client is any object with `header()` and `batches()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
-from datastreamer.arrow.batches import Converter, OnError, record_batches
+from datastreamer.arrow.record_batches import Converter, OnError, record_batches
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.errors import BadRange, UnknownEntry, UsageError
 from datastreamer.format import PAGE_SIZE, Header
@@ -25,7 +25,7 @@ from datastreamer.storage.view import StreamView
 
 
 class StreamClient(Protocol):
-    """A client as this needs it; `BlockingClient` is one."""
+    """The methods of a client that are used here; `BlockingClient` has them."""
 
     def header(self) -> Header: ...
     def batches(
@@ -37,17 +37,15 @@ StreamSource: TypeAlias = str | os.PathLike[str] | StreamView | StreamClient
 
 
 class ArrowStream:
-    """A range of a stream as a table, read anew by each of its readers.
+    """A range of a stream as a table; each reader reads it again.
 
-    `source` is a stream file's path, an open `DataStream` or a `BlockingClient`; `start` the
-    first entry's number, `stop` the one behind the last (None: all that is committed when a
-    reader begins). `table`, `columns` and `on_error` are as in `to_record_batch`; `version`
-    takes the place of the header's. Batches hold about `batch_bytes` of the file, at most a
-    page's entries.
+    `source` is the path of a stream file, an open `DataStream` or a `BlockingClient`; `start` is
+    the first entry, `stop` the entry after the last one (None: the head when a reader begins).
+    `table`, `columns` and `on_error` are as in `to_record_batch`; `version` overrides the header's.
+    Batches hold about `batch_bytes` of the file, at most the entries of one page.
 
-    It has Arrow's stream interface (``__arrow_c_stream__``), so Polars, DuckDB, pandas and
-    pyarrow take it as it is. Raises `UsageError` for arguments that say nothing and what
-    opening a file raises.
+    It has Arrow's stream interface (``__arrow_c_stream__``), which Polars, DuckDB, pandas and
+    pyarrow accept. Raises `UsageError` for invalid arguments, and what opening a file raises.
     """
 
     def __init__(
@@ -63,9 +61,11 @@ class ArrowStream:
         batch_bytes: int = PAGE_SIZE,
     ) -> None:
         if start < 0 or batch_bytes < 1:
-            raise UsageError(f"start {start} and batch_bytes {batch_bytes}: too small")
+            raise UsageError(
+                f"start must be at least 0, batch_bytes at least 1, not {start} and {batch_bytes}"
+            )
         if stop is not None and stop < start:
-            raise BadRange(f"stop {stop} stands before start {start}")
+            raise BadRange(f"stop {stop} is before start {start}")
         self._source = source
         self._start = start
         self._stop = stop
@@ -77,26 +77,25 @@ class ArrowStream:
 
     @property
     def schema(self) -> Any:
-        """The `pyarrow.Schema` of all its batches."""
+        """The `pyarrow.Schema` of all batches."""
         return self._converter.schema
 
     def reader(self) -> Any:
         """A `pyarrow.RecordBatchReader` over the range.
 
-        Reading raises what the source raises, where it stands: `DamagedEntry` for a damaged
-        page, after the entries before it; `DecodeFailed` for an entry that is no event, after
-        the rows before it; `NotFound` where entries of the range are taken back meanwhile.
-        Raises `UnknownEntry` where the stream ends before `start`.
+        Reading raises what the source raises, after the rows that precede it: `DamagedEntry` for a
+        damaged page, `DecodeFailed` for an entry that is no event, `NotFound` if entries of the
+        range are truncated meanwhile. Raises `UnknownEntry` if the stream ends before `start`.
         """
-        runs = self._runs()
-        return pa.RecordBatchReader.from_batches(self.schema, record_batches(runs, self._converter))
+        batches = record_batches(self._batches(), self._converter)
+        return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Arrow's C stream interface: a capsule with a stream over the range."""
+        """Arrow's C stream interface: a capsule with a reader of the range."""
         return self.reader().__arrow_c_stream__(requested_schema)
 
-    def _runs(self) -> Iterator[EntryBatch]:
-        """What is read is checked now, not when the first batch is asked for."""
+    def _batches(self) -> Iterator[EntryBatch]:
+        """Checks the range now, not at the first batch."""
         with opened(self._source) as source:
             total = header_of(source).total_entries
         if self._start > total:
@@ -106,32 +105,32 @@ class ArrowStream:
 
     def _read(self, stop: int) -> Iterator[EntryBatch]:
         if self._start < stop:
-            # Not before: a reader that nobody reads holds no file.
+            # Opened at the first batch: an unused reader holds no file.
             with opened(self._source) as source:
-                yield from runs(source, self._start, stop, self._batch_bytes)
+                yield from read_batches(source, self._start, stop, self._batch_bytes)
 
 
 def opened(source: StreamSource) -> contextlib.AbstractContextManager[StreamView | StreamClient]:
-    """The source, open; one that was open before stays so."""
+    """The source, opened if it is a path; an open source stays open."""
     if isinstance(source, str | os.PathLike):
         return DataStream.open(os.fspath(source), read_only=True)
     return contextlib.nullcontext(source)
 
 
 def header_of(source: StreamView | StreamClient) -> Header:
-    """What is committed now."""
+    """The header as it is now."""
     if isinstance(source, StreamView):
         source.refresh()
         return source.header
     return source.header()
 
 
-def runs(
+def read_batches(
     source: StreamView | StreamClient, start: int, stop: int, batch_bytes: int = PAGE_SIZE
 ) -> Iterator[EntryBatch]:
-    """The entries from `start` up to, not including, `stop`, which are committed.
+    """The entries from `start` up to, not including, `stop`, which must be committed.
 
-    Raises `NotFound` where the stream is cut back before all are read.
+    Raises `NotFound` if the stream is truncated before all are read.
     """
     number = start
     with contextlib.ExitStack() as stack:

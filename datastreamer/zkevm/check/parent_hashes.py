@@ -1,11 +1,11 @@
-"""Whether each block's hash follows from the block before it.
+"""Checks that each block's hash follows from the hash of the previous block.
 
-The stream does not carry a block's parent. The hash of a block is that of an Ethereum header,
-though, and of a block without transactions every field of it is known: it is made again here
-with the previous block's hash as the parent. Owns that header; knows no stream.
+The stream does not carry a block's parent hash. But a block's hash is that of an Ethereum header,
+and for a block without transactions every field of that header is known: it is rebuilt here with
+the previous block's hash as the parent.
 
-Nodes are not bound to such headers, so that a fork's blocks are judged only once one of them
-has had the hash that is expected.
+Nodes need not use such headers, so a fork's blocks are judged only once one of them has the
+expected hash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from datastreamer.zkevm.events import L2Block
 from datastreamer.zkevm.rlp import rlp_list, rlp_number
 
-# What a block may use where it does not say (forks 8 and 9).
+# The gas limit of a block that does not carry one (forks 8 and 9).
 GAS_LIMIT: Final = 1 << 50
 
 _NO_UNCLES: Final = bytes.fromhex(
@@ -28,12 +28,12 @@ _NO_TRANSACTIONS: Final = bytes.fromhex(
 _NO_LOGS: Final = b"\xb9\x01\x00" + bytes(256)
 _TAIL: Final = b"\x80\xa0" + bytes(32) + b"\x88" + bytes(8)
 
-# So many blocks without the expected hash, and the fork's are not looked at any further.
-_PATIENCE: Final = 64
+# Blocks without the expected hash after which a fork is no longer checked.
+_MOST_UNEXPECTED: Final = 64
 
 
 def empty_header(block: L2Block, parent: bytes) -> bytes | None:
-    """The RLP of the header of a block without transactions; None where fields lack."""
+    """The RLP of the header of a block without transactions; None if fields are missing."""
     if len(parent) != 32 or len(block.state_root) != 32 or len(block.coinbase) != 20:
         return None
     return rlp_list(
@@ -51,13 +51,13 @@ def empty_header(block: L2Block, parent: bytes) -> bytes | None:
 
 class _Fork:
     def __init__(self) -> None:
-        self.proved = False
-        self.looked_at = 0
-        self.doubtful: list[tuple[int, L2Block, bytes]] = []
+        self.confirmed = False
+        self.compared = 0
+        self.unexpected: list[tuple[int, L2Block, bytes]] = []
 
 
-class Parents:
-    """Looks at blocks in order; `add` gives those whose parent is another."""
+class ParentCheck:
+    """Checks blocks in order; `add` returns those that do not follow from their parent."""
 
     def __init__(self, keccak: Callable[[bytes], bytes]) -> None:
         self._keccak = keccak
@@ -67,28 +67,28 @@ class Parents:
     def add(
         self, entry: int, block: L2Block, parent: bytes, fork: int
     ) -> Iterator[tuple[int, L2Block, bytes]]:
-        """Look at a block without transactions, which stands in `entry` behind the one that
-        has the hash `parent`. Gives entry, block and parent of each that does not follow."""
+        """Check a block without transactions, in `entry`, that follows the block with the hash
+        `parent`. Returns entry, block and parent of each block that does not match."""
         state = self._forks.setdefault(fork, _Fork())
-        if not state.proved and state.looked_at == _PATIENCE:
+        if not state.confirmed and state.compared == _MOST_UNEXPECTED:
             return
         header = empty_header(block, parent)
         if header is None:
             return
-        state.looked_at += 1
+        state.compared += 1
         if self._keccak(header) == block.hash:
             self.checked += 1
-            if not state.proved:
-                state.proved = True
-                self.checked += len(state.doubtful)
-                yield from state.doubtful
-                state.doubtful = []
-        elif state.proved:
+            if not state.confirmed:
+                state.confirmed = True
+                self.checked += len(state.unexpected)
+                yield from state.unexpected
+                state.unexpected = []
+        elif state.confirmed:
             self.checked += 1
             yield entry, block, parent
         else:
-            state.doubtful.append((entry, block, parent))
+            state.unexpected.append((entry, block, parent))
 
-    def unproved(self) -> list[int]:
-        """The forks none of whose blocks has had the hash that is expected."""
-        return [fork for fork, state in self._forks.items() if not state.proved]
+    def unconfirmed(self) -> list[int]:
+        """The forks of which no block has had the expected hash."""
+        return [fork for fork, state in self._forks.items() if not state.confirmed]

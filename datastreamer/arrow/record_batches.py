@@ -1,7 +1,7 @@
-"""A run of entries as a record batch.
+"""Converts batches of entries to Arrow record batches.
 
-Owns how the columns that the compiled decoder makes become Arrow's (no value is copied once
-more), and what becomes of an entry that is no event. Knows no source.
+Owns how the columns of the compiled decoder become Arrow arrays, without another copy, and what
+becomes of an entry that is no event.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from datastreamer._codec import EntryBatch
 from datastreamer.arrow import _columns
-from datastreamer.arrow.layouts import Layout, fixed_columns
+from datastreamer.arrow.fixed_layouts import Layout, fixed_columns
 from datastreamer.arrow.tables import ENTRIES, ERROR, TABLES, schema
 from datastreamer.errors import DecodeFailed, UsageError
 from datastreamer.format import U64_MAX
@@ -26,14 +26,15 @@ _MOST: Final = U64_MAX >> 1
 
 
 class Converted(NamedTuple):
-    """The rows of a run, up to the first entry that is no event where that is to be raised."""
+    """The rows of a batch. With on_error "raise", they end before the first entry that is no
+    event, and `error` says why."""
 
     batch: Any
     error: DecodeFailed | None
 
 
 class Converter:
-    """Makes record batches of runs of entries, all of one table and schema."""
+    """Makes record batches of one table and schema."""
 
     def __init__(
         self,
@@ -51,11 +52,13 @@ class Converter:
         self._table = TABLES.get(table)
         if self._table is not None:
             if version is None:
-                raise UsageError(f"the table {table} depends on the stream's version: say which")
+                raise UsageError(
+                    f"the table {table} depends on the stream's version: pass version="
+                )
             self._version = version
             self._type = self._table.entry_type(version)
             self._layouts: Sequence[Layout] | None = None
-            # The decoder knows these columns; those of the other generation stay null.
+            # Columns that this generation lacks stay null.
             if version >= FIRST_PROTOBUF_VERSION:
                 self._known = self._table.message_names
                 self._kinds = self._table.kinds
@@ -63,42 +66,42 @@ class Converter:
                 self._known, self._kinds, self._layouts = fixed_columns(self._table)
 
     def convert(self, batch: EntryBatch) -> Converted:
-        """The rows of `batch`. Raises `UsageError` where a value is too large for Arrow."""
+        """The rows of `batch`. Raises `UsageError` for a value that is too large for Arrow."""
         if self._table is None:
-            return Converted(self._entries(batch), None)
+            return Converted(self._convert_entries(batch), None)
         if self._type is None:
-            return Converted(self._made({}, 0), None)
-        return self._events(batch, self._type)
+            return Converted(self._record_batch({}, 0), None)
+        return self._convert_events(batch, self._type)
 
-    def _made(self, columns: dict[str, Any], rows: int) -> Any:
+    def _record_batch(self, columns: dict[str, Any], rows: int) -> Any:
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(rows, field.type)
             for field in self.schema
         ]
         if not arrays:
-            raise UsageError("a table of no columns has no rows: ask for one at least")
+            raise UsageError("name at least one column")
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _entries(self, batch: EntryBatch) -> Any:
+    def _convert_entries(self, batch: EntryBatch) -> Any:
         rows = len(batch)
         numbers, types, offsets, values = _columns.entry_columns(
             batch, pa.allocate_buffer, data="data" in self._names
         )
         made = {
-            "number": _plain(pa.int64(), rows, numbers),
-            "type": _plain(pa.int64(), rows, types),
+            "number": _array(pa.int64(), rows, numbers),
+            "type": _array(pa.int64(), rows, types),
         }
         if offsets is not None:
-            made["data"] = _plain(pa.binary(), rows, offsets, values)
-        return self._made(made, rows)
+            made["data"] = _array(pa.binary(), rows, offsets, values)
+        return self._record_batch(made, rows)
 
-    def _events(self, batch: EntryBatch, type: int) -> Converted:
+    def _convert_events(self, batch: EntryBatch, type: int) -> Converted:
         wanted = bytes(name in self._names for name in self._known)
         rows, numbers, parts, valid, bad = _columns.event_columns(
             *(batch, type, self._kinds, wanted, _BAD_ROWS[self._on_error], pa.allocate_buffer),
             self._layouts,
         )
-        made = {"entry_number": _plain(pa.int64(), rows, numbers)}
+        made = {"entry_number": _array(pa.int64(), rows, numbers)}
         shared = None if valid is None else pa.py_buffer(valid)
         for name, part in zip(self._known, parts, strict=True):
             if part is None:
@@ -111,14 +114,14 @@ class Converter:
                 rows,
                 [validity if field.nullable else None, *map(pa.py_buffer, buffers)],
             )
-        errors = [(row, self._fault(batch, place, type)) for row, place in bad]
+        errors = [(row, self._decode_error(batch, place, type)) for row, place in bad]
         if ERROR in self._names:
-            made[ERROR] = _texts(rows, errors)
+            made[ERROR] = _error_column(rows, errors)
         stops = self._on_error == "raise" and errors
-        return Converted(self._made(made, rows), errors[0][1] if stops else None)
+        return Converted(self._record_batch(made, rows), errors[0][1] if stops else None)
 
-    def _fault(self, batch: EntryBatch, place: int, type: int) -> DecodeFailed:
-        """Why the entry at `place` of a run is no row."""
+    def _decode_error(self, batch: EntryBatch, place: int, type: int) -> DecodeFailed:
+        """Why the entry at index `place` of a batch is no row."""
         number = batch.numbers[place]
         try:
             event = decode_data(
@@ -129,12 +132,12 @@ class Converter:
         return _too_large(event, number)
 
 
-def _plain(type: Any, rows: int, *buffers: Any) -> Any:
+def _array(type: Any, rows: int, *buffers: Any) -> Any:
     """An array without nulls."""
     return pa.Array.from_buffers(type, rows, [None, *map(pa.py_buffer, buffers)])
 
 
-def _texts(rows: int, errors: list[tuple[int, DecodeFailed]]) -> Any:
+def _error_column(rows: int, errors: list[tuple[int, DecodeFailed]]) -> Any:
     if not errors:
         return pa.nulls(rows, pa.string())
     texts: list[str | None] = [None] * rows
@@ -149,9 +152,7 @@ def _too_large(event: Event, number: int) -> DecodeFailed:
         for name, value in event._asdict().items()
         if type(value) is int and value > _MOST
     )
-    return DecodeFailed(
-        number, f"{name} is {value}, above the most that a signed column holds, {_MOST}"
-    )
+    return DecodeFailed(number, f"{name} is {value}, above {_MOST}, the maximum of a signed column")
 
 
 def to_record_batch(
@@ -162,13 +163,13 @@ def to_record_batch(
     columns: Sequence[str] | None = None,
     on_error: OnError = "raise",
 ) -> Any:
-    """The entries of a run as a `pyarrow.RecordBatch` of this table.
+    """The entries of a batch as a `pyarrow.RecordBatch` of this table.
 
-    `version` is the stream's (`Header.version`), which all tables but entries need. `columns`
-    are those that are made. An entry that is no event raises `DecodeFailed`, which names it; with
+    `version` is the stream's (`Header.version`); every table but entries needs it. `columns`
+    selects columns. An entry that is no event raises `DecodeFailed`, which names it; with
     ``on_error="null"`` its fields are null and the column ``error`` says why, with "drop" it is
-    left out. Raises `UsageError` for arguments that say nothing, for numbers above 2**63 - 1
-    and for more than 2 GiB of bytes in a column.
+    skipped. Raises `UsageError` for invalid arguments, for numbers above 2**63 - 1 and for more
+    than 2 GiB of bytes in a column.
     """
     converter = Converter(table, version=version, columns=columns, on_error=on_error)
     found = converter.convert(batch)
@@ -178,7 +179,7 @@ def to_record_batch(
 
 
 def record_batches(batches: Iterator[EntryBatch], converter: Converter) -> Iterator[Any]:
-    """Record batches of runs as they come; the rows before an error are given before it."""
+    """Record batches of batches of entries; the rows that precede an error come before it."""
     for batch in batches:
         found = converter.convert(batch)
         if found.batch.num_rows:
