@@ -46,7 +46,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 ASYNCHRONOUS = {"transport", "client", "server", "publisher", "relay", "consumer", "service"}
 ONLY_FOR = {
     "trio": ASYNCHRONOUS,
-    "asyncio": {"client", "publisher", "consumer", "aio"},
+    "asyncio": {"transport", "client", "publisher", "consumer", "aio"},
     "lmdb": {"storage"},
     "plyvel": {"storage"},
     "typer": {"cli"},

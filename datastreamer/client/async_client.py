@@ -184,9 +184,12 @@ class Client(ClientFace[Batches, Entries]):
         return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
 
     async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
-        """The server's hash of the entries from `first` up to before `end`, or of the first of
-        them that `max_bytes` and the server's limit allow. For servers whose capabilities
-        include `changes`. Raises `BadFromEntry` where the stream does not hold entry `first`."""
+        """The server's hash of the entries from `first` up to before `end`.
+
+        It may be of fewer, as `max_bytes` and the server's limit allow. For servers whose
+        capabilities include `changes`. Raises `BadFromEntry` where the stream does not hold
+        entry `first`.
+        """
         query = HashQuery(first, end, max_bytes)
         return await self._driver.run(self._engine.ask(exchanges.range_hash, query))
 

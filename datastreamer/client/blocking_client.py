@@ -205,7 +205,8 @@ class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):
         return self._driver.run(self._engine.ask(read, wanted, wait=wait))
 
     def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
-        """The server's hash of a range of entries: see `Client.range_hash`."""
+        """The server's hash of the entries from `first` up to before `end`: see
+        `Client.range_hash`."""
         query = HashQuery(first, end, max_bytes)
         return self._driver.run(self._engine.ask(exchanges.range_hash, query))
 

@@ -35,9 +35,9 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.transport.client_stream import Channel, channel_over, dial
 from datastreamer.transport.connection_errors import connect_timeout
 from datastreamer.transport.endpoint import endpoint_of
+from datastreamer.transport.trio_channel import Channel, channel_over, dial
 
 if TYPE_CHECKING:
     import ssl

@@ -39,7 +39,6 @@ from datastreamer.publisher.connection import (
     Standing,
     terms_of,
 )
-from datastreamer.transport.client_stream import Channel, channel_over, dial
 from datastreamer.transport.connection_errors import (
     answer_timeout,
     host_silent,
@@ -49,6 +48,7 @@ from datastreamer.transport.connection_errors import (
 )
 from datastreamer.transport.endpoint import Endpoint, endpoint_of
 from datastreamer.transport.tcp_info import tcp_info
+from datastreamer.transport.trio_channel import Channel, channel_over, dial
 
 if TYPE_CHECKING:
     import ssl

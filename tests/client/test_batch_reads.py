@@ -34,6 +34,7 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.retry import Backoff
 from datastreamer.storage.stream import DataStream
+from tests.network.drivers import client_of_kind, kinds
 from tests.network.fixtures import append, over_loopback, until
 from tests.network.stub import Stub, StubServer, handler, key, sample
 
@@ -72,12 +73,12 @@ async def opened(kind: str, port: int, **options: Any) -> AsyncIterator[Trio]:
         async with connect("127.0.0.1", port, **options) as client:
             yield Trio(client)
     else:
-        made = functools.partial(BlockingClient, "127.0.0.1", port, **options)
-        with await trio.to_thread.run_sync(made) as client:
+        made = client_of_kind(kind, "127.0.0.1", port, **options)
+        client = await trio.to_thread.run_sync(made.__enter__)
+        try:
             yield Trio(client)
-
-
-kinds = pytest.mark.parametrize("kind", ["trio", "blocking"])
+        finally:
+            await trio.to_thread.run_sync(made.__exit__, None, None, None)
 
 
 def asked(stubs: Sequence[Stub], what: type) -> int:

@@ -17,7 +17,7 @@ from datastreamer.protocol.resume import Rollback
 from datastreamer.storage.cursors import FileCursor
 from tests.client.test_faults import client_behind
 from tests.client.test_resume import THOUSAND, Closing, rewritten, seen_of
-from tests.client.test_resume_blocking import behind, client_of
+from tests.client.test_resume_every_client import behind, client_of
 from tests.network.proxy import NONE
 from tests.network.stub import Stub, sample
 
@@ -206,7 +206,7 @@ def test_the_blocking_client(tmp_path: Path) -> None:
     seen: list[Entry] = []
     with behind(*[Stub(THOUSAND) for _ in range(6)]) as server:
         for last in (50, 99, 100, 450, 800):
-            with client_of(server) as client, client.entries(cursor=cursor) as entries:
+            with client_of("blocking", server) as client, client.entries(cursor=cursor) as entries:
                 for entry in entries:
                     seen.append(entry)
                     if entry.number == last:
@@ -214,7 +214,10 @@ def test_the_blocking_client(tmp_path: Path) -> None:
             position = cursor.load()
             assert position is not None
             assert position.next_entry == last + 1
-        with client_of(server) as client, client.batches(stop=1000, cursor=cursor) as batches:
+        with (
+            client_of("blocking", server) as client,
+            client.batches(stop=1000, cursor=cursor) as batches,
+        ):
             for batch in batches:
                 seen += batch
                 assert batches.position is not None
@@ -242,7 +245,7 @@ def test_killed_in_the_middle_nothing_is_missing(tmp_path: Path) -> None:
     ends = (100, 100, 200, 300, 300, 400, 500)
     with behind(*[Closing(THOUSAND[:end]) for end in ends]) as server:
         for until in (100, 300, 500):
-            with client_of(server) as client, pytest.raises(KeyboardInterrupt):
+            with client_of("blocking", server) as client, pytest.raises(KeyboardInterrupt):
                 process(client, until)
             # It began where the run before had come to, but for the batch underway.
             assert begun[0] == begun[1]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datastreamer._codec import Entry
+from datastreamer.client.async_client import Client
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
@@ -70,7 +71,7 @@ async def drained(client: Trio, method: str, **named: Any) -> tuple[list[Entry],
     def in_thread() -> list[Entry]:
         return list(iteration) if method == "entries" else [e for b in iteration for e in b]
 
-    if isinstance(client.client, BlockingClient):
+    if not isinstance(client.client, Client):
         found = await trio.to_thread.run_sync(in_thread)
     else:
         found = []

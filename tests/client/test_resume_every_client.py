@@ -1,4 +1,4 @@
-"""The blocking client's streaming over a server that is lost and comes back."""
+"""Every client's streaming over a server that is lost and comes back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from datastreamer.errors import (
 from datastreamer.protocol.messages import HeaderQuery, Start
 from datastreamer.protocol.resume import Rollback
 from datastreamer.protocol.retry import Backoff
-from datastreamer.transport.client_stream import SocketChannel
+from datastreamer.transport.trio_channel import SocketChannel
 from tests.client.test_resume import THOUSAND, Another, Closing, rewritten
+from tests.network.drivers import client_of_kind, kinds
 from tests.network.proxy import NONE, End, Fault, FaultyServer
 from tests.network.stub import Stub, sample
 
@@ -38,8 +39,8 @@ def behind(*stubs: Stub, faults: tuple[Fault, ...] = ()) -> FaultyServer:
     return FaultyServer(*[(giving(s), fault) for s, fault in zip(stubs, all_faults, strict=False)])
 
 
-def client_of(server: FaultyServer, **options: Any) -> BlockingClient:
-    return BlockingClient("127.0.0.1", server.port, **{"backoff": AT_ONCE, **options})
+def client_of(kind: str, server: FaultyServer, **options: Any) -> Any:
+    return client_of_kind(kind, "127.0.0.1", server.port, backoff=AT_ONCE, **options)
 
 
 def gather(items: Any, seen: list[Entry]) -> None:
@@ -47,11 +48,17 @@ def gather(items: Any, seen: list[Entry]) -> None:
         seen.extend([item] if isinstance(item, Entry) else item)
 
 
+@kinds
 @pytest.mark.parametrize("method", ["entries", "batches"])
-def test_it_goes_on_behind_what_came(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_goes_on_behind_what_came(
+    kind: str, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     back = Stub(THOUSAND)
     seen: list[Entry] = []
-    with behind(Closing(THOUSAND[:600]), back) as server, client_of(server) as client:
+    with (
+        behind(Closing(THOUSAND[:600]), back) as server,
+        client_of(kind, server) as client,
+    ):
         gather(getattr(client, method)(from_entry=5, stop=1000), seen)
         assert seen == THOUSAND[5:]
         assert client.entry(7) == THOUSAND[7]
@@ -64,7 +71,8 @@ def test_it_goes_on_behind_what_came(method: str, caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_another_history() -> None:
+@kinds
+def test_another_history(kind: str) -> None:
     for other, told in (
         (Stub(THOUSAND[:590]), "entries 590 to 599, which were received, are gone"),
         (Stub(rewritten(THOUSAND, 400, 410)), "entry 400 is not the one that was received"),
@@ -72,7 +80,7 @@ def test_another_history() -> None:
     ):
         with (
             behind(Closing(THOUSAND[:600]), other, Stub(THOUSAND)) as server,
-            client_of(server) as client,
+            client_of(kind, server) as client,
         ):
             seen: list[Entry] = []
             with pytest.raises(HistoryChanged, match=told):
@@ -81,7 +89,8 @@ def test_another_history() -> None:
             assert client.entry(7) == THOUSAND[7]
 
 
-def test_a_rollback_is_told_and_followed() -> None:
+@kinds
+def test_a_rollback_is_told_and_followed(kind: str) -> None:
     other = rewritten(THOUSAND, 550, 900)
     mine: list[Entry] = []
 
@@ -89,12 +98,16 @@ def test_a_rollback_is_told_and_followed() -> None:
         assert (rollback.to_entry, rollback.from_entry) == (550, 600)
         del mine[rollback.to_entry :]
 
-    with behind(Closing(THOUSAND[:600]), Stub(other)) as server, client_of(server) as client:
+    with (
+        behind(Closing(THOUSAND[:600]), Stub(other)) as server,
+        client_of(kind, server) as client,
+    ):
         gather(client.batches(stop=1000, on_rollback=go_back), mine)
     assert mine == other
 
 
-def test_a_gap_twice_is_a_violation() -> None:
+@kinds
+def test_a_gap_twice_is_a_violation(kind: str) -> None:
     class Gap(Stub):
         def pump(self) -> bytes:
             at = self.cursor or 0
@@ -103,7 +116,7 @@ def test_a_gap_twice_is_a_violation() -> None:
 
     with (
         behind(Gap(THOUSAND), Gap(THOUSAND), Stub(THOUSAND)) as server,
-        client_of(server) as client,
+        client_of(kind, server) as client,
     ):
         seen: list[Entry] = []
         with pytest.raises(ProtocolViolation, match="501 where 500"):
@@ -118,7 +131,7 @@ def test_a_server_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     with behind(Closing(THOUSAND[:600])) as server:
-        client = client_of(server, retry_for=60, backoff=Backoff())
+        client = BlockingClient("127.0.0.1", server.port, retry_for=60)
         batches = client.batches()
         while next(batches).next_number < 600:
             pass
@@ -135,7 +148,10 @@ def test_an_interrupt_while_it_waits_loses_nothing(monkeypatch: pytest.MonkeyPat
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    with behind(Closing(THOUSAND[:600]), Stub(THOUSAND)) as server, client_of(server) as client:
+    with (
+        behind(Closing(THOUSAND[:600]), Stub(THOUSAND)) as server,
+        client_of("blocking", server) as client,
+    ):
         seen: list[Entry] = []
         entries = client.entries(stop=1000)
         with monkeypatch.context() as patched:
@@ -147,25 +163,27 @@ def test_an_interrupt_while_it_waits_loses_nothing(monkeypatch: pytest.MonkeyPat
         assert seen == THOUSAND
 
 
-def test_silence() -> None:
+@kinds
+def test_silence(kind: str) -> None:
     deaf = Stub(THOUSAND, deaf=(HeaderQuery,))
     half = Fault(60, End.HALF_OPEN)
     grown = [Stub(THOUSAND) for _ in range(9)]
     with (
         behind(Stub(THOUSAND[:600]), *grown, faults=(half,)) as server,
-        client_of(server, heartbeat=0.01) as client,
+        client_of(kind, server, heartbeat=0.01) as client,
     ):
         assert list(client.entries(from_entry=600, stop=1000)) == THOUSAND[600:]
         assert server.accepted >= 4
     with (
         behind(Stub(THOUSAND[:600]), deaf, *grown) as server,
-        client_of(server, heartbeat=0.01, timeout=0.05) as client,
+        client_of(kind, server, heartbeat=0.01, timeout=0.05) as client,
     ):
         assert list(client.entries(stop=1000)) == THOUSAND
         assert server.accepted >= 3
 
 
-def test_a_query_over_a_stale_connection_is_asked_again() -> None:
+@kinds
+def test_a_query_over_a_stale_connection_is_asked_again(kind: str) -> None:
     class Brief(Stub):
         def answer(self, event: Any) -> bytes:
             if len(self.seen) > 1:
@@ -173,29 +191,36 @@ def test_a_query_over_a_stale_connection_is_asked_again() -> None:
                 return b""
             return super().answer(event)
 
-    with behind(*[Brief(THOUSAND) for _ in range(4)]) as server, client_of(server) as client:
+    with (
+        behind(*[Brief(THOUSAND) for _ in range(4)]) as server,
+        client_of(kind, server) as client,
+    ):
         for number in range(3):
             assert client.entry(number) == THOUSAND[number]
             assert server.accepted == number + 1
 
 
-def test_what_is_wrong_at_first_is_an_error() -> None:
+@kinds
+def test_what_is_wrong_at_first_is_an_error(kind: str) -> None:
     with (
         behind(Stub(sample(10))) as server,
-        client_of(server) as client,
+        client_of(kind, server) as client,
         pytest.raises(BadFromEntry),
     ):
         next(client.entries(from_entry=11))
     with (
         behind(Stub(sample(10), stream_type=2), Stub(sample(10))) as server,
-        client_of(server) as client,
+        client_of(kind, server) as client,
         pytest.raises(ConnectionLost, match="another stream type"),
     ):
         next(client.entries())
 
 
 async def test_the_system_watches_over_both_clients_connections() -> None:
-    with behind(Stub(sample(10)), Stub(sample(10))) as server, client_of(server) as client:
+    with (
+        behind(Stub(sample(10)), Stub(sample(10))) as server,
+        client_of("blocking", server) as client,
+    ):
         async with connect("127.0.0.1", server.port) as other:
             channel = other._engine.channel
             assert isinstance(channel, SocketChannel)

@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from datastreamer.errors import ConnectionLost
-from datastreamer.transport import client_stream as channel_module
-from datastreamer.transport.client_stream import Channel, SocketChannel, StreamChannel, channel_over
+from datastreamer.transport import trio_channel as channel_module
 from datastreamer.transport.tcp_info import tcp_info
+from datastreamer.transport.trio_channel import Channel, SocketChannel, StreamChannel, channel_over
 
 
 async def pair() -> tuple[Channel, trio.SocketStream]:

@@ -1,0 +1,130 @@
+"""Runs a client's engine in an asyncio task. Must not import trio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from inspect import isawaitable
+from typing import Any
+
+from datastreamer.client.effects import (
+    AsyncDriver,
+    Call,
+    Close,
+    Connect,
+    Effect,
+    Interrupt,
+    Interrupted,
+    InThread,
+    Now,
+    Receive,
+    Send,
+    Signal,
+    Sleep,
+    Wait,
+)
+from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
+from datastreamer.transport.connection_errors import connect_timeout
+from datastreamer.transport.endpoint import Endpoint
+
+
+class AsyncioDriver(AsyncDriver):
+    """Makes connections to one server."""
+
+    cancelled = (asyncio.CancelledError,)
+    reconnects = True
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.turn = threading.Lock()
+        self._endpoint = endpoint
+        self._interruptible: asyncio.Task[Any] | None = None
+
+    def signal(self) -> Signal:
+        return asyncio.Event()
+
+    async def perform(self, effect: Effect) -> Any:
+        match effect:
+            case Receive(channel, buffer, seconds):
+                return await channel.receive_into(buffer, seconds)
+            case Send(channel, data, seconds):
+                await channel.send(data, seconds)
+            case Connect(seconds):
+                return await self._connect(seconds)
+            case Close(channel, farewell):
+                channel.close(farewell=farewell)
+            case Now():
+                return asyncio.get_running_loop().time()
+            case Sleep(until):
+                seconds = max(0.0, until - asyncio.get_running_loop().time())
+                await self._interruptibly(asyncio.sleep(seconds), None)
+            case Interrupt(channel):
+                if self._interruptible is not None:
+                    self._interruptible.cancel()
+                elif channel is not None:
+                    channel.close()
+            case Wait(signal, seconds):
+                await _finish(asyncio.ensure_future(signal.wait()), seconds)
+            case Call(function, arguments):
+                outcome = function(*arguments)
+                return await outcome if isawaitable(outcome) else outcome
+            case InThread(function, arguments):
+                return await _in_thread(function, *arguments)
+        return None
+
+    async def _connect(self, seconds: float) -> AsyncioChannel:
+        made: list[AsyncioChannel] = []
+
+        async def connect() -> None:
+            made.append(await dial_asyncio(self._endpoint))
+
+        try:
+            await self._interruptibly(connect(), seconds)
+        except BaseException as error:
+            for channel in made:
+                channel.close()
+            if isinstance(error, TimeoutError):
+                raise connect_timeout(self._endpoint.peer, seconds) from None
+            raise
+        return made[0]
+
+    async def _interruptibly(self, wait: Coroutine[Any, Any, None], seconds: float | None) -> None:
+        task = self._interruptible = asyncio.ensure_future(wait)
+        try:
+            await _finish(task, seconds)
+        finally:
+            self._interruptible = None
+        if task.cancelled():
+            raise Interrupted
+        task.result()
+
+
+async def _finish(task: asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Wait until `task` is done; it is cancelled with the caller, and after `seconds`
+    (`TimeoutError`)."""
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        in_time = task.done()
+    finally:
+        task.cancel()
+        await _until_done(task)
+    if not in_time:
+        raise TimeoutError
+
+
+async def _until_done(task: asyncio.Future[Any]) -> None:
+    """Wait for `task`, also where the caller is cancelled meanwhile, for which it is too late."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a thread; a cancellation is raised when it has returned."""
+    call = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        await asyncio.wait({call})
+    finally:
+        await _until_done(call)
+    return call.result()

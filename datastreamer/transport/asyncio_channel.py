@@ -1,0 +1,223 @@
+"""The bytes of one client's connection, under asyncio: a non-blocking socket, also with TLS.
+
+Owns making connections and the meaning of the system's errors. Must not know what the bytes say.
+
+A wait is for the socket to be ready and nothing more, so that a cancelled one has consumed
+nothing. Needs an event loop that watches descriptors (`add_reader`), as those of Unix do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from datastreamer.errors import ConnectFailed, ConnectionLost
+from datastreamer.protocol.authentication import Introduction
+from datastreamer.transport.connection_errors import connect_failed, connection_lost, watch_over
+from datastreamer.transport.endpoint import Endpoint, close_blocking, say_no_tokens
+from datastreamer.transport.listeners import tune
+from datastreamer.transport.tls import tls_failed
+
+T = TypeVar("T")
+
+_RECEIVE_SIZE: Final = 4096
+
+
+class AsyncioChannel:
+    """A connection by its socket, which it owns."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._peer = peer
+        self._waits: set[asyncio.Future[None]] = set()
+        # Whether to try before waiting: TLS may hold bytes that the socket does not show, and
+        # after a full buffer more has arrived. Otherwise an attempt is mostly in vain.
+        self._tries = self._secure = isinstance(connection, ssl.SSLSocket)
+
+    def connection(self) -> socket.socket:
+        """The socket, to ask the system about."""
+        return self._socket
+
+    async def send(self, data: bytes, seconds: float | None = None) -> None:
+        """Send all of it. Cancelled, or where the other side receives nothing for `seconds`
+        (`TimeoutError`), it may have sent a part."""
+        rest = memoryview(data)
+        while rest:
+            sent = await self._attempt(self._socket.send, rest, write=True, seconds=seconds)
+            rest = rest[sent:]
+
+    async def receive_into(self, buffer: memoryview, seconds: float | None = None) -> int:
+        """Wait for bytes; 0 where the other side ended. Raises `TimeoutError` after `seconds`."""
+        if not self._tries:
+            await self._ready(write=False, seconds=seconds)
+        count = await self._attempt(self._socket.recv_into, buffer, seconds=seconds)
+        self._tries = self._secure or count == len(buffer)
+        return count
+
+    async def shake_hands(self, connection: ssl.SSLSocket) -> None:
+        """Begin TLS. Raises what `ssl` does."""
+        self._socket = connection
+        self._tries = self._secure = True
+        while True:
+            try:
+                connection.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._ready(write=False, seconds=None)
+            except ssl.SSLWantWriteError:
+                await self._ready(write=True, seconds=None)
+            else:
+                return
+
+    async def _attempt(
+        self,
+        call: Callable[[Any], int],
+        data: memoryview,
+        *,
+        write: bool = False,
+        seconds: float | None,
+    ) -> int:
+        """What `call` returns once the socket is ready for it."""
+        while True:
+            try:
+                return call(data)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                pass
+            except OSError as error:
+                raise connection_lost(self._peer, error) from None
+            await self._ready(write=write, seconds=seconds)
+
+    async def _ready(self, *, write: bool, seconds: float | None) -> None:
+        """Wait until the socket can be read from, or written to."""
+        if self._socket.fileno() < 0:
+            raise self._closed_here()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _fail, future, TimeoutError())
+        self._waits.add(future)
+        if write:
+            loop.add_writer(self._socket, _wake, future)
+        else:
+            loop.add_reader(self._socket, _wake, future)
+        try:
+            await future
+        finally:
+            self._waits.discard(future)
+            if timer is not None:
+                timer.cancel()
+            if self._socket.fileno() >= 0:
+                (loop.remove_writer if write else loop.remove_reader)(self._socket)
+
+    def _closed_here(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to {self._peer} was closed here")
+
+    def close(self, *, farewell: bool = True) -> None:
+        """Close at once; a task that waits raises `ConnectionLost`. Without `farewell` TLS sends
+        no end."""
+        if self._socket.fileno() < 0:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket)
+        loop.remove_writer(self._socket)
+        for future in self._waits:
+            _fail(future, self._closed_here())
+        if farewell:
+            close_blocking(self._socket)
+        else:
+            socket.socket.close(self._socket)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+async def dial_asyncio(endpoint: Endpoint) -> AsyncioChannel:
+    """A connection to `endpoint`, TLS, token and all.
+
+    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
+    `NotAllowed` where the server does not accept the token.
+    """
+    channel = await _dial(endpoint)
+    if not endpoint.token_request:
+        return channel
+    accepted = False
+    try:
+        accepted = await _introduce(channel, endpoint)
+    finally:
+        if not accepted:
+            channel.close()
+    if accepted:
+        return channel
+    say_no_tokens(endpoint)
+    return await _dial(endpoint)
+
+
+async def _introduce(channel: AsyncioChannel, endpoint: Endpoint) -> bool:
+    """Show the token; whether the server knows what that is."""
+    introduction = Introduction(endpoint.token_request, endpoint.peer)
+    await channel.send(introduction.request)
+    room = memoryview(bytearray(_RECEIVE_SIZE))
+    while True:
+        count = await channel.receive_into(room)
+        if (accepted := introduction.receive(bytes(room[:count]))) is not None:
+            return accepted
+
+
+async def _dial(endpoint: Endpoint) -> AsyncioChannel:
+    made = await _connect(endpoint)
+    tune(made)
+    watch_over(made.setsockopt)
+    channel = AsyncioChannel(made, endpoint.peer)
+    if endpoint.context is None:
+        return channel
+    try:
+        secure = endpoint.context.wrap_socket(
+            made, server_hostname=endpoint.server_name, do_handshake_on_connect=False
+        )
+        await channel.shake_hands(secure)
+    except BaseException as error:
+        channel.close(farewell=False)
+        made.close()
+        if isinstance(error, (OSError, ValueError)):
+            raise tls_failed(endpoint.peer, error) from None
+        raise
+    return channel
+
+
+async def _connect(endpoint: Endpoint) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    failure: OSError | UnicodeError | None = None
+    try:
+        if endpoint.path is not None:
+            return await _connect_to(socket.AF_UNIX, endpoint.path)
+        host, port = endpoint.host, endpoint.port
+        for family, *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                return await _connect_to(family, address)
+            except OSError as error:
+                failure = failure or error
+    except (OSError, UnicodeError) as error:
+        failure = error
+    if failure is None:
+        raise ConnectFailed(f"cannot connect to {endpoint.peer}: its name has no address")
+    raise connect_failed(endpoint.peer, failure) from None
+
+
+async def _connect_to(family: int, address: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, address)
+    except BaseException:
+        made.close()
+        raise
+    return made
