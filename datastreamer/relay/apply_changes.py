@@ -127,7 +127,7 @@ class ChangeApplier:
         """All entries from `high` on are the same, and the upstream's are kept from now on."""
         if self.agreement is None:
             if self._stream.agreement is not None:
-                self._stream.note_agreement(None)
+                self._stream.put_agreement(None)
             return
         self._keep = True
         self.agreement = self.agreement._replace(high=min(high, self.agreement.high))
@@ -213,7 +213,7 @@ class ChangeApplier:
             agreement = agreement._replace(low=0, high=0, allowance=0)
             self._named.clear()
         if self._keep:
-            self._stream.note_agreement(agreement)
+            self._stream.put_agreement(agreement)
         self.agreement = agreement
 
 
@@ -230,4 +230,4 @@ def keep_over_truncation(stream: DataStream, before: Agreement | None) -> None:
     if before is not None:
         high = min(before.high, stream.total_entries)
         low = min(before.low, high)
-        stream.note_agreement(before._replace(own_epoch=stream.epoch, low=low, high=high))
+        stream.put_agreement(before._replace(own_epoch=stream.epoch, low=low, high=high))

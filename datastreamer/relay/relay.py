@@ -59,7 +59,7 @@ from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
-from datastreamer.storage.write.sync_policy import SyncPolicy
+from datastreamer.storage.write.durability import SyncPolicy
 from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
 

@@ -88,7 +88,7 @@ class RelayWriter:
         try:
             size = self._size + batch.nbytes
             changed = self._applying.waiting or self._batches.changes
-            if size <= AT_ONCE and not changed and self._stream.takes_at_once(size):
+            if size <= AT_ONCE and not changed and self._stream.can_commit_at_once(size):
                 self.add(batch)
             else:
                 told = self._batches.commit_ahead is not None

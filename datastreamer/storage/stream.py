@@ -40,8 +40,9 @@ from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.view import IndexName, StreamView
 from datastreamer.storage.write.atomic_op import AtomicOp
 from datastreamer.storage.write.commit_doubt import raised_after
-from datastreamer.storage.write.sync_policy import SyncPolicy
-from datastreamer.storage.write.writer import PendingCommit, StreamWriter
+from datastreamer.storage.write.durability import PendingCommit, SyncPolicy
+from datastreamer.storage.write.opening import create_stream, open_to_write
+from datastreamer.storage.write.writer import StreamWriter
 
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]
@@ -57,9 +58,16 @@ class DataStream(StreamView):
     Made by `create`, `open` or `open_or_create`; a context manager that closes it.
     """
 
-    def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
+    def __init__(
+        self,
+        file: StreamFile,
+        index: IndexName,
+        *,
+        follow: bool = False,
+        writer: StreamWriter | None = None,
+    ) -> None:
         super().__init__(file, index, follow=follow)
-        self._written = file if isinstance(file, StreamWriter) else None
+        self._writer = writer
         # Called before each commit; what it raises keeps the commit from being written.
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
@@ -71,13 +79,13 @@ class DataStream(StreamView):
         # bookmarks they hold in memory.
         self._unseen: deque[tuple[list[tuple[bytes, int]] | None, int, Head]] = deque()
         self._unseen_bookmarks = 0
-        if isinstance(file, StreamWriter):
+        if writer is not None:
             try:
                 self._bookmarks()
             except BaseException:
-                file.close()
+                writer.close()
                 raise
-            file.on_settled = self._settled
+            writer.durability.on_settled = self._settled
         _open_streams.add(self)
 
     # Making and opening.
@@ -108,7 +116,11 @@ class DataStream(StreamView):
         _check_policy(sync)
         index_opener(index)
         header = Header(version, system_id, stream_type)
-        return cls(StreamWriter.create(path, header, sync=sync, disk=disk), index)
+        return cls._of(create_stream(path, header, sync=sync, disk=disk), index)
+
+    @classmethod
+    def _of(cls, writer: StreamWriter, index: IndexName) -> DataStream:
+        return cls(writer.owned, index, writer=writer)
 
     @classmethod
     def open(
@@ -143,8 +155,8 @@ class DataStream(StreamView):
         if isinstance(path, int):
             raise BadArgument("a descriptor is opened for reading only")
         index_opener(index)
-        written = StreamWriter.open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
-        return cls(written, index)
+        writer = open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
+        return cls._of(writer, index)
 
     @classmethod
     def open_or_create(
@@ -179,15 +191,15 @@ class DataStream(StreamView):
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` where one is, and `LeaseHeld` where the
         stream is lent to another than `lease`."""
-        file, op = self._written, self._op
+        writer, op = self._writer, self._op
         if self._lease is not lease:
             raise self._lent("operation")
-        if file is None or op.is_open or op._committing or not file.end.ready:
-            file = self._ensure_startable()
-        # First: a sync that fails behind this makes the commit look again.
-        op._failures = file.failures
+        if writer is None or op.is_open or op._committing or not writer.end.ready:
+            writer = self._ensure_startable()
+        # First: after a sync that fails from now on, the commit checks again.
+        op._failures = writer.owned.failures
         op._hasher = None
-        op._start = start = file.end.written
+        op._start = start = writer.end.written
         op.begin(start[0], start[1])
         if self._lease is not lease:
             # Lent by another thread between the two looks; who lends looks for an open one.
@@ -229,25 +241,26 @@ class DataStream(StreamView):
 
     def _ensure_startable(self) -> StreamWriter:
         self._ensure_open()
-        file = self.writer()
-        self._ensure_uninterrupted(file)
+        writer = self.writer()
+        self._ensure_uninterrupted(writer)
         if self._op.is_open:
             raise OperationOpen("an atomic operation is open already; commit it or roll it back")
-        if file.failed:
-            self._mend()
-            file.ensure_writable()
-        # Of an operation before, where that was not possible then.
-        file.return_claimed()
-        return file
+        if writer.owned.failed:
+            self._repair()
+            writer.owned.ensure_writable()
+        # Of an earlier operation, if the system refused then.
+        writer.uncommitted.release()
+        return writer
 
-    def _ensure_uninterrupted(self, file: StreamWriter) -> None:
-        """A signal's exception that ended a commit: nobody can say whether it was made."""
+    def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
+        """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
+        made is unknown."""
         op = self._op
         if op._committing:
-            file.interrupt()
+            writer.owned.interrupt()
             op._committing = False
             op.close()
-            file.ensure_writable()
+            writer.owned.ensure_writable()
 
     def add_entry(self, type: int, data: Buffer) -> int:
         """Add an event to the open operation; gives its number.
@@ -298,27 +311,27 @@ class DataStream(StreamView):
             raise NoOperation("no atomic operation is open")
         if self.commit_guard is not None:
             self.commit_guard()
-        file = self._written
-        assert file is not None
+        writer = self._writer
+        assert writer is not None
         if op._committing:
-            self._ensure_uninterrupted(file)
+            self._ensure_uninterrupted(writer)
         start = op._start.entries
         if op.next_number == start:
             op.close()
-            return None if wait else PendingCommit(file, file.commits)
-        if file.failures != op._failures:
-            self._ensure_repeatable(file, op)
+            return None if wait else PendingCommit(writer.durability, writer.end.commits)
+        if writer.owned.failures != op._failures:
+            self._ensure_repeatable(writer, op)
         op._committing = True
         if not wait:
             self._defer(op.bookmarks, start, Head(op.total_length, op.next_number))
         try:
             hasher = None if op._hasher is None else op._hash_of_placed
-            head = file.commit(op, hasher, wait=wait, begins=op._start)
+            head = writer.commit(op, hasher, wait=wait, begins=op._start)
         except Exception:
-            # A signal's exception leaves it as one that is being committed: nobody can say.
+            # (A signal's exception leaves `_committing` set: whether it was made is unknown.)
             if not wait:
                 self._unseen_bookmarks -= len(self._unseen.pop()[0] or ())
-            if file.interrupted:
+            if writer.owned.interrupted:
                 op.close()
             op._committing = False
             raise
@@ -327,50 +340,50 @@ class DataStream(StreamView):
         if wait:
             bookmarks, keeper = op.bookmarks, self._keeper
             if bookmarks or bookmarks is None or keeper is None:
-                self._tell(bookmarks, start, head, file.end.base)
+                self._index_committed(bookmarks, start, head, writer.end.base)
             else:
-                keeper.passed(start, head, file.end.base)
+                keeper.passed(start, head, writer.end.base)
         else:
-            pending = PendingCommit(file, file.commits)
-            file.announce()
+            pending = PendingCommit(writer.durability, writer.end.commits)
+            writer.durability.announce()
         op._committing = False
         return pending
 
     @property
     def next_entry(self) -> int:
-        """The first entry of the next operation, behind those that wait to be on disk, too."""
-        return self.writer().written.entries
+        """The first entry of the next operation, after all that are committed, visible or not."""
+        return self.writer().end.written.entries
 
     @property
     def synced_entries(self) -> int:
         """How many entries are known to be on disk."""
-        return self.writer().synced.entries
+        return self.writer().end.base.entries
 
     def ensure_in_place(self, *, always: bool = False) -> None:
         """Raises `FileReplaced` where the stream's path has not led to the open file for a
         second, or longer; with `always`, where it does not now."""
-        self.writer().ensure_in_place(always=always)
+        self.writer().owned.ensure_in_place(always=always)
 
-    def takes_at_once(self, size: int) -> bool:
+    def can_commit_at_once(self, size: int) -> bool:
         """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
         not to wait for the disk: the file need not grow for it, and nothing is to be mended."""
-        return self.writer().takes_at_once(size)
+        return self.writer().can_commit_at_once(size)
 
-    def _ensure_repeatable(self, file: StreamWriter, op: AtomicOp) -> None:
-        """After a failed sync: whether the open operation can still be committed."""
-        self._mend()
-        if op._start != file.written:
+    def _ensure_repeatable(self, writer: StreamWriter, op: AtomicOp) -> None:
+        """Recover from a failed sync. Raises if the open operation cannot be committed any more."""
+        self._repair()
+        written = writer.end.written
+        if op._start != written:
             op.close()
-            file.return_claimed()
-            raise EntriesLost(self.path, file.written.entries, op._start.entries)
+            writer.uncommitted.release()
+            raise EntriesLost(self.path, written.entries, op._start.entries)
         if op._hasher is not None:
             raise op.too_large_to_repeat()
-        op._failures = file.failures
+        op._failures = writer.owned.failures
 
     def _defer(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
-        """Keep what the index has to learn of an operation until that is on disk. All that wait
-        keep no more bookmarks than one operation may; the index reads the others from the file.
-        """
+        """Keep an operation's bookmarks until it is on disk, for the index. All operations that
+        wait keep at most as many as one may; the index reads the others from the file."""
         if bookmarks is not None:
             if self._unseen_bookmarks + len(bookmarks) > KEPT_BOOKMARKS:
                 bookmarks = None
@@ -378,7 +391,7 @@ class DataStream(StreamView):
                 self._unseen_bookmarks += len(bookmarks)
         self._unseen.append((bookmarks, start, head))
 
-    def _tell(
+    def _index_committed(
         self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head, synced: Head
     ) -> None:
         keeper = self._keeper
@@ -401,15 +414,15 @@ class DataStream(StreamView):
         operation, succeeds later, it is rolled back for good.
         """
         self._ensure_open()
-        op, file = self._op, self.writer()
+        op, writer = self._op, self.writer()
         if not op.is_open:
             raise NoOperation("no atomic operation is open")
         op.close()
         try:
-            self._ensure_uninterrupted(file)
-            file.take_header_back()
+            self._ensure_uninterrupted(writer)
+            writer.durability.withdraw_header()
         finally:
-            file.return_claimed()
+            writer.uncommitted.release()
 
     # Syncs.
 
@@ -419,58 +432,57 @@ class DataStream(StreamView):
 
         Setting it to "commit" syncs first.
         """
-        return self.writer().policy
+        return self.writer().durability.policy
 
     @sync_policy.setter
     def sync_policy(self, sync: SyncPolicy) -> None:
         _check_policy(sync)
-        self._ensure_open()
-        file = self.writer()
-        if file.failed:
-            self._mend()
-        file.policy = sync
+        self._repaired().durability.policy = sync
 
     def sync(self) -> None:
         """Return when all that is committed is on disk, whatever the policy.
 
-        Raises `CommitInDoubt` where the disk refuses, `EntriesLost`, `FileReplaced`.
+        Raises `CommitInDoubt` if the disk refuses, `EntriesLost`, `FileReplaced`.
         """
-        self._ensure_open()
-        file = self.writer()
-        if file.failed:
-            self._mend()
-        file.sync()
+        self._repaired().durability.sync()
 
-    def keep_source(self, source: PublisherRecord) -> None:
+    def put_publisher(self, source: PublisherRecord) -> None:
         """Record the source that is about to be granted a lease; on disk on return.
 
         Raises `StreamClosed`, `StreamReadOnly`, and `WriteFailed` if the disk refuses.
         """
-        self._ensure_open()
-        file = self.writer()
-        if file.failed:
-            self._mend()
-        file.keep_source(source)
+        self._repaired().notes.put_publisher(source)
 
     def _settled(self) -> None:
-        """More is on disk than before; with the writer's lock held, from any thread."""
+        """More is on disk than before. Called with the writer's lock held, from any thread."""
         head, unseen = self._file.head, self._unseen
         while unseen and unseen[0][2].entries <= head.entries:
             bookmarks, start, upto = unseen.popleft()
             self._unseen_bookmarks -= len(bookmarks or ())
-            self._tell(bookmarks, start, upto, self.writer().synced)
+            self._index_committed(bookmarks, start, upto, self.writer().end.base)
         if self._keeper is not None:
-            self._keeper.synced(self.writer().synced)
+            self._keeper.synced(self.writer().end.base)
 
-    def _mend(self) -> None:
-        """Get over a failed sync, or raise why that cannot be."""
-        file = self.writer()
-        gone_from = file.mend()
-        if gone_from is None:
+    def _repaired(self) -> StreamWriter:
+        """The writer, recovered from a failed sync. Raises if that cannot be."""
+        self._ensure_open()
+        writer = self.writer()
+        if writer.owned.failed:
+            self._repair()
+        return writer
+
+    def _repair(self) -> None:
+        writer = self.writer()
+        lost_from = writer.durability.repair()
+        if lost_from is None:
             return
         keeper = self._bookmarks()
-        with self._change(gone_from.entries, None), file.alone(), keeper.truncation(gone_from):
-            loss = file.give_up(gone_from)
+        with (
+            self._change(lost_from.entries, None),
+            writer.owned.exclusive(),
+            keeper.truncation(lost_from),
+        ):
+            loss = writer.changes.give_up(lost_from)
             self._unseen.clear()
             self._unseen_bookmarks = 0
         raise loss
@@ -481,13 +493,13 @@ class DataStream(StreamView):
         `inside` is for a reader in this process, which looks at this object: it is woken
         when `total_entries` shows the commit, and not as soon as the file does.
         """
-        if self._written is not None:
-            self._written.add_waker(fd, inside=inside)
+        if self._writer is not None:
+            self._writer.owned.add_waker(fd, inside=inside)
 
     def remove_waker(self, fd: int) -> None:
-        """Nothing is written to `fd` any more when this returns."""
-        if self._written is not None:
-            self._written.remove_waker(fd)
+        """Nothing is written to `fd` after this returns."""
+        if self._writer is not None:
+            self._writer.owned.remove_waker(fd)
 
     # Changing what is committed.
 
@@ -510,7 +522,7 @@ class DataStream(StreamView):
             raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self.writer().update(number, offset, entry.data, new)
+            self.writer().changes.update(number, offset, entry.data, new)
             self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:
@@ -523,37 +535,31 @@ class DataStream(StreamView):
             raise UnknownEntry(number, self.total_entries)
         offset = reader.cursor(number).offset
         keeper = self._bookmarks()
-        file, head = self.writer(), Head(offset, number)
-        with self._change(number, None), file.alone():
-            file.sync()
+        writer, head = self.writer(), Head(offset, number)
+        with self._change(number, None), writer.owned.exclusive():
+            writer.durability.sync()
             with keeper.truncation(head):
-                file.truncate(number, offset)
+                writer.changes.truncate(number, offset)
 
     @property
     def agreement(self) -> Agreement | None:
-        """With which state of an upstream a relay's file agrees; None where that is not known."""
-        return self.writer().agreement
+        """With which state of an upstream a relay's file agrees; None if that is not known."""
+        return self.writer().notes.agreement
 
-    def note_agreement(self, agreement: Agreement | None) -> None:
-        """Keep in the file with which state of an upstream it agrees."""
-        self._ensure_open()
-        file = self.writer()
-        if file.failed:
-            self._mend()
-        file.note_agreement(agreement)
+    def put_agreement(self, agreement: Agreement | None) -> None:
+        """Record in the file with which state of an upstream it agrees."""
+        self._repaired().notes.put_agreement(agreement)
 
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
-        file = self.writer()
+        writer = self.writer()
         if self._lease is not None:
             raise self._lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
-        file.return_claimed()
-        if file.failed:
-            self._mend()
-        file.sync()
-        return file.reader
+        writer.uncommitted.release()
+        self._repaired().durability.sync()
+        return writer.owned.reader
 
     @contextlib.contextmanager
     def _change(self, start: int, stop: int | None) -> Iterator[None]:
@@ -591,11 +597,11 @@ class DataStream(StreamView):
         `advance`, what becomes of `out` and what is raised: as `datastreamer.snapshot`.
         """
         self._ensure_open()
-        file = self._written
-        if file is not None and not file.failed:
-            # What was committed without waiting too; where the disk refuses, what is visible.
+        writer = self._writer
+        if writer is not None and not writer.owned.failed:
+            # Also what was committed without waiting; if the disk refuses, what is visible.
             with contextlib.suppress(CommitInDoubt):
-                file.sync_open_file()
+                writer.durability.sync_open_file()
         opened_by = self._file.opened_by
         disk = None if opened_by is None else opened_by.disk
         return snapshot_of(self._file, out, advance=advance, disk=disk)
@@ -605,22 +611,22 @@ class DataStream(StreamView):
     def share_numbers(self) -> WriterNumbers | None:
         """The writer's numbers, in memory that other processes can be given; the same each
         time, until the stream is closed. None where it is open for reading."""
-        file = self._written
-        if file is None:
+        writer = self._writer
+        if writer is None:
             return None
         self._ensure_open()
-        with file.alone():
+        with writer.owned.exclusive():
             if self._numbers is None:
                 self._numbers = WriterNumbers.create()
-                file.end.count_in(self._numbers.memory)
+                writer.end.count_in(self._numbers.memory)
             return self._numbers
 
     # The end.
 
     def writer(self) -> StreamWriter:
         """The file as its writer. Raises `StreamReadOnly`."""
-        if self._written is not None:
-            return self._written
+        if self._writer is not None:
+            return self._writer
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def close(self) -> None:
@@ -634,29 +640,29 @@ class DataStream(StreamView):
         """
         if self._file.closed:
             return
-        file = self._written
-        if file is not None and self._op._committing:
-            file.interrupt()
+        writer = self._writer
+        if writer is not None and self._op._committing:
+            writer.owned.interrupt()
         self._op.close()
         try:
-            if file is not None:
-                if file.failed:
-                    self._mend()
-                file.return_claimed()
-                file.sync_open_file()
+            if writer is not None:
+                if writer.owned.failed:
+                    self._repair()
+                writer.uncommitted.release()
+                writer.durability.sync_open_file()
         except EntriesLost:
             raise
         except CommitInDoubt:
-            pass  # the file's close tries once more, and raises
+            pass  # the writer's close tries once more, and raises
         finally:
             try:
                 self._close_bookmarks()
             finally:
                 try:
-                    self._file.close()
+                    (self._file if writer is None else writer).close()
                 finally:
-                    if file is not None and self._numbers is not None:
-                        file.end.count_in(None)
+                    if writer is not None and self._numbers is not None:
+                        writer.end.count_in(None)
                         self._numbers.close()
                         self._numbers = None
 

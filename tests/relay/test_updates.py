@@ -170,7 +170,7 @@ async def test_what_nobody_reports_is_found_by_hashes(
         source.close()
         if not kept:
             with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-                stream.note_agreement(None)
+                stream.put_agreement(None)
                 # An update of our own that the upstream does not have.
                 update(stream, 77, b"y")
         with DataStream.open(tmp_path / "source.bin", sync="os", index="memory") as stream:
@@ -207,14 +207,14 @@ async def test_a_rewritten_history_is_no_update(
         await rig.has(3000)
         await rig.stop()
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-            stream.note_agreement(None)
+            stream.put_agreement(None)
             for number in (11, 12, 13, 1001):
                 update(stream, number, b"n")
             kept = contents(stream)
         # One of the four may be an update of the source's that was not heard of; these are ours.
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
             before = Agreement(source.stream_id, source.epoch, stream.epoch, 0, 3000, 3)
-            stream.note_agreement(before)
+            stream.put_agreement(before)
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await again.relay.until(lambda: again.relay.failure is not None)
         assert isinstance(again.relay.failure, UpstreamRewritten)
@@ -333,7 +333,7 @@ async def test_updates_are_applied_while_hashes_are_made(
         await rig.has(3000)
         await rig.stop()
         with DataStream.open(tmp_path / "relay.bin", index="memory") as stream:
-            stream.note_agreement(None)
+            stream.put_agreement(None)
         failed: list[int] = []
 
         async def changed(reader: Reader, before: int) -> None:

@@ -255,7 +255,7 @@ async def test_a_change_that_fails_lets_everybody_go_on(
     async with over_loopback(copied) as rig, rig.client() as peer:
         await peer.ask(wire.start(51), OK + modelled(copied).packed(51))
         with monkeypatch.context() as patch:
-            patch.setattr("datastreamer.storage.write.writer.StreamWriter.update", refuse)
+            patch.setattr("datastreamer.storage.write.changes.ChangeWriter.update", refuse)
             with pytest.raises(OSError, match="no space"):
                 update(copied, 3)()
         append(copied, (1, b"on"))

@@ -16,7 +16,7 @@ from datastreamer.errors import FileMissing
 from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
-from datastreamer.storage.write.sync_policy import SyncPolicy
+from datastreamer.storage.write.durability import SyncPolicy
 
 _log = logging.getLogger(__name__)
 

@@ -108,7 +108,7 @@ class PublishLease:
                 raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             if wanted != self._stored:
                 try:
-                    await trio.to_thread.run_sync(self.stream.keep_source, wanted)
+                    await trio.to_thread.run_sync(self.stream.put_publisher, wanted)
                 except DatastreamerError as error:
                     what = error.what if isinstance(error, StreamFileError) else error
                     why = f"the lease cannot be written to disk: {what}"

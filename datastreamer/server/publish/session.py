@@ -48,7 +48,7 @@ from datastreamer.server.publish.apply import (
     commit_together,
 )
 from datastreamer.server.publish.lease import PublishLease
-from datastreamer.storage.write.writer import PendingCommit
+from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class PublishSession:
         most = self._terms.max_operation_bytes
         if any(len(commit.payload) > most for commit in commits):
             return False
-        if commits[0].first != self._stream.next_entry or not self._stream.takes_at_once(size):
+        if commits[0].first != self._stream.next_entry or not self._stream.can_commit_at_once(size):
             return False
         pending = commit_together(self._stream, self, commits)
         if pending is None:
@@ -305,7 +305,7 @@ class PublishSession:
                     and isinstance(request, Commit)
                     and size <= _AT_ONCE
                     and first == self._stream.next_entry
-                    and self._stream.takes_at_once(size)
+                    and self._stream.can_commit_at_once(size)
                 )
                 if at_once:
                     pending = self._apply(request)

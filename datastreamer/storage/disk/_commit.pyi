@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from mmap import mmap
-from typing import TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from xxhash import xxh3_64
 
@@ -8,7 +8,6 @@ from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._placement import Placement, Placer
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.records import CommitLayout, Head
-from datastreamer.storage.write.writer import StreamWriter
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -16,6 +15,11 @@ STEP_DATA: int
 STEP_HEADER: int
 STEP_SYNC: int
 STEP_MARK: int
+
+class Committer(Protocol):
+    @property
+    def owned(self) -> Any: ...
+    def not_committed(self, error: OSError) -> NoReturn: ...
 
 class CommitStepFailed(OSError):
     step: int
@@ -69,7 +73,7 @@ class StreamEnd:
     def look_again(self) -> None: ...
     @property
     def ready(self) -> bool: ...
-    def commit_on(self, packer: EntryPacker, writer: StreamWriter, wait: bool) -> Head | None: ...
+    def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
     def __init__(self, file: File, page: bytearray, head: Head, layout: CommitLayout) -> None: ...
     def all_on_disk(self, head: Head) -> None: ...
     def put(

@@ -455,14 +455,14 @@ cdef class StreamEnd:
         """`commit` where nothing else is to be seen to, and it is seen when this returns: gives
         the new end, or None where somebody has to look, and nothing was done.
 
-        Takes the `writer`'s locks, moves its reader's head, has it wake those who look at that,
-        and raise what is to be said of an `OSError`.
+        Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
+        for that. The writer raises the error for an `OSError`.
         """
         if not self.synced:
             return self._commit_on(packer, writer, False)
         if not wait:
             return None
-        syncing = writer._syncing
+        syncing = writer.owned.syncing
         syncing.acquire()
         try:
             return self._commit_on(packer, writer, True)
@@ -471,7 +471,8 @@ cdef class StreamEnd:
 
     cdef _commit_on(self, packer, writer, bint sync):
         cdef Packed packed = packer
-        lock = writer._lock
+        owned = writer.owned
+        lock = owned.lock
         lock.acquire()
         try:
             if packed._offset > self.limit or self.unfinished or self.synced != sync:
@@ -482,13 +483,13 @@ cdef class StreamEnd:
             if sync and self.base is not self.written:
                 return None
             try:
-                head = self.commit(packer, None, None, sync, writer.wakers)
+                head = self.commit(packer, None, None, sync, owned.wakers)
             except OSError as error:
                 writer.not_committed(error)
-            writer.reader.head = head
+            owned.reader.head = head
             self.unfinished = False
-            if writer.inside_wakers:
-                writer.wake_inside()
+            if owned.inside_wakers:
+                owned.wake_inside()
             return head
         finally:
             lock.release()

@@ -16,7 +16,7 @@ from datastreamer.storage.disk.file_ops import File
 _MAX_STEP = 256
 
 
-class Room:
+class Preallocation:
     """`size` is the file's, in bytes."""
 
     def __init__(self, file: File) -> None:
@@ -32,7 +32,7 @@ class Room:
         if short:
             self._resize(self.size + short)
 
-    def make(self, length: int) -> bool:
+    def grow(self, length: int) -> bool:
         """Have at least one unused byte behind `length`, in whole pages; True if it grew."""
         if length < self.size:
             return False
@@ -50,7 +50,7 @@ class Room:
             self._resize(needed)
         return True
 
-    def cut_back(self, length: int, size: int) -> None:
+    def shrink(self, length: int, size: int) -> None:
         """Shrink the file to `size`, but not below what a stream that ends at `length` needs.
 
         Raises `OSError` where the system refuses; the file keeps its size then.
@@ -60,7 +60,7 @@ class Room:
             self._resize(size)
             self._step = 1
 
-    def give_back(self) -> None:
+    def undo_growth(self) -> None:
         """Undo the last growth, as far as that goes."""
         with contextlib.suppress(OSError):
             self._file.resize(self._before)

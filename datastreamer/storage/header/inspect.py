@@ -76,7 +76,7 @@ def examine(path: str) -> Condition:
             writer=writer,
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
-            undo=os.path.lexists(journal.place_of(path) + journal.SUFFIX),
+            undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
             source=records.get_source(page, vouching[0].stream_id if vouching else NO_ID),
         )
     finally:

@@ -99,14 +99,14 @@ class Undo(NamedTuple):
         return found is not None and found not in (self.old, self.new)
 
 
-def place_of(path: str | os.PathLike[str]) -> str:
+def path_of(path: str | os.PathLike[str]) -> str:
     """The name beside which the journal of the stream file at `path` stands: the file's own,
     whatever symbolic link it was opened by."""
     return os.path.realpath(os.fspath(path))
 
 
 def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
-    """Write the journal of the stream file whose `place_of` is `path` and whose access is
+    """Write the journal of the stream file whose `path_of` is `path` and whose access is
     `beside`; on disk, with its name, on return.
 
     Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
@@ -128,7 +128,7 @@ def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
 
 
 def find(disk: Disk, path: str, beside: Access) -> Undo | None:
-    """The journal of the stream file whose `place_of` is `path` and whose access is `beside`, if a
+    """The journal of the stream file whose `path_of` is `path` and whose access is `beside`, if a
     whole one stands there. What is a link or belongs to a user who is not trusted is none: its
     bytes would be written into the stream."""
     name = path + SUFFIX

@@ -454,7 +454,7 @@ class _Examiner:
 
     def _check_update(self) -> None:
         """An update in place that a crash may have cut off."""
-        place = journal.place_of(self._path)
+        place = journal.path_of(self._path)
         name = place + journal.SUFFIX
         if self._done.live:
             return

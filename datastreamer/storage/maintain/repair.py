@@ -48,7 +48,7 @@ from datastreamer.storage.maintain.report import Examination, Report
 from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.write.changes import keep_journal, undo_update
-from datastreamer.storage.write.writer import locked_by
+from datastreamer.storage.write.opening import locked_by
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def repair(
     where the disk refuses (run it again once it does not), and what `verify` raises.
     """
     name, disk = os.fspath(path), disk or OsDisk()
-    place = journal.place_of(name)
+    place = journal.path_of(name)
     file = open_file(disk, name, name, write=True)
     try:
         if not file.lock():

@@ -125,7 +125,7 @@ def snapshot(
     def opened() -> contextlib.closing[StreamFile]:
         return contextlib.closing(StreamFile.open(path, disk=disk))
 
-    return _snapshot(opened, journal.place_of(path), path, out, advance, disk)
+    return _snapshot(opened, journal.path_of(path), path, out, advance, disk)
 
 
 def snapshot_of(
@@ -169,7 +169,7 @@ def _snapshot(
                 for name in remove_left_overs(disk, target, source.file.access()):
                     _log.info("%s: removed; a snapshot that was killed has left it", name)
                 # Of a writer in this process no change is under way meanwhile.
-                with source.alone():
+                with source.exclusive():
                     page = _settled_page(source, place, disk)
                     start = _StreamState(source.head, source.epoch)
                 return _publish(source, page, start, target, disk, advance)

@@ -56,7 +56,7 @@ class _Rise(NamedTuple):
 
 
 class StreamFile:
-    """One stream file, open for reading; `writer.StreamWriter` is one open for writing.
+    """One stream file, open for reading; `OwnedFile` is one open for writing.
 
     `header` is what is committed and may be read; `reader` reads it. `path` is for
     messages only once the file is open.
@@ -75,7 +75,7 @@ class StreamFile:
         # word of it (another program's doing, or a failed sync's) is ahead of.
         self.epoch = self._written_epoch = judged.epoch
         self.reader = Reader(file, path, judged.head)
-        self._page = bytearray(page)
+        self.page = bytearray(page)
         # What of it a reader beside a writer looked at last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
@@ -87,9 +87,9 @@ class StreamFile:
         self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
         # The newest changes that were made or seen while the file was open: the header page has
         # room for few.
-        self._known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
+        self.known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
         self._closed = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     @classmethod
     def open(
@@ -110,7 +110,7 @@ class StreamFile:
         try:
             opened = cls._judged(file, called, stream_type)
             if not isinstance(path, int):
-                opened._named = disk, journal.place_of(path)
+                opened._named = disk, journal.path_of(path)
                 _ensure_whole(*opened._named, file, called)
             if name is not None or not isinstance(path, int):
                 opened.opened_by = OpenPath(disk, called, file)
@@ -158,16 +158,16 @@ class StreamFile:
     @property
     def header(self) -> Header:
         """The header as it is committed and may be seen."""
-        return self._header_at(self.reader.head)
+        return self.header_at(self.reader.head)
 
-    def _header_at(self, head: Head) -> Header:
+    def header_at(self, head: Head) -> Header:
         version, system_id, stream_type, _, _ = self._header
         return Header(version, system_id, stream_type, *head)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """No other thread changes what is known here meanwhile."""
-        with self._lock:
+        with self.lock:
             yield
 
     @property
@@ -202,7 +202,7 @@ class StreamFile:
         before = self._seen
         seen = self.file.read(_SEEN_BYTES, 0)
         if seen != before:
-            with self._lock:
+            with self.lock:
                 # Where another thread has looked meanwhile, his may be the later look.
                 found = self._see_commits(seen) if self._seen is before else None
                 moved = self._see(read_page(self.file)) if found is None else found
@@ -216,7 +216,7 @@ class StreamFile:
         head, before = records.committed_since(seen, self._seen), self.reader.head
         if head is None or head.length < before.length or head.entries < before.entries:
             return None
-        self._page[:_SEEN_BYTES] = seen
+        self.page[:_SEEN_BYTES] = seen
         self.reader.head = head
         self._seen = seen
         return head != before
@@ -256,7 +256,7 @@ class StreamFile:
     def changes_since(self, epoch: int) -> Sequence[Change] | None:
         """What was taken back or changed since `epoch` was this reader's; None where nobody
         tells, and it may be anything."""
-        with self._lock:
+        with self.lock:
             found: list[Change] = []
             for rise in self._rises:
                 if rise.old == epoch and rise.told is not None:
@@ -268,18 +268,18 @@ class StreamFile:
     def recorded_epoch(self) -> int | None:
         """The epoch as the file has it, which other processes that read the file agree on; None
         where a program without records writes it."""
-        record = records.get_record(self._page)
+        record = records.get_record(self.page)
         return None if record is None else record.epoch
 
     def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
         """What was taken back or changed after the file's epoch was `epoch`, in order; None where
         that is not known, and may be anything."""
-        with self._lock:
+        with self.lock:
             now = self.recorded_epoch
             if now is None or epoch > now:
                 return None
-            known = {change.epoch: change for change in records.get_changes(self._page)}
-            known.update((change.epoch, change) for change in self._known_changes)
+            known = {change.epoch: change for change in records.get_changes(self.page)}
+            known.update((change.epoch, change) for change in self.known_changes)
             found = [known.get(each) for each in range(max(epoch, now - len(known)) + 1, now + 1)]
             complete = [change for change in found if change is not None]
             return complete if len(complete) == now - epoch else None
@@ -306,7 +306,7 @@ class StreamFile:
         if record is not None:
             self.stream_id = record.stream_id
         self._by_record = by_record
-        self._page[:] = page
+        self.page[:] = page
         self._unsettled = changing(page)
         head, epoch = seen
         if seen != before:
@@ -317,9 +317,9 @@ class StreamFile:
                 old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
                 self._rises.append(_Rise(old, self.epoch, told))
                 if told is None:
-                    self._known_changes.clear()
+                    self.known_changes.clear()
                 else:
-                    self._known_changes.extend(told)
+                    self.known_changes.extend(told)
                 self.reader.forget(head)
             else:
                 self.reader.head = head

@@ -17,7 +17,8 @@ from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.write.commit_doubt import raised_after
-from datastreamer.storage.write.writer import PendingCommit, StreamWriter
+from datastreamer.storage.write.durability import PendingCommit
+from datastreamer.storage.write.writer import StreamWriter
 
 
 class OperationOwner(Protocol):
@@ -125,7 +126,7 @@ class AtomicOp(EntryPacker):
         memory = memoryview(batch.base).cast("B")
         entries = [memory[start:end] for start, end in layout.spans]
         hasher, since = self._place(
-            memory, layout.segments, layout.total_length, entries, behind=True
+            memory, layout.segments, layout.total_length, entries, in_background=True
         )
         placed = Head(layout.total_length, layout.next_number)
         # No call between these: a signal finds all of it done, or none.
@@ -143,7 +144,7 @@ class AtomicOp(EntryPacker):
             self.segments,
             self.total_length,
             self.entry_spans(),
-            behind=self._hasher is not None,
+            in_background=self._hasher is not None,
         )
         placed = Head(self.total_length, self.next_number)
         self._hasher, self._hashed_from, self._placed = hasher, since, placed
@@ -156,16 +157,16 @@ class AtomicOp(EntryPacker):
         length: int,
         entries: list[memoryview],
         *,
-        behind: bool,
+        in_background: bool,
     ) -> tuple[xxh3_64, Head]:
         """Write parts of `arena`; gives the hash over all that is placed then, `entries`
         included, and from which head."""
-        file = self._stream.writer()
+        writer = self._stream.writer()
         if self._hasher is None:
-            hasher, since = file.hasher()
+            hasher, since = writer.hasher()
         else:
             hasher, since = self._hasher.copy(), self._hashed_from
-        file.place(arena, segments, length, behind=behind)
+        writer.uncommitted.place(arena, segments, length, in_background=in_background)
         for part in entries:
             hasher.update(part)
         return hasher, since
@@ -176,13 +177,13 @@ class AtomicOp(EntryPacker):
         Raises `WriteFailed` where a sync has failed since: another may succeed, and leave out
         what that one took for clean.
         """
-        file = self._stream.writer()
+        writer = self._stream.writer()
         assert self._hasher is not None
-        if file.failures != self._failures:
+        if writer.owned.failures != self._failures:
             raise self.too_large_to_repeat()
-        if self._hashed_from != file.hashed_from:
-            self._hasher = file.hasher_after_sync(self._placed)
-            self._hashed_from = file.hashed_from
+        if self._hashed_from != writer.hashed_from:
+            self._hasher = writer.hasher_after_sync(self._placed)
+            self._hashed_from = writer.hashed_from
         return self._hasher
 
     def too_large_to_repeat(self) -> WriteFailed:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 
 class Syncer:
-    """Calls `work()` in a thread of its own, within the times that `ask` names.
+    """Calls `work()` in a thread of its own, within the times that `request` names.
 
     The thread starts with the first question. `work` must not raise. A signal's exception
-    may end a call of `ask` anywhere, and leaves no lock behind: there is none.
+    may end a call of `request` anywhere, and leaves no lock behind: there is none.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ class Syncer:
         self._started = False
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def ask(self, seconds: float = 0.0) -> None:
+    def request(self, seconds: float = 0.0) -> None:
         """Have `work` begin within `seconds` from now: once for all who asked before it began."""
         self._asked.put(time.monotonic() + seconds)
         if not self._started:

@@ -218,7 +218,7 @@ def test_a_signal_waits_for_the_commit(
 
 def test_a_disk_that_is_full(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk()
-    monkeypatch.setattr("datastreamer.storage.write.writer.OsDisk", lambda: disk)
+    monkeypatch.setattr("datastreamer.storage.write.opening.OsDisk", lambda: disk)
 
     def fill() -> None:
         disk.faults["commit data"] = errno.ENOSPC
@@ -236,7 +236,7 @@ def test_a_sync_that_fails(
     append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
     disk = FaultyDisk()
-    monkeypatch.setattr("datastreamer.storage.write.writer.OsDisk", lambda: disk)
+    monkeypatch.setattr("datastreamer.storage.write.opening.OsDisk", lambda: disk)
 
     def fail() -> None:
         disk.faults["commit sync"] = errno.EIO

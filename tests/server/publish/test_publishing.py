@@ -210,7 +210,7 @@ async def test_a_grant_after_one_that_was_cut_off_writes_both_copies(
 ) -> None:
     """The source asks again for the epoch that one copy has."""
     with DataStream.create(path, index="memory") as stream:
-        stream.keep_source(PublisherRecord(5, TWO))
+        stream.put_publisher(PublisherRecord(5, TWO))
         stream_id = stream.stream_id
     page = bytearray(path.read_bytes()[:4096])
     start, end = put_source(page, copy, stream_id, PublisherRecord(6, ONE))

@@ -17,7 +17,7 @@ from datastreamer.storage.disk._commit import STEP_DATA, CommitStepFailed, Strea
 from datastreamer.storage.disk.file_ops import OsDisk, OsFile
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader, VisibleMark
-from datastreamer.storage.write.sync_policy import SyncPolicy
+from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.steps import SteppedCommit, Writes
 
 SIZES: dict[str, list[int]] = {
@@ -163,8 +163,8 @@ def add(stream: DataStream, data: bytes = b"x") -> None:
 
 def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
-        file = stream._file
-        end = file.end  # type: ignore[attr-defined]
+        writer = stream.writer()
+        end = writer.end
         assert not end.ready
         add(stream)
         assert end.ready
@@ -172,7 +172,7 @@ def test_the_short_way_ends_where_something_is_to_be_seen_to(tmp_path: Path) -> 
         assert end.limit == HEADER_PAGE_SIZE + PAGE_SIZE - 1
         for _ in range(3):
             add(stream, bytes(400_000))
-            assert stream.file_size > end.limit >= file.head.length
+            assert stream.file_size > end.limit >= writer.owned.head.length
         stream.sync_policy = "commit"
         assert not end.ready
         add(stream)
@@ -192,8 +192,8 @@ def test_a_policy_that_is_set_while_a_commit_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
-        file = stream._file
-        end, begin = file.end, file._commit  # type: ignore[attr-defined]
+        writer = stream.writer()
+        end, begin = writer.end, writer._commit
 
         def late(*words: object) -> Head:
             stream.sync_policy = "commit"
@@ -201,8 +201,8 @@ def test_a_policy_that_is_set_while_a_commit_begins(
             return head
 
         with monkeypatch.context() as patch:
-            patch.setattr(file, "_commit", late)
-            patch.setattr(file, "_ask_for_sync", lambda: None)
+            patch.setattr(writer, "_commit", late)
+            patch.setattr(writer.durability, "_request_sync", lambda: None)
             add(stream)
         # What it found out is of the old policy, and no other commit goes by it.
         assert not end.ready
@@ -215,7 +215,7 @@ def test_what_is_taken_at_once_does_not_grow_the_file(tmp_path: Path, sync: Sync
     with DataStream.create(tmp_path / "s.bin", sync=sync, index="memory") as stream:
         for size in (1, 500_000, 500_000, 40_000, 8_000, 100_000, 700_000, 1_048_000):
             before = (tmp_path / "s.bin").stat().st_size
-            at_once = stream.takes_at_once(size + 17)
+            at_once = stream.can_commit_at_once(size + 17)
             with stream.atomic_op() as op:
                 op.add_entry(1, bytes(size))
                 op.commit(wait=False)

@@ -19,8 +19,8 @@ from datastreamer.storage.disk.file_ops import OsDisk
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.maintain.snapshot import snapshot
 from datastreamer.storage.stream import DataStream
-from datastreamer.storage.write import state as owned
-from datastreamer.storage.write.sync_policy import SyncPolicy
+from datastreamer.storage.write import owned_file as owned
+from datastreamer.storage.write.durability import SyncPolicy
 from tests.storage.lab.disk import SimDisk
 
 POLICIES: list[SyncPolicy] = ["commit", "os", 5]
@@ -532,7 +532,7 @@ def test_the_journal_of_another_file_is_left_alone(
     commit(first, b"old")
     journal = path.with_name("s.bin.undo")
     writer = first.writer()
-    part = writer.file.part
+    part = writer.owned.file.part
 
     def replace(start: int, stop: int) -> None:
         assert journal.exists()
@@ -541,7 +541,7 @@ def test_the_journal_of_another_file_is_left_alone(
         journal.write_bytes(b"the second writer's")
         part(start, stop)
 
-    monkeypatch.setattr(writer.file, "part", replace)
+    monkeypatch.setattr(writer.owned.file, "part", replace)
     first.update_entry(1, 1, b"new")
     assert journal.read_bytes() == b"the second writer's"
     with pytest.raises(FileReplaced):

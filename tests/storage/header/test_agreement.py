@@ -65,7 +65,7 @@ def test_damage_does_not_pass(agreement: Agreement, at: int, bits: int) -> None:
 def test_it_is_kept_through_commits_and_changes(path: Path) -> None:
     with opened(path) as stream:
         assert stream.agreement is None
-        stream.note_agreement(KNOWN)
+        stream.put_agreement(KNOWN)
         with stream.atomic_op() as op:
             op.add_entry(1, b"more")
         stream.update_entry(3, 1, b"updated!")
@@ -73,7 +73,7 @@ def test_it_is_kept_through_commits_and_changes(path: Path) -> None:
         assert stream.agreement == KNOWN
     with opened(path) as stream:
         assert stream.agreement == KNOWN
-        stream.note_agreement(None)
+        stream.put_agreement(None)
     with opened(path) as stream:
         assert stream.agreement is None
 
@@ -81,7 +81,7 @@ def test_it_is_kept_through_commits_and_changes(path: Path) -> None:
 def test_a_copy_begins_without(path: Path, tmp_path: Path) -> None:
     """What it was compared with is for whoever made the copy to know."""
     with opened(path) as stream:
-        stream.note_agreement(KNOWN)
+        stream.put_agreement(KNOWN)
     snapshot(path, tmp_path / "copy.bin")
     with opened(tmp_path / "copy.bin") as stream:
         assert stream.agreement is None
@@ -92,7 +92,7 @@ def test_readers_keep_none(path: Path) -> None:
         DataStream.open(path, read_only=True, index="memory") as stream,
         pytest.raises(StreamReadOnly),
     ):
-        stream.note_agreement(KNOWN)
+        stream.put_agreement(KNOWN)
 
 
 # Which changes can be reported.

@@ -114,7 +114,7 @@ def test_the_last_commit_had_not(
     text = told.getMessage()
     assert text.startswith(
         f"{path}: entries 4 to 5 (bytes {start} to {end}) did not reach the disk before the power "
-        f"cut; the stream goes back to 4 entries"
+        f"cut; the stream is truncated to 4 entries"
     )
     assert str(side) in text
     assert header_of(path)[-2:] == (start, 4)
@@ -136,7 +136,7 @@ def test_a_sync_that_failed_and_was_not_got_over(
     (told,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert told.getMessage().startswith(
         f"{path}: entries 2 to 2 (bytes {head.length} to {lost.length}) did not reach the disk "
-        f"after a sync that failed; the stream goes back to 2 entries"
+        f"after a sync that failed; the stream is truncated to 2 entries"
     )
     assert str(side) in told.getMessage()
 
@@ -379,10 +379,10 @@ def test_the_very_first_commit_is_lost(tmp_path: Path) -> None:
 def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros mean unknown: then every open judges."""
     from datastreamer.storage.read import file
-    from datastreamer.storage.write import state as owned
-    from datastreamer.storage.write import writer
+    from datastreamer.storage.write import opening
+    from datastreamer.storage.write import owned_file as owned
 
-    for module in (file, owned, writer):
+    for module in (file, opening, owned):
         monkeypatch.setattr(module, "boot_id", lambda: bytes(16))
     found = in_the_middle(tmp_path, ONE, TWO)
     base, _, after = record_of(found)[3:6]
@@ -394,18 +394,18 @@ def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_crash_in_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The side file is there before anything is forgotten; the next open does it again."""
-    from datastreamer.storage.write.writer import StreamWriter
+    from datastreamer.storage.write.owned_file import OwnedFile
 
     found = in_the_middle(tmp_path, ONE, TWO)
     record = record_of(found)
     path = power_cut(found, tmp_path / "p.bin", (record.base.length, record.after.length))
     before = path.read_bytes()
 
-    def crash(self: StreamWriter) -> None:
+    def crash(self: OwnedFile) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(StreamWriter, "_write_clean", crash)
+        patch.setattr(OwnedFile, "write_clean", crash)
         with pytest.raises(KeyboardInterrupt):
             DataStream.open(path)
     assert path.read_bytes()[:1584] == before[:1584]

@@ -87,7 +87,7 @@ def test_half_an_update_is_undone(path: Path, caplog: pytest.LogCaptureFixture) 
         DataStream.open(kept, read_only=True)
     with DataStream.open(kept, index="memory") as stream:
         assert items(stream)[1] == (2, OLD)
-        assert "a crash cut off an update" in caplog.text
+        assert "a crash interrupted an update" in caplog.text
         assert stream.epoch >= 2  # a follower may have seen the other one
     with DataStream.open(kept, read_only=True) as stream:
         assert items(stream)[1] == (2, OLD)
@@ -166,7 +166,7 @@ def test_a_journal_that_does_not_fit_is_kept_aside(
     with DataStream.open(path, index="memory") as stream:
         assert stream.entry(0).data == before[0][1]
         assert b"other" in stream.entry(1).data
-    assert "does not fit the file" in caplog.text
+    assert "does not match the file" in caplog.text
     [aside] = path.parent.glob(f"s.bin{SUFFIX}.*.unused")
     assert content
     assert Undo.unpack(aside.read_bytes()) is not None

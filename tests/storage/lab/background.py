@@ -98,7 +98,7 @@ class SimSyncer:
         # Where somebody waits for the sync that he asks for, it is done while he asks.
         self.at_once = False
 
-    def ask(self, seconds: float = 0.0) -> None:
+    def request(self, seconds: float = 0.0) -> None:
         due = self._background.now + seconds
         self.due = due if self.due is None else min(self.due, due)
         if self.at_once:

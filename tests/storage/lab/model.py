@@ -11,8 +11,8 @@ from datastreamer._codec import EntryBatch, pack_entry, scan
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.header import records
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.write import state as owned_module
-from datastreamer.storage.write import writer as writer_module
+from datastreamer.storage.write import opening
+from datastreamer.storage.write import owned_file as owned_module
 from tests import oracle
 from tests.storage.lab.disk import SimDisk
 from tests.storage.lab.image import Image
@@ -50,7 +50,7 @@ class Observer:
 def booted(boot: Callable[[], bytes]) -> Iterator[None]:
     """The core takes `boot()` for the running system's id."""
     with contextlib.ExitStack() as patches:
-        for module in (file_module, owned_module, writer_module):
+        for module in (file_module, owned_module, opening):
             patches.enter_context(mock.patch.object(module, "boot_id", boot))
         yield
 

@@ -30,8 +30,8 @@ from datastreamer.errors import (
 )
 from datastreamer.storage.disk import preallocation as room
 from datastreamer.storage.header.records import PublisherRecord
-from datastreamer.storage.write import sync_policy as durable
-from datastreamer.storage.write.writer import PendingCommit
+from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write.durability import PendingCommit
 from tests.storage.lab.background import Background, Turn
 from tests.storage.lab.cuts import Crash, Cut, Fault, Trouble
 from tests.storage.lab.disk import Gone, SimDisk
@@ -117,7 +117,7 @@ class Recovering(RuleBasedStateMachine):
     def begun(self) -> None:
         assert self.stream is not None
         EntryPacker.__init__(self.stream._op, SPILL)
-        self.stream.writer()._syncing = Turn(self.background)  # type: ignore[assignment]
+        self.stream.writer().owned.syncing = Turn(self.background)  # type: ignore[assignment]
         self.disk.watch = self.watched
         self.opened = True
 
@@ -261,7 +261,7 @@ class Recovering(RuleBasedStateMachine):
     def see_failure(self, *, doubt: bool = False) -> None:
         """Whether the stream takes no writes, after a call; also one that noticed nothing."""
         stream = self.live
-        failed = doubt or stream.writer().failed
+        failed = doubt or stream.writer().owned.failed
         if failed:
             self.process.interruption = None
             self.deadlines.clear()

@@ -29,9 +29,13 @@ from datastreamer.storage.header import recovery
 from datastreamer.storage.header.records import CommitRecord, Head, get_record
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read import file as file_module
-from datastreamer.storage.write import sync_policy as durable
-from datastreamer.storage.write import writer as writer_module
+from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write import opening
 from datastreamer.storage.write.atomic_op import AtomicOp
+from datastreamer.storage.write.changes import ChangeWriter
+from datastreamer.storage.write.durability import Durability
+from datastreamer.storage.write.notes import HeaderNotes
+from datastreamer.storage.write.uncommitted import UncommittedSpace
 from datastreamer.storage.write.writer import StreamWriter
 from tests.storage.lab import disk as disk_module
 from tests.storage.lab.background import SimSyncer
@@ -69,15 +73,15 @@ def no_sync_but_in_a_commit(_: Any) -> Any:
 
 
 def no_epoch(change: Any) -> Any:
-    def mutant(self: StreamWriter, *arguments: Any) -> None:
-        self.epoch -= 1
+    def mutant(self: ChangeWriter, *arguments: Any) -> None:
+        self._owned.epoch -= 1
         change(self, *arguments)
 
     return mutant
 
 
 def no_sync_in_a_change(change: Any) -> Any:
-    def mutant(self: StreamWriter, *arguments: Any) -> None:
+    def mutant(self: ChangeWriter, *arguments: Any) -> None:
         with mock.patch.object(SimFile, "sync"):
             change(self, *arguments)
 
@@ -85,7 +89,7 @@ def no_sync_in_a_change(change: Any) -> Any:
 
 
 def no_sync_of_a_source(keep: Any) -> Any:
-    def mutant(self: StreamWriter, source: Any) -> None:
+    def mutant(self: HeaderNotes, source: Any) -> None:
         with mock.patch.object(SimFile, "sync"):
             keep(self, source)
 
@@ -102,7 +106,7 @@ def base_stays(write: Any) -> Any:
         for part in packer.entry_spans():
             running.update(part)
         head: Head = write(self, packer, hasher, wait=wait, **rest)
-        if wait and self.policy == "commit":
+        if wait and self.durability.policy == "commit":
             end.base, end.mid, end.first, end.running = base, mid, first, running
         return head
 
@@ -128,7 +132,7 @@ def not_waited_for(which: bool) -> Callable[[Any], Any]:
     """What is placed is not waited for where it is wanted, or where it is given up."""
 
     def make(finish: Any) -> Any:
-        def mutant(self: StreamWriter, *, wanted: bool) -> None:
+        def mutant(self: UncommittedSpace, *, wanted: bool) -> None:
             if wanted is which:
                 self._placing = None
             finish(self, wanted=wanted)
@@ -176,16 +180,16 @@ def folder_is_not_synced(_: Any) -> Any:
 
 
 def nothing_kept(_: Any) -> Any:
-    return lambda self, record: None
+    return lambda owned, record: None
 
 
 def done_when_written(_: Any) -> Any:
-    return lambda self, number: number <= self.commits
+    return lambda self, number: number <= self._end.commits
 
 
 def no_sync_when_set(policy: Any) -> Any:
-    def mutant(self: StreamWriter, value: Any) -> None:
-        with mock.patch.object(StreamWriter, "sync"):
+    def mutant(self: Durability, value: Any) -> None:
+        with mock.patch.object(Durability, "sync"):
             policy.fset(self, value)
 
     return policy.setter(mutant)
@@ -204,7 +208,7 @@ def seen_at_once(commit: Any) -> Any:
 def same_boot_is_not_judged(judge: Any) -> Any:
     def mutant(file: Any, page: bytes, path: str, header: Header) -> Judgement:
         record = get_record(page)
-        if record is None or record.boot_id != writer_module.boot_id():
+        if record is None or record.boot_id != opening.boot_id():
             found: Judgement = judge(file, page, path, header)
             return found
         return unjudged(header, record)
@@ -240,7 +244,7 @@ def doubts_are_kept_quiet(settle: Any) -> Any:
 
 
 def all_that_is_written(settle: Any) -> Any:
-    return lambda self, head, commits: settle(self, self.written, self.commits)
+    return lambda self, head, commits: settle(self, self._end.written, self._end.commits)
 
 
 def times_are_forgotten(ask: Any) -> Any:
@@ -265,25 +269,25 @@ MUTANTS: dict[str, Mutant] = {
     "the header before the data": commit_order("header", "data", "sync", "mark"),
     "the data after the sync": commit_order("header", "sync", "data", "mark"),
     "no sync but in a commit": replaced(SimFile, "sync", no_sync_but_in_a_commit),
-    "a truncation without a sync": replaced(StreamWriter, "_change_held", no_sync_in_a_change),
-    "a truncation without an epoch": replaced(StreamWriter, "_change_held", no_epoch),
+    "a truncation without a sync": replaced(ChangeWriter, "_change_held", no_sync_in_a_change),
+    "a truncation without an epoch": replaced(ChangeWriter, "_change_held", no_epoch),
     "the record's hash is not checked": replaced(
         recovery, "longest_whole", lambda _: lambda file, record: record.after
     ),
     "the record's base is not moved on": replaced(StreamWriter, "commit", base_stays),
     "what is spilled is not hashed": replaced(AtomicOp, "spill", spilled_bytes_are_not_hashed),
     "a commit does not wait for what is placed": replaced(
-        StreamWriter, "_finish_placing", not_waited_for(True)
+        UncommittedSpace, "finish_placing", not_waited_for(True)
     ),
     "nobody waits for what is placed and given up": replaced(
-        StreamWriter, "_finish_placing", not_waited_for(False)
+        UncommittedSpace, "finish_placing", not_waited_for(False)
     ),
     "a part that was refused is not placed again": replaced(
         SimPlacement, "finish", refused_parts_are_left
     ),
     "what is placed is not hashed": replaced(AtomicOp, "_place", placed_bytes_are_not_hashed),
     "a commit does not wait for a batch that is placed": replaced(
-        StreamWriter, "_finish_placing", not_waited_for(True)
+        UncommittedSpace, "finish_placing", not_waited_for(True)
     ),
     "readers believe the header": both(
         replaced(file_module, "visible", header_is_believed),
@@ -294,12 +298,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a new file's folder is not synced": replaced(SimDisk, "sync_folder", folder_is_not_synced),
     "a lease before its epoch is on disk": replaced(
-        StreamWriter, "keep_source", no_sync_of_a_source
+        HeaderNotes, "put_publisher", no_sync_of_a_source
     ),
-    "what a recovery cuts off is not kept": replaced(StreamWriter, "_keep_cut_bytes", nothing_kept),
+    "what a recovery cuts off is not kept": replaced(opening, "keep_cut_bytes", nothing_kept),
     "nothing is judged under the same boot": both(
         replaced(file_module, "judge", same_boot_is_not_judged),
-        replaced(writer_module, "judge", same_boot_is_not_judged),
+        replaced(opening, "judge", same_boot_is_not_judged),
     ),
     "nothing is judged beside a writer": replaced(
         file_module, "judge", beside_a_writer_nothing_is_judged
@@ -308,15 +312,15 @@ MUTANTS: dict[str, Mutant] = {
 
 # Of what goes on behind the commits.
 MUTANTS_BEHIND: dict[str, Mutant] = {
-    "a handle that is done before the sync": replaced(StreamWriter, "reached", done_when_written),
+    "a handle that is done before the sync": replaced(Durability, "reached", done_when_written),
     "a change to the policy commit without a sync": replaced(
-        StreamWriter, "policy", no_sync_when_set
+        Durability, "policy", no_sync_when_set
     ),
     "what does not wait is seen at once": replaced(StreamWriter, "_commit", seen_at_once),
     "a sync speaks for what was written during it": replaced(
-        StreamWriter, "_settle", all_that_is_written
+        Durability, "_settle", all_that_is_written
     ),
-    "a sync that is never due": replaced(SimSyncer, "ask", times_are_forgotten),
+    "a sync that is never due": replaced(SimSyncer, "request", times_are_forgotten),
     "what a failed sync left is not written again": replaced(
         durable, "write_again", not_written_again
     ),
@@ -327,7 +331,7 @@ MUTANTS_BEHIND: dict[str, Mutant] = {
 # Of what is rolled back, and closed, while the disk refuses.
 MUTANTS_IN_DOUBT: dict[str, Mutant] = {
     "a rollback leaves the header of a commit that failed": replaced(
-        StreamWriter, "take_header_back", header_is_not_taken_back
+        Durability, "withdraw_header", header_is_not_taken_back
     ),
     "a close keeps its doubts quiet": replaced(StreamWriter, "_settle_all", doubts_are_kept_quiet),
 }

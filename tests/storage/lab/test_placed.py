@@ -13,8 +13,8 @@ import pytest
 from datastreamer import DataStream
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import WriteFailed
-from datastreamer.storage.write import sync_policy as durable
-from datastreamer.storage.write.writer import StreamWriter
+from datastreamer.storage.write import durability as durable
+from datastreamer.storage.write.uncommitted import UncommittedSpace
 from tests.storage.lab.background import Background
 from tests.storage.lab.cuts import Cut
 from tests.storage.lab.disk import Interruption, Process, SimDisk
@@ -65,13 +65,13 @@ def test_what_is_rolled_back_is_not_written_over_what_comes_behind_it(stream: Da
 def test_it_would_be(stream: DataStream) -> None:
     """Were it not waited for."""
 
-    def forgets(self: StreamWriter, *, wanted: bool) -> None:
+    def forgets(self: UncommittedSpace, *, wanted: bool) -> None:
         if wanted and self._placing is not None:
             self._placing.finish()
         self._placing = None
 
     with (
-        mock.patch.object(StreamWriter, "_finish_placing", forgets),
+        mock.patch.object(UncommittedSpace, "finish_placing", forgets),
         pytest.raises(AssertionError),
     ):
         rolled_back_and_on(stream)
@@ -115,8 +115,8 @@ def test_a_sync_fails_right_before_the_commit(process: Process) -> None:
 
     def late(*arguments: Any, **named: Any) -> object:
         process.interruption = Interruption(0, errno.EIO, only="sync")
-        writer._sync_behind()  # in a thread of its own
-        assert writer.failures == 1
+        writer.durability.sync_in_background()  # in a thread of its own
+        assert writer.owned.failures == 1
         return commit(*arguments, **named)
 
     begin(stream, [(7, b"before")])

@@ -22,7 +22,7 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.storage.disk import preallocation as module
-from datastreamer.storage.write.writer import StreamWriter
+from datastreamer.storage.write.opening import create_stream
 from tests.conftest import Golden
 from tests.storage.made import (
     BOOKMARK,
@@ -410,10 +410,10 @@ def test_an_exception_in_the_block_closes(tmp_path: Path) -> None:
 def test_a_stream_file_alone(tmp_path: Path) -> None:
     """Without operations and bookmarks: what stands below `DataStream`."""
     path = tmp_path / "s.bin"
-    file = StreamWriter.create(path, Header(1, 2, 3))
-    assert file.policy == "commit"
-    assert file.head == file.synced == (FIRST, 0)
-    file.close()
-    file.close()
+    writer = create_stream(path, Header(1, 2, 3))
+    assert writer.durability.policy == "commit"
+    assert writer.owned.head == writer.owned.synced == (FIRST, 0)
+    writer.close()
+    writer.close()
     with pytest.raises(StreamClosed):
-        file.sync()
+        writer.durability.sync()

@@ -242,7 +242,7 @@ def test_a_rollback_after_a_doubt(path: Path) -> None:
         stream.rollback_atomic_op()
     assert str(caught.value) == (
         f"{path}: the system refused to write: Input/output error; whether the operation from "
-        "entry 1 on is on disk is not known; nothing more is written until the disk takes writes "
+        "entry 1 on is on disk is not known; nothing more is written until the disk accepts writes "
         "again"
     )
     assert not stream.atomic_op().is_open
@@ -323,7 +323,7 @@ def test_a_close_says_what_may_not_be_on_disk(path: Path, sync: Any) -> None:
     assert str(caught.value) == (
         f"{path}: the system refused to write: Input/output error; entries 1 to 3 may not be on "
         "disk; the stream is closed; open it for writing when the disk works: that keeps the "
-        "entries that are whole, and says which are not"
+        "entries that are whole, and reports which are not"
     )
     assert stream.closed
     assert threading.active_count() <= threads

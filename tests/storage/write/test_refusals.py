@@ -183,7 +183,7 @@ def test_a_commit_in_doubt(tmp_path: Path, sync: Any, step: str) -> None:
             lambda: stream.update_entry(1, 1, b"two"),
             stream.sync,
         ):
-            with pytest.raises(CommitInDoubt, match="until the disk takes writes again"):
+            with pytest.raises(CommitInDoubt, match="until the disk accepts writes again"):
                 refused()
         assert items(stream) == ONE
         with DataStream.open(path, follow=True) as follower:
@@ -260,7 +260,7 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
         add(stream, TWO)
         stream.start_atomic_op()
         stream.add_entry(7, b"behind")
-        commit = stream._file.commit
+        commit = stream.writer().commit
 
         def given_up_first(*args: Any, **options: Any) -> Any:
             def drop() -> None:
@@ -276,7 +276,10 @@ def test_entries_given_up_by_another_thread_while_a_commit_begins(tmp_path: Path
                     stream.sync()
             return commit(*args, **options)
 
-        with mock.patch.object(stream._file, "commit", given_up_first), pytest.raises(EntriesLost):
+        with (
+            mock.patch.object(stream.writer(), "commit", given_up_first),
+            pytest.raises(EntriesLost),
+        ):
             stream.commit_atomic_op()
         assert items(stream) == ONE
         with pytest.raises(EntriesLost, match="entries 2 to 3 are lost"):

@@ -267,7 +267,7 @@ def test_operations_that_wait_for_the_disk_share_the_bound(
     monkeypatch.setattr("datastreamer.storage.stream.KEPT_BOOKMARKS", 10)
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
         file = stream.writer()
-        with file._syncing:  # no sync meanwhile
+        with file.owned.syncing:  # no sync meanwhile
             for start in range(0, 24, 4):
                 with stream.atomic_op() as op:
                     for number in range(start, start + 4):
@@ -290,7 +290,7 @@ def test_a_look_up_takes_no_huge_operation_into_memory(
     with DataStream.create(path, index="memory") as stream:
         if not how:
             # As if another thread asked between a commit and what follows it.
-            monkeypatch.setattr(stream, "_tell", lambda *_: None)
+            monkeypatch.setattr(stream, "_index_committed", lambda *_: None)
         asked = DataStream.open(path, index="memory", **how) if how else stream
         with stream.atomic_op() as op:
             op.add_bookmark(b"one")

@@ -1,0 +1,377 @@
+"""How commits become durable: when syncs happen, who waits for them, and what a refusal means.
+
+Owns the sync policy, the syncs after commits, and the recovery from a sync that failed: the
+stream first goes back to what is known to be on disk, then the rest is written again, or the
+caller gives it up. ``docs/FILE.md`` has the reasons. Writes no entry that was not in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from xxhash import xxh3_64
+
+from datastreamer.errors import CommitInDoubt, EntriesLost, StreamClosed, WriteFailed
+from datastreamer.format import PAGE_SIZE
+from datastreamer.storage.disk.file_ops import File
+from datastreamer.storage.header import records
+from datastreamer.storage.header.records import CommitRecord, Head
+from datastreamer.storage.header.recovery import NO_HASH, is_whole
+from datastreamer.storage.write.owned_file import OwnedFile, refusal
+from datastreamer.storage.write.syncer import Syncer
+
+SyncPolicy = Literal["commit", "os"] | int
+
+_log = logging.getLogger(__name__)
+
+# Under the policy "os" a sync follows at this interval, so that a power cut leaves a bounded part
+# of the stream to be checked, and memory keeps a bounded number of bookmarks.
+_OS_SYNC_SECONDS = 10.0
+_OS_SYNC_BYTES = 64 << 20
+
+
+class Durability:
+    """The syncs of one stream file.
+
+    Under the policy "commit", what was committed without waiting lies between the file's `head`
+    and `written` until it is on disk.
+    """
+
+    def __init__(self, owned: OwnedFile, policy: SyncPolicy) -> None:
+        self._owned = owned
+        self._end = owned.end
+        # Called, with the lock held, when more is on disk, and perhaps visible, than before.
+        self.on_settled: Callable[[], None] | None = None
+        self._policy: SyncPolicy = policy
+        # (To a signal, entering and leaving a lock is one step; a condition it can interrupt.)
+        self._reaching = threading.Lock()
+        self._reached = threading.Condition(self._reaching)
+        self._syncer = Syncer(self.sync_in_background)
+        self._sync_requested = False
+        # A commit that ends after this offset requests another sync.
+        self.sync_at = 0
+        # What a failed sync lost: the entries from here on have to be given up; and the commits
+        # (first and last number) that were.
+        self.lost_from: Head | None = None
+        self._losses: list[tuple[int, int, EntriesLost]] = []
+
+    @property
+    def policy(self) -> SyncPolicy:
+        """When commits are synced: "commit", "os", or milliseconds.
+
+        It can be changed at any time; a change to "commit" syncs first.
+        """
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: SyncPolicy) -> None:
+        with self._owned.exclusive():
+            if policy == "commit":
+                self.sync()
+            self._policy = policy
+            self._sync_requested = False
+            self._end.limit = -1
+            if self._end.base != self._end.written:
+                self._request_sync()
+
+    # Syncs.
+
+    def sync(self) -> None:
+        """On return, everything committed is on disk, in the file that the path leads to. Raises
+        `FileReplaced` if it leads to another; the open file is synced nevertheless."""
+        with self._owned.exclusive():
+            self.sync_open_file()
+            self._owned.ensure_in_place(always=True)
+
+    def sync_open_file(self) -> None:
+        """As `sync`, wherever the path leads."""
+        with self._owned.exclusive():
+            self._owned.ensure_writable()
+            if self._end.base == self._end.written:
+                return
+            self._end.unfinished = True
+            try:
+                self.timed_sync()
+            except OSError as error:
+                self.fail(error)
+            else:
+                self._settle(self._end.written, self._end.commits)
+                self._end.unfinished = False
+
+    def timed_sync(self) -> None:
+        """Sync the file, and count the time or the failure. Raises `OSError`."""
+        began = time.monotonic_ns()
+        try:
+            self._owned.file.sync()
+        except OSError:
+            self._end.refused()
+            raise
+        self._end.synced_in(time.monotonic_ns() - began)
+
+    def committed(self, head: Head) -> None:
+        """A commit without a sync ended at `head`: request a sync unless one is due in time."""
+        if not self._sync_requested or head.length > self.sync_at:
+            self._request_sync()
+
+    def _request_sync(self) -> None:
+        policy, written = self._policy, self._end.written
+        self._sync_requested = True
+        self.sync_at = self._end.base.length + _OS_SYNC_BYTES
+        if policy == "commit" or written.length > self.sync_at:
+            self.sync_at = written.length + _OS_SYNC_BYTES
+            self._syncer.request()
+        elif policy == "os":
+            self._syncer.request(_OS_SYNC_SECONDS)
+        else:
+            # Half of the time is left for the sync itself.
+            self._syncer.request(policy / 2000)
+
+    def sync_in_background(self) -> None:
+        """Sync while other threads commit; the syncer's thread calls this."""
+        owned, end = self._owned, self._end
+        with owned.syncing:
+            with owned.lock:
+                self._sync_requested = False
+                end.limit = -1
+                if owned.failed:
+                    self._notify_waiting()
+                if owned.failure or owned.closed or end.base == end.written:
+                    return
+                head, commits, failures = end.written, end.commits, owned.failures
+                end.first, end.mid = end.running.intdigest(), head
+                end.running = xxh3_64()
+            try:
+                self.timed_sync()
+            except OSError as error:
+                failed = error
+            else:
+                with owned.lock:
+                    # After a failure in between, its repair has settled more than this, or will.
+                    if not owned.failure and failures == owned.failures:
+                        try:
+                            self._settle(head, commits)
+                        except CommitInDoubt as doubt:
+                            _log.error("%s", doubt)
+                return
+            with owned.lock:
+                try:
+                    self.fail(failed)
+                except WriteFailed as doubt:
+                    _log.error("%s", doubt)
+
+    def _settle(self, head: Head, commits: int) -> None:
+        """Everything up to `head`, the first `commits` commits, is on disk. Requires the lock."""
+        owned, end = self._owned, self._end
+        if head == end.written:
+            end.all_on_disk(head)
+        else:
+            end.base = end.mid = head
+            end.first = NO_HASH
+        seen = max(owned.reader.head, head)
+        end.put(head, head, end.written, NO_HASH, end.running.intdigest(), seen)
+        owned.put_synced_header(head)
+        try:
+            owned.write_committed()
+        except OSError as error:
+            self.fail(error)
+            return
+        end.durable = commits
+        moved = seen != owned.reader.head
+        if moved:
+            owned.reader.head = seen
+        if self.on_settled is not None:
+            self.on_settled()
+        if moved:
+            owned.wake_all()
+        if head != end.written and not self._sync_requested:
+            self._request_sync()
+        self._notify_waiting()
+
+    def announce(self) -> None:
+        """Call `on_settled` now."""
+        with self._owned.lock:
+            if self.on_settled is not None:
+                self.on_settled()
+
+    # Threads that wait for a commit.
+
+    def _notify_waiting(self) -> None:
+        with self._reaching:
+            self._reached.notify_all()
+
+    def reached(self, number: int) -> bool:
+        """Whether commit `number` is on disk. Raises `CommitInDoubt` if it may never be, and
+        `FileReplaced`."""
+        for first, last, loss in self._losses:
+            if first < number <= last:
+                raise loss
+        if number <= self._end.durable:
+            self._owned.ensure_in_place()
+            return True
+        if self._owned.failure is not None:
+            raise self._owned.in_doubt()
+        if self._owned.closed:
+            raise StreamClosed(f"{self._owned.path}: the stream was closed before the sync")
+        return False
+
+    def wait_for(self, number: int, timeout: float | None) -> bool:
+        """Return when commit `number` is on disk; False after `timeout` seconds."""
+        if timeout is not None:
+            if math.isnan(timeout):
+                raise ValueError("the timeout is a number of seconds, not nan")
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        if self.reached(number):
+            return True
+        self._syncer.request()
+        with self._reaching:
+            return self._reached.wait_for(lambda: self.reached(number), timeout)
+
+    # Failures.
+
+    def fail(self, error: OSError) -> None:
+        """Recover from a header or sync that failed: what was not known to be on disk before is
+        not trusted to be there. Returns if the commits before are on disk after all; the
+        caller's own writes are not. Raises `CommitInDoubt` otherwise."""
+        owned = self._owned
+        owned.failures += 1
+        owned.failure = refusal(error)
+        owned.repairable = True
+        self._end.limit = -1
+        self._end.unfinished = False
+        try:
+            self._repair()
+        except OSError as again:
+            raise owned.in_doubt() from again
+        finally:
+            self._notify_waiting()
+        if self.lost_from is not None:
+            raise owned.in_doubt() from error
+
+    def repair(self) -> Head | None:
+        """Try again to recover from a failed sync; None if that succeeded, or nothing had failed.
+
+        A head if the entries after it cannot be brought to disk any more: the caller has to give
+        them up. Raises `CommitInDoubt` while the disk refuses.
+        """
+        owned = self._owned
+        if not owned.repairable:
+            return None
+        with owned.exclusive():
+            if owned.repairable and self.lost_from is None:
+                try:
+                    self._repair()
+                except OSError as error:
+                    raise owned.in_doubt() from error
+            return self.lost_from
+
+    def withdraw_header(self) -> None:
+        """On return, no later open can find a commit that failed and was not repeated.
+
+        Raises `CommitInDoubt` while the disk does not accept the previous header.
+        """
+        if not self._owned.header_ahead:
+            return
+        try:
+            self.repair()
+        except CommitInDoubt:
+            if self._owned.header_ahead:
+                raise
+
+    def _repair(self) -> None:
+        """First make what is known to be on disk the whole stream, durably; then bring the rest
+        there again: the system may have marked it clean without having written it."""
+        owned, end = self._owned, self._end
+        base, mid, written = end.base, end.mid, end.written
+        hashes = end.first, end.running.intdigest()
+        seen = owned.reader.head
+        try:
+            if written != base:
+                # If the process ends in between, the next open finds here what there was.
+                doubt = CommitRecord(
+                    owned.stream_id, owned.epoch, owned.boot, base, mid, written, *hashes
+                )
+                owned.write_span(records.put_doubt(owned.page, doubt))
+            end.put(base, base, base, NO_HASH, NO_HASH, seen)
+            owned.write_header()
+            owned.file.sync()
+            owned.header_ahead = False
+            for start, stop, expected in ((base, mid, hashes[0]), (mid, written, hashes[1])):
+                if not is_whole(owned.file, start, stop, expected):
+                    self.lost_from = base
+                    return
+                write_again(owned.file, start, stop)
+            end.put(base, mid, written, *hashes, seen)
+            owned.write_header()
+            owned.file.sync()
+        except OSError:
+            # If the process ends now, the system still has what the disk does not accept.
+            end.put(base, mid, written, *hashes, seen)
+            with contextlib.suppress(OSError):
+                owned.write_header()
+            raise
+        if written != base:
+            _log.warning(
+                "%s: a sync failed; entries %d to %d were written again and are on disk",
+                owned.path,
+                base.entries,
+                written.entries - 1,
+            )
+        owned.failure, owned.repairable = None, False
+        self._settle(written, end.commits)
+        with contextlib.suppress(OSError):
+            owned.clear_doubt()
+
+    def give_up(self, loss: EntriesLost) -> None:
+        """Have the commits that are not on disk raise `loss`, and end the failure. Requires the
+        lock; the caller truncates the entries."""
+        self._losses.append((self._end.durable, self._end.commits, loss))
+        self._owned.failure, self._owned.repairable, self.lost_from = None, False, None
+        self._end.durable = self._end.commits
+
+    # The end.
+
+    def stop(self) -> None:
+        """Return when no background sync runs; none begins any more."""
+        self._syncer.close()
+
+    def closed(self) -> None:
+        """Wake the threads that wait for a commit: the file is closed."""
+        self._notify_waiting()
+
+
+class PendingCommit:
+    """An operation that was committed without waiting for the disk."""
+
+    __slots__ = ("_durability", "_number")
+
+    def __init__(self, durability: Durability, number: int) -> None:
+        self._durability = durability
+        self._number = number
+
+    def done(self) -> bool:
+        """Whether it is on disk. Raises `CommitInDoubt` if it may never be."""
+        return self._durability.reached(self._number)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True when it is on disk, or False after `timeout` seconds.
+
+        Requests a sync, which all that wait share. Raises `CommitInDoubt`, `EntriesLost`.
+        """
+        return self._durability.wait_for(self._number, timeout)
+
+
+def write_again(file: File, start: Head, stop: Head) -> None:
+    """Write the bytes between two heads to their place again, so that the next sync syncs them."""
+    offset = start.length
+    while offset < stop.length:
+        part = file.read(min(PAGE_SIZE, stop.length - offset), offset)
+        if not part:
+            return
+        file.write(part, offset)
+        offset += len(part)

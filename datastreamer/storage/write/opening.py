@@ -1,0 +1,183 @@
+"""Makes stream files, and opens them for writing.
+
+Owns the writer's lock, and what an open has to put right before the first commit: a crash may
+have interrupted an update, an operation, or a sync. ``docs/FILE.md`` has the reasons.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+
+from datastreamer.errors import FileExists, FileReplaced, StreamLocked
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
+from datastreamer.storage.disk.file_ops import Disk, OsDisk, boot_id
+from datastreamer.storage.disk.identity import OpenPath
+from datastreamer.storage.disk.salvage import keep_beside, remove_begun
+from datastreamer.storage.header import records
+from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.records import CommitRecord, Head, Writer
+from datastreamer.storage.header.recovery import NO_HASH, changing, judge, read_header
+from datastreamer.storage.read.file import open_file, os_error, read_page
+from datastreamer.storage.write.changes import undo_update
+from datastreamer.storage.write.durability import SyncPolicy, write_again
+from datastreamer.storage.write.owned_file import OwnedFile
+from datastreamer.storage.write.writer import StreamWriter
+
+_log = logging.getLogger(__name__)
+
+
+def create_stream(
+    path: str | os.PathLike[str],
+    header: Header,
+    *,
+    sync: SyncPolicy = "commit",
+    disk: Disk | None = None,
+) -> StreamWriter:
+    """Make an empty stream, durably, and open it for writing.
+
+    Raises `FileExists` if there is anything at `path`.
+    """
+    disk = disk or OsDisk()
+    name = os.fspath(path)
+    if disk.exists(name):
+        raise FileExists(name, "exists already; a stream is never created over something")
+    page = records.new_page(header)
+    empty = Head()
+    records.put_record(
+        page,
+        CommitRecord(secrets.token_bytes(16), 0, boot_id(), empty, empty, empty, NO_HASH, NO_HASH),
+    )
+    try:
+        with new_file(disk, name) as file:
+            file.resize(HEADER_PAGE_SIZE + PAGE_SIZE)
+            file.write(page, 0)
+    except FileExistsError:
+        raise FileExists(name, "exists already; a stream is never created over it") from None
+    except OSError as error:
+        raise os_error(name, error, "cannot be created", "no such folder") from error
+    return open_to_write(name, sync=sync, disk=disk)
+
+
+def open_to_write(
+    path: str | os.PathLike[str],
+    *,
+    stream_type: int | None = None,
+    sync: SyncPolicy = "commit",
+    disk: Disk | None = None,
+) -> StreamWriter:
+    """Open an existing stream file for writing, and acquire its lock.
+
+    Raises the subclasses of `errors.StreamFileError`.
+    """
+    disk = disk or OsDisk()
+    shown = os.fspath(path)
+    file = open_file(disk, path, shown, write=True)
+    try:
+        page = read_page(file)
+        read_header(page, shown, stream_type)
+        if not file.lock():
+            raise locked_by(page, shown)
+        why = OpenPath(disk, shown, file).difference()
+        if why:
+            raise FileReplaced(shown, f"{why}, before it was open; nothing was written")
+        journal_path = journal.path_of(path)
+        for left in (shown, journal_path + journal.SUFFIX):
+            remove_left_overs(disk, left, file.access())
+        remove_begun(disk, shown, file)
+        undone = undo_update(disk, file, journal_path, shown)
+        page = read_page(file)
+        header = read_header(page, shown, stream_type)
+        judged = judge(file, page, shown, header)
+        writer = StreamWriter(OwnedFile(file, shown, page, judged, disk), sync)
+        _take_over(writer, judged.record, undone)
+        return writer
+    except OSError as error:
+        file.close()
+        raise os_error(shown, error, "cannot be opened for writing") from error
+    except BaseException:
+        file.close()
+        raise
+
+
+def _take_over(writer: StreamWriter, record: CommitRecord | None, undone: bool) -> None:
+    """Make the file this writer's: truncate what is not whole, sync, write a new record."""
+    owned, space = writer.owned, writer.uncommitted
+    head, page = owned.head, owned.page
+    slots = records.get_synced(page)
+    owned.end.sequence = slots[0].sequence if slots else 0
+    cut = record is not None and record.after != head
+    # A truncation with no commit after it.
+    truncated = any(change[1:] == (head.entries, None) for change in records.get_changes(page))
+    if cut:
+        assert record is not None
+        keep_cut_bytes(owned, record)
+    if undone or cut or (record is None and slots) or changing(bytes(page)):
+        # Entries were truncated, or another program may have done so; or a change was interrupted,
+        # and readers that saw it begin have to learn of its end.
+        owned.epoch += 1
+        owned.clear_changes()
+    space.room.round_up()
+    if record is not None:
+        space.release_left_over(record)
+    if cut or truncated:
+        owned.note_truncated(space.room.size)
+    space.room.grow(head.length)
+    if record is not None:
+        # What was not synced may still be on its way to the disk; and if a sync failed, the
+        # system may have marked it clean without having written it.
+        write_again(owned.file, record.base, head)
+    owned.file.sync()
+    owned.write_span(records.put_writer(page, Writer(os.getpid(), owned.boot)))
+    owned.write_clean()
+    owned.clear_doubt()
+    owned.file.sync()
+
+
+def keep_cut_bytes(owned: OwnedFile, record: CommitRecord) -> None:
+    """Copy what is about to be truncated to a file beside the stream, and log that."""
+    cut, kept = owned.head, record.after
+    side = keep_beside(
+        owned.disk, owned.path, "cut", owned.page, owned.file, cut.length, kept.length
+    )
+    if record != records.get_record(owned.page):
+        why = "did not reach the disk after a sync that failed"
+    elif record.boot_id != owned.boot:
+        why = "did not reach the disk before the power cut"
+    else:
+        why = (
+            "are not what was written, though the machine has not restarted since (its disk "
+            "was detached or failed, or the file is damaged)"
+        )
+    _log.warning(
+        "%s: entries %d to %d (bytes %d to %d) %s; the stream is truncated to %d entries; "
+        "the header page and those bytes are kept in %s",
+        owned.path,
+        cut.entries,
+        kept.entries - 1,
+        cut.length,
+        kept.length,
+        why,
+        cut.entries,
+        side,
+    )
+
+
+def locked_by(page: bytes, path: str) -> StreamLocked:
+    """The error for a lock that another process holds. The header page names the process that
+    opened the stream last; while another opens or repairs the file, that process has ended."""
+    writer = records.get_writer(page)
+    known = writer is not None and writer.boot_id == boot_id() and _is_alive(writer.pid)
+    return StreamLocked(path, writer.pid if writer and known else 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
