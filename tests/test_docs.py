@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+from datastreamer import StreamServer
 from datastreamer.cli.dsapp.program import program as dsapp
 from datastreamer.cli.program import program as datastreamer
 
@@ -115,6 +116,37 @@ def test_scripts_print_what_the_page_says(page: Path, script: str, tmp_path: Pat
     [said] = re.findall(r"# prints (.*)", script)
     pattern = re.escape(said).replace(re.escape("..."), ".*")
     assert re.fullmatch(pattern, done.stdout.strip()), done.stdout
+
+
+@pytest.mark.parametrize("name, number", [("README", 1), ("docs/CLIENTS", 0), ("docs/CLIENTS", 1)])
+def test_clients_run_as_shown(name: str, number: int, tmp_path: Path) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
+    with StreamServer(tmp_path / "s.bin", host="127.0.0.1", port=0) as server:
+        with server.stream.atomic_op() as op:
+            op.add_entries(2, [b"one", b"two", b"three"])
+        program = block.replace("6900", str(server.port)).replace("entry=0", "entry=0, stop=3")
+        assert printed(program, tmp_path) == "0 3 11\n"
+
+
+def test_the_library_runs_as_shown(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "API.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    assert "the block" in printed(block, tmp_path)
+
+
+def printed(program: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def test_the_quick_start_runs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     "datastreamer",
-    *(f"datastreamer.{name}" for name in ("arrow", "reassembly", "spark", "zkevm")),
+    *(f"datastreamer.{name}" for name in ("aio", "arrow", "reassembly", "spark", "zkevm")),
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
