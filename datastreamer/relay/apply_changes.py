@@ -1,8 +1,8 @@
-"""Changes of committed entries that an upstream reports, applied to our file in order.
+"""Applies the updates and truncations that an upstream reports to the relay's file, in order.
 
-Owns which changes are heard and not applied yet, and the agreement that the file keeps: with
-which state of the upstream its entries agree. Knows no connection. From any thread, one at a
-time.
+Owns the changes that were reported and are not applied yet, and the agreement that the file
+stores: with which state of the upstream its entries agree. Knows no connection. Callable from any
+thread, one at a time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from datastreamer.storage.stream import DataStream
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 64 << 20
-"""Bytes of updates that wait for the end of an operation that is being received. With more the
-connection is given up: what was received of the operation is dropped, and they are applied."""
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Maximum bytes of updates that wait for the end of an operation that is being received. Beyond it
+the connection is closed: the incomplete operation is dropped and the updates are applied."""
 
 
-# No difference is an update, whatever the epoch.
+# An allowance with which no difference counts as an update, whatever the epoch.
 _NO_ALLOWANCE: Final = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All entries before `upto` (None: some) were compared with the upstream's; `updates` are
-    those of its entries there that differed."""
+    """The result of a comparison of all entries before `upto` (None: of some entries) with the
+    upstream's; `updates` are the upstream's entries that differed."""
 
     updates: tuple[Entry, ...]
     upto: int | None
@@ -52,79 +52,81 @@ def is_update_of(ours: Entry, theirs: Entry) -> bool:
 
 
 class ChangeApplier:
-    """What one upstream reports from a join on, and what became of it."""
+    """Applies what one upstream reports from a join on."""
 
     def __init__(
         self, stream: DataStream, peer: str, agreement: Agreement | None, *, keep: bool = True
     ) -> None:
-        """`agreement` is with the state of the upstream from which on changes are heard; None:
-        none are. Without `keep` the file keeps it from `begin` on."""
+        """`agreement` is with the state of the upstream from which on changes are reported; None:
+        the upstream reports none. Without `keep` the file stores it only from `begin` on."""
         self._stream = stream
         self._peer = peer
         self._keep = keep
         self.agreement = agreement
-        self.heard_epoch = 0 if agreement is None else agreement.epoch
-        """Up to which epoch of the upstream's changes were heard."""
-        self.on_heard: Callable[[], None] = lambda: None
-        """Called, in any thread, when that has risen."""
+        self.reported_epoch = 0 if agreement is None else agreement.epoch
+        """The upstream's epoch up to which changes were reported."""
+        self.on_report: Callable[[], None] = lambda: None
+        """Called, in any thread, when `reported_epoch` has risen."""
         self.updates = 0
         """Entries that were replaced here."""
-        # Entries that were changed since the join, while others are still compared: what is
-        # reported of these is newer than what a comparison finds.
-        self._named: set[int] = set()
+        # Entries that were reported as changed while others are still compared: a report is newer
+        # than the result of a comparison.
+        self._reported_entries: set[int] = set()
         self._waiting: deque[_Step] = deque()
         self._size = 0
 
     @property
     def waiting(self) -> bool:
-        """Whether something is to be applied when no operation is open."""
+        """Whether changes wait to be applied when no operation is open."""
         return bool(self._waiting)
 
-    def is_named(self, number: int) -> bool:
-        """Whether a change of entry `number` was heard since the join."""
-        return number in self._named
+    def was_reported(self, number: int) -> bool:
+        """Whether a change of entry `number` was reported since the join."""
+        return number in self._reported_entries
 
-    def hear(self, changes: deque[ChangeReceived], received: int) -> None:
-        """Take the reports that came after `received` entries of the stream.
+    def add_reports(self, changes: deque[ChangeReceived], received: int) -> None:
+        """Add the reports that arrived after `received` entries of the stream.
 
-        Raises `ConnectionLost` where some of these were cut off.
+        Raises `ConnectionLost` if some of these entries were truncated.
         """
         while changes:
             change = changes.popleft()
             if change.entry is None and change.first < received:
                 raise ConnectionLost(
-                    f"{self._peer} went back to {change.first} entries; compared again"
+                    f"{self._peer} truncated its stream to {change.first} entries; comparing again"
                 )
             self._waiting.append(change)
             if change.entry is not None:
                 self._size += len(change.entry.data)
                 if self.agreement is not None and self.agreement.low < self.agreement.high:
-                    self._named.add(change.first)
-            self.heard_epoch = change.epoch
-            self.on_heard()
-        if self._size > MOST_WAITING:
+                    self._reported_entries.add(change.first)
+            self.reported_epoch = change.epoch
+            self.on_report()
+        if self._size > MAX_WAITING_BYTES:
             raise ConnectionLost(
-                f"{self._peer} updated entries while it sent a long operation; received again"
+                f"{self._peer} updated too many entries within one operation; receiving it again"
             )
 
     @property
-    def doubtful(self) -> int:
-        """How many entries are still to be compared."""
+    def uncompared(self) -> int:
+        """The number of entries that are still to be compared."""
         return 0 if self.agreement is None else self.agreement.high - self.agreement.low
 
-    def doubt(self, low: int, high: int) -> None:
-        """The upstream cut off its entries from `low` on since ours agreed with it: ours before
-        `high` are to be compared, too. None of them was updated without a report."""
+    def add_uncompared(self, low: int, high: int) -> None:
+        """The upstream truncated its entries from `low` on since the file agreed with it: the
+        file's entries from there up to `high` must be compared, too. No update of these was
+        missed."""
         agreement = self.agreement
         assert agreement is not None
-        if self.doubtful:
+        if self.uncompared:
             low, high = min(low, agreement.low), max(high, agreement.high)
             self.agreement = agreement._replace(low=low, high=high)
         else:
             self.agreement = agreement._replace(low=low, high=high, allowance=_NO_ALLOWANCE)
 
     def begin(self, high: int) -> None:
-        """All entries from `high` on are the same, and the upstream's are kept from now on."""
+        """All entries from `high` on are the same; entries of this upstream are appended from now
+        on."""
         if self.agreement is None:
             if self._stream.agreement is not None:
                 self._stream.put_agreement(None)
@@ -133,13 +135,13 @@ class ChangeApplier:
         self.agreement = self.agreement._replace(high=min(high, self.agreement.high))
         self._note()
 
-    def takes_as_updates(self, differing: Sequence[Entry], others: int) -> bool:
-        """Whether these entries of the upstream's, which a comparison found not to be ours, may
-        be updates that were not reported, as `others` are that it found before."""
+    def can_be_updates(self, differing: Sequence[Entry], others: int) -> bool:
+        """Whether these entries of the upstream, which differ from the file's, may be updates that
+        were not reported, in addition to `others` found before."""
         agreement = self.agreement
-        if agreement is None or not self.doubtful:
+        if agreement is None or not self.uncompared:
             return False
-        if others + len(differing) > self.heard_epoch + agreement.allowance:
+        if others + len(differing) > self.reported_epoch + agreement.allowance:
             return False
         return all(
             agreement.low <= entry.number < agreement.high
@@ -148,14 +150,14 @@ class ChangeApplier:
         )
 
     def compared(self, found: Compared) -> None:
-        """Take what a comparison found, behind what was heard."""
+        """Add the result of a comparison, to be applied after the reports."""
         self._waiting.append(found)
 
     def apply(self, seconds: float = math.inf) -> None:
-        """Apply what waits, each change durably before the next, for about so many seconds; no
-        operation is open.
+        """Apply waiting changes, each durably before the next, for about `seconds` seconds. No
+        operation may be open.
 
-        Raises what an update raises, and `UpstreamRewritten` for one that fits no entry of ours.
+        Raises what an update raises, and `UpstreamRewritten` for one that does not fit its entry.
         """
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
@@ -165,8 +167,10 @@ class ChangeApplier:
                     self._update(step.entry)
                 self._note(epoch=step.epoch)
             else:
-                # Those that were named since are newer here.
-                self._replace(each for each in step.updates if each.number not in self._named)
+                # Entries that were reported since are newer in the file.
+                self._replace(
+                    each for each in step.updates if each.number not in self._reported_entries
+                )
                 self._note(low=step.upto)
             self._waiting.popleft()
         if not self._waiting:
@@ -175,7 +179,7 @@ class ChangeApplier:
     def _replace(self, updates: Iterable[Entry]) -> None:
         for entry in updates:
             _log.warning(
-                "entry %d was updated in place by %s without our hearing of it; it is replaced",
+                "replacing entry %d: %s updated it in place and did not report it",
                 entry.number,
                 self._peer,
             )
@@ -184,7 +188,7 @@ class ChangeApplier:
     def _update(self, entry: Entry) -> None:
         stream, number = self._stream, entry.number
         if number >= stream.next_entry:
-            return  # not received yet: what will be sent is the new one
+            return  # not received yet: the upstream will send the new version
         if number >= stream.total_entries:
             stream.sync()
         ours = stream.entry(number)
@@ -193,14 +197,14 @@ class ChangeApplier:
         if not is_update_of(ours, entry):
             raise UpstreamRewritten(
                 f"{self._peer} updated its entry {number} (type {entry.type}, {len(entry.data)} "
-                f"bytes), which is no update of ours (type {ours.type}, {len(ours.data)} bytes)",
+                f"bytes), but this relay's entry has type {ours.type} and {len(ours.data)} bytes",
                 number,
             )
         stream.update_entry(number, entry.type, entry.data)
         self.updates += 1
 
     def _note(self, *, epoch: int | None = None, low: int | None = None) -> None:
-        """The file agrees with that from now on."""
+        """Store the progress in the agreement."""
         agreement = self.agreement
         if agreement is None:
             return
@@ -211,14 +215,14 @@ class ChangeApplier:
         )
         if agreement.low >= agreement.high:
             agreement = agreement._replace(low=0, high=0, allowance=0)
-            self._named.clear()
+            self._reported_entries.clear()
         if self._keep:
             self._stream.put_agreement(agreement)
         self.agreement = agreement
 
 
 def known_agreement(stream: DataStream) -> Agreement | None:
-    """The agreement that the file keeps, if its entries were not changed since."""
+    """The agreement in the file, if its entries were not changed since."""
     agreement = stream.agreement
     if agreement is None or agreement.own_epoch != stream.epoch:
         return None
@@ -226,7 +230,7 @@ def known_agreement(stream: DataStream) -> Agreement | None:
 
 
 def keep_over_truncation(stream: DataStream, before: Agreement | None) -> None:
-    """After a truncation of our own: the entries that are left agree as they did."""
+    """After a truncation of the file: the remaining entries agree as before."""
     if before is not None:
         high = min(before.high, stream.total_entries)
         low = min(before.low, high)

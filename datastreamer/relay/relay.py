@@ -1,7 +1,7 @@
-"""A relay: a stream that is downloaded, kept in a file and served on.
+"""A relay: downloads a stream, stores it in a file and serves it.
 
-Owns the choice among upstreams and what follows from their being lost, behind or rewritten.
-How a file is compared with an upstream is `upstream`'s, how it is written `keeping`'s.
+Owns the choice among upstreams, and what follows if one is lost, shorter or rewritten.
+`upstream.py` compares the file with an upstream, `writer.py` writes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from datastreamer.relay.apply_changes import (
 )
 from datastreamer.relay.compare import Comparison
 from datastreamer.relay.status import READY_LAG, gather, lag_behind, unready
-from datastreamer.relay.truncation_point import whole_before
+from datastreamer.relay.truncation_point import truncation_point
 from datastreamer.relay.upstream import (
     Joined,
     client_of,
@@ -68,74 +68,74 @@ _log = logging.getLogger(__name__)
 OnRewrite = Literal["stop", "follow"]
 
 DEFAULT_PORT: Final = 7900
-"""Where a relay listens, unless told otherwise."""
+"""Default port of a relay."""
 
-# While a relay is behind, or without an upstream, it says so this often.
+# Interval of log lines while a relay catches up, or has no upstream.
 _SAY_SECONDS = 10.0
 _REMIND_SECONDS = 60.0
-# An upstream that is lost sooner, and gave nothing, counts as one that is not there.
+# An upstream that is lost sooner without new entries counts as unreachable.
 _STEADY_SECONDS = 5.0
-# One that closes on the question what it can do so often in a row does not know it.
+# An upstream that closes this many connections in a row on a query for its capabilities has none.
 _CLOSED_ON_ASKING = 3
-# So many ends of commits are remembered.
+# Number of ends of commits that are remembered.
 _COMMITS_KEPT = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class UpstreamState:
-    """What is known of one upstream."""
+    """State of one upstream."""
 
     upstream: Upstream
     entries: int | None = None
-    """How many it held when it last said so; None: it never did."""
+    """Its number of entries when last reported; None: never."""
 
     set_aside: DatastreamerError | None = None
-    """Why nothing is taken from it any more, until the relay is started anew."""
+    """Why it is not used any more until the relay is restarted."""
 
     lost: str = ""
-    """Why it cannot be had now."""
+    """Why it cannot be used now; empty if it can."""
 
-    behind_since: float | None = None
-    """Since when, by the loop's clock, it has been found to hold less than we do, and no more
-    than it did then, while no upstream could be had."""
+    shorter_since: float | None = None
+    """Since when, by the loop's clock, it holds fewer entries than the relay and gained none, while
+    no upstream could be used."""
 
     closed_on_asking: int = 0
-    """How many connections in a row it closed on the question what it can do."""
+    """Number of connections in a row that it closed on a query for its capabilities."""
 
-    behind_at: int = 0
-    """How many it held then."""
+    shorter_total: int = 0
+    """Its number of entries at `shorter_since`."""
 
-    told_behind: bool = False
-    """Whether it was said that it is there again and holds less than we do."""
+    reported_shorter: bool = False
+    """Whether the log says that it is reachable again and holds fewer entries than the relay."""
 
-    overruled: bool = False
-    """Whether an earlier upstream was followed that told otherwise: it is not followed again."""
+    distrusted: bool = False
+    """Whether the relay followed an upstream that differs and precedes it: not followed again."""
 
 
 class Relay:
-    """Downloads a stream, keeps it in the file at `path`, and serves it.
+    """Downloads a stream, stores it in the file at `path`, and serves it.
 
-    ``await nursery.start(relay.run)``, and ``await relay.finish()`` for a good end.
+    Run it with ``await nursery.start(relay.run)``; shut it down with ``await relay.finish()``.
 
-    `upstreams` are tried in this order, each an `Upstream` or (host, port); when a later one
-    is used and an earlier one is there again and holds as much, the relay goes back to it. A
-    new file becomes the upstream's stream (`stream_type` is what it is asked for); an
-    existing one is compared with each upstream before anything of it is appended.
+    `upstreams` are tried in this order, each an `Upstream` or (host, port). When an earlier one is
+    reachable again and holds as many entries, the relay returns to it. A new file becomes a copy
+    of the upstream's stream, which must have `stream_type`; an existing file is compared with each
+    upstream before entries are appended.
 
-    `on_rewrite` says what becomes of an upstream that holds other entries than ours, or has
-    taken some back: with "stop" it is set aside, and when none is left `failure` says why
-    nothing is downloaded any more; with "follow" our file is cut back to the last entry in
-    common. A stream of another version, system id or type is always set aside. What is here
-    is served all the time. An upstream that is merely behind, where there are others, is
-    waited for; "follow" does so until it has got nothing new for `patience` seconds.
+    `on_rewrite` decides what happens if an upstream holds other entries than the file, or has
+    truncated some: with "stop" it is set aside, and when all are, `failure` is the reason why the
+    download has stopped; with "follow" the file is truncated to the last entry in common. An
+    upstream with another version, system id or stream type is always set aside. The entries in
+    the file are served all the time. If there are several upstreams, one that is only shorter is
+    waited for; "follow" truncates if it gained no entry for `patience` seconds.
 
-    `sync` is that of `DataStream`: with "commit" readers get what is on disk, with syncs
-    that many commits share. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`.
-    `timeout`, `heartbeat` and `backoff` are those of `connect`. Every `look_seconds` the
-    upstreams are asked how far they are.
+    `sync` is that of `DataStream`: with "commit" readers get entries that are on disk, and many
+    commits share a sync. `host`, `port`, `unix`, `tls` and `limits` are those of `serve`;
+    `timeout`, `heartbeat` and `backoff` those of `connect`. The upstreams' heads are queried every
+    `look_seconds` seconds.
 
-    `metrics_port` and `metrics_host` are those of `StreamServer`; /readyz says no while more
-    than `ready_lag` entries are known to be missing here.
+    `metrics_port` and `metrics_host` are those of `StreamServer`; /readyz answers 503 while the
+    relay lacks more than `ready_lag` entries.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Relay:
         names = Counter(state.upstream.name for state in self.states)
         if twice := [name for name, count in names.items() if count > 1]:
             raise UsageError(
-                f"{twice[0]} is named {names[twice[0]]} times as a server; once will do"
+                f"{twice[0]} is given {names[twice[0]]} times as a server; give it once"
             )
         self.path = os.fspath(path)
         self.stream: DataStream | None = None
@@ -205,54 +205,54 @@ class Relay:
         self._backoff = backoff
         self._look_seconds = look_seconds
         self._downloading = trio.CancelScope()
-        # Where commits of upstreams ended, of those that told, the last ones.
+        # The last known ends of the upstreams' commits.
         self._commits: deque[int] = deque(maxlen=_COMMITS_KEPT)
-        self._said = 0.0
-        # What is applied of the changes that the upstream in use reports.
-        self._applying: ChangeApplier | None = None
-        # Of the upstreams before.
+        self._logged_at = 0.0
+        # Applies the changes that the current upstream reports.
+        self._change_applier: ChangeApplier | None = None
+        # Updates of earlier upstreams.
         self._updates = 0
-        # What we held when the upstream in use was joined.
+        # Entries in the file when the current upstream was joined.
         self._joined_at = 0
         self._changed = trio.Event()
 
     @property
     def lag(self) -> int | None:
-        """How many entries the upstream in use is known to hold that are not here; None
-        where there is no such upstream."""
+        """The number of entries that the current upstream holds and the relay lacks; None without a
+        current upstream."""
         return None if self.current is None else lag_behind(self, self.current)
 
     @property
     def updates(self) -> int:
-        """How many entries were replaced because an upstream updated them in place."""
-        return self._updates + (0 if self._applying is None else self._applying.updates)
+        """The number of entries that were replaced because an upstream updated them in place."""
+        return self._updates + (0 if self._change_applier is None else self._change_applier.updates)
 
     @property
     def uncompared(self) -> int:
-        """How many entries here are still to be compared with those of the upstream in use."""
-        return 0 if self._applying is None else self._applying.doubtful
+        """The number of entries that are still to be compared with the current upstream's."""
+        return 0 if self._change_applier is None else self._change_applier.uncompared
 
     @property
     def unready(self) -> str:
-        """Why clients had better go elsewhere, as /readyz says it; empty where they are served
-        and `ready_lag` is kept."""
+        """The reason why clients should use another server, as /readyz says it; empty if they are
+        served and the lag is at most `ready_lag`."""
         return unready(self, self._ready_lag)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when `condition` is true of this relay. It is looked at now, and whenever an
-        upstream was lost, found behind, set aside or is used; entries were kept, changed,
-        compared or taken back; the relay has caught up, or has ended to download."""
+        """Return when `condition()` is true. It is evaluated now, and whenever an upstream is lost,
+        found shorter, set aside or used; entries were appended, updated, compared or truncated;
+        the relay has caught up, or has stopped the download."""
         while True:
             changed = self._changed
             if condition():
                 return
             await changed.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    # Its life.
+    # Life cycle.
 
     async def run(
         self,
@@ -261,19 +261,18 @@ class Relay:
     ) -> None:
         """Relay until cancelled, or until `finish` is through.
 
-        Starts with the addresses it listens on, when clients are served: at once where there
-        is a file; where there is none, as soon as an upstream says whose stream it is.
-        `listeners` are used in place of `host`, `port` and `unix`, and closed at the end.
+        `nursery.start` returns the addresses it listens on when clients are served: at once if
+        there is a file, else as soon as an upstream has sent its header. `listeners` replace
+        `host`, `port` and `unix`, and are closed at the end.
 
         Raises `ListenFailed`, what `DataStream.open` raises, and `UsageError` after `finish`.
-        Whatever becomes of upstreams or of the disk afterwards is told in the log and by
-        `failure`.
+        Later failures of upstreams or of the disk are reported in the log and by `failure`.
         """
         listeners = list(open_listeners(*self.listen) if listeners is None else listeners)
         self._listeners = listeners
         asked: list[socket.socket] = []
         try:
-            self._ensure_wanted()
+            self._ensure_not_finished()
             if self._metrics is not None:
                 asked = metrics_listeners(*self._metrics)
                 self.metrics_port = name_of(asked[0])[1]
@@ -300,7 +299,7 @@ class Relay:
     ) -> None:
         stream = self.stream = await self._open()
         try:
-            self._ensure_wanted()
+            self._ensure_not_finished()
             self.numbers = None if self._metrics is None else stream.share_numbers()
             self.server = Server(stream, limits=self._limits, tls=self.tls)
             async with trio.open_nursery() as nursery:
@@ -311,13 +310,13 @@ class Relay:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(stream.close)
 
-    def _ensure_wanted(self) -> None:
+    def _ensure_not_finished(self) -> None:
         if self._downloading.cancel_called:
-            raise UsageError("this relay was ended before it served; make another")
+            raise UsageError("this relay was finished before it served; create another")
 
     async def finish(self, grace: float | None = None) -> bool:
-        """Download nothing more, then as `Server.finish`; `run` returns then, and raises
-        `UsageError` where it had not begun to serve."""
+        """Stop the download, then as `Server.finish`; `run` returns then, and raises `UsageError`
+        if it had not begun to serve."""
         if grace is not None:
             check_seconds("grace", grace, zero=True)
         self._downloading.cancel()
@@ -353,7 +352,7 @@ class Relay:
         return await trio.to_thread.run_sync(new)
 
     async def _first_header(self) -> Header:
-        """Whose stream a new file will hold, from the first upstream that says so."""
+        """The header of a new file, from the first upstream that answers."""
         wanted = STREAM_TYPE_SEQUENCER if self._stream_type is None else self._stream_type
         attempt = 0
         while True:
@@ -365,10 +364,10 @@ class Relay:
                 else:
                     state.lost = ""
                     return header
-            await self._pause(attempt, f"{self.path} is not there yet")
+            await self._pause(attempt, f"{self.path} does not exist yet")
             attempt += 1
 
-    # Upstreams, one after the other.
+    # Upstreams.
 
     async def _download(self, stream: DataStream) -> None:
         with self._downloading:
@@ -383,15 +382,15 @@ class Relay:
                         await self._pause(attempt, f"serving {stream.total_entries} entries")
                         attempt += 1
             self.failure = self.states[0].set_aside
-            self._tell()
+            self._notify()
             _log.error(
-                "nothing is downloaded any more, %d entries are served on: %s",
+                "the download has stopped, %d entries are still served: %s",
                 stream.total_entries,
                 self.failure,
             )
 
     async def _relay_from(self, state: UpstreamState, stream: DataStream) -> bool:
-        """Download from one upstream while that goes well; whether it did at all."""
+        """Download from one upstream until it is lost; whether anything was downloaded."""
         joined_at, before, steady = math.inf, stream.total_entries, False
         try:
             async with client_of(
@@ -404,43 +403,45 @@ class Relay:
                 try:
                     await trio.to_thread.run_sync(stream.sync)
                     joined = await join(client, stream, self._timeout)
-                    self._ensure_understood(state, client)
+                    self._check_capabilities(state, client)
                     self._joined(state, stream, joined.header)
                     joined_at = trio.current_time()
                     try:
-                        if await self._stream_on(state, stream, joined):
+                        if await self._receive(state, stream, joined):
                             return True
                     finally:
                         self.current, self.caught_up = None, False
-                        self._updates, self._applying = self.updates, None
-                        self._tell()
+                        self._updates, self._change_applier = self.updates, None
+                        self._notify()
                 except (UpstreamShorter, UpstreamRewritten) as error:
                     if not self._is_followed(state, error):
                         return False
-                    await self._go_back(state, stream, error)
+                    await self._truncate_to_common(state, stream, error)
                     return True
         except UpstreamMismatch as error:
             self._set_aside(state, error)
         except DatastreamerError as error:
-            # Of the connection, or of our own disk: both may be well again.
+            # The connection or the disk failed: both may recover.
             self._lost(state, error)
             if isinstance(error, NoAnswer):
-                # Another attempt would take as long, and come to the same.
+                # Another attempt would take as long and fail again.
                 return False
             lasted = trio.current_time() - joined_at >= _STEADY_SECONDS
             steady = lasted and isinstance(error, PeerError)
         return steady or stream.total_entries > before
 
-    def _ensure_understood(self, state: UpstreamState, client: Client) -> None:
-        """A connection that is lost while the upstream is asked what it can do does not make it
-        one that cannot tell where commits end: only some in a row do."""
+    def _check_capabilities(self, state: UpstreamState, client: Client) -> None:
+        """Only several connections in a row that were lost on a query for capabilities show that
+        the upstream does not support it."""
         closed = client.closed_on_asking
         state.closed_on_asking = state.closed_on_asking + 1 if closed else 0
         if 0 < state.closed_on_asking < _CLOSED_ON_ASKING:
-            raise ConnectionLost(f"{client.peer} closed the connection on a question; asked again")
+            raise ConnectionLost(
+                f"{client.peer} closed the connection on a query for its capabilities; trying again"
+            )
 
-    async def _stream_on(self, state: UpstreamState, stream: DataStream, joined: Joined) -> bool:
-        """Keep what comes. True where an earlier upstream is to be used; else it raises."""
+    async def _receive(self, state: UpstreamState, stream: DataStream, joined: Joined) -> bool:
+        """Append what arrives. True if an earlier upstream is to be used; else it raises."""
         back = False
         failure: DatastreamerError | None = None
 
@@ -448,21 +449,21 @@ class Relay:
 
             async def look() -> None:
                 nonlocal back
-                await self._look_around(state, stream)
+                await self._watch_upstreams(state, stream)
                 back = True
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(look)
-            backlog, applying = joined.header.total_entries, joined.applying
-            keeping = RelayWriter(stream, joined.batches, self._commits, backlog, applying)
-            self._applying = applying
+            backlog, change_applier = joined.header.total_entries, joined.change_applier
+            writer = RelayWriter(stream, joined.batches, self._commits, backlog, change_applier)
+            self._change_applier = change_applier
 
             async def compare() -> None:
                 nonlocal failure
                 kind, own = stream.header.stream_type, self._listeners
                 connect = partial(client_of, state.upstream, kind, self._timeout, None, own)
                 try:
-                    await Comparison(connect, stream, keeping, applying, self._tell).run()
+                    await Comparison(connect, stream, writer, change_applier, self._notify).run()
                 except DatastreamerError as error:
                     failure = error
                     nursery.cancel_scope.cancel()
@@ -472,7 +473,7 @@ class Relay:
                 batch = joined.rest or await joined.batches.__anext__()
                 while True:
                     self._source = state
-                    number = await keeping.keep(batch)
+                    number = await writer.write(batch)
                     state.entries = max(state.entries or 0, joined.batches.commit_ahead or 0)
                     self._progress(state, number)
                     batch = await joined.batches.__anext__()
@@ -481,14 +482,14 @@ class Relay:
             except DatastreamerError as error:
                 failure = error
             finally:
-                keeping.drop()
+                writer.drop()
             nursery.cancel_scope.cancel()
         if failure is not None and not back:
             raise failure
         return back
 
-    async def _look_around(self, current: UpstreamState, stream: DataStream) -> None:
-        """Ask upstreams how far they are; returns when an earlier one is to be used again."""
+    async def _watch_upstreams(self, current: UpstreamState, stream: DataStream) -> None:
+        """Query the upstreams' heads; returns when an earlier one is to be used again."""
         kind = stream.header.stream_type
         while True:
             await trio.sleep(self._look_seconds)
@@ -504,72 +505,72 @@ class Relay:
                         self._lost(state, error)
                     continue
                 state.entries = header.total_entries
-                self._tell()
+                self._notify()
                 if earlier and header.total_entries >= stream.total_entries:
-                    state.told_behind = False
-                    _log.warning("%s is there again, going back to it", state.upstream.name)
+                    state.reported_shorter = False
+                    _log.warning("%s is reachable again, returning to it", state.upstream.name)
                     return
                 if earlier:
-                    self._note_behind(state, header.total_entries, stream.total_entries)
+                    self._log_shorter(state, header.total_entries, stream.total_entries)
 
-    def _note_behind(self, state: UpstreamState, total: int, ours: int) -> None:
-        """An earlier upstream is there again and holds less than we do: said once."""
-        if not state.told_behind:
-            state.told_behind = True
+    def _log_shorter(self, state: UpstreamState, total: int, ours: int) -> None:
+        """Log once that an earlier upstream is reachable again and holds fewer entries."""
+        if not state.reported_shorter:
+            state.reported_shorter = True
             _log.warning(
-                "%s is there again and holds %d entries: entries %d to %d are in doubt; going back "
-                "to it once it holds as many",
+                "%s is reachable again and holds only %d entries: entries %d to %d are in doubt; "
+                "returning to it once it holds as many",
                 state.upstream.name,
                 total,
                 total,
                 ours - 1,
             )
 
-    # Differences.
+    # Upstreams that differ from the file.
 
     def _is_followed(
         self, state: UpstreamState, error: UpstreamShorter | UpstreamRewritten
     ) -> bool:
-        """What an upstream that does not hold what we do comes to: whether we go back."""
+        """Whether to truncate the file to what this upstream holds, which differs from the file."""
         now = trio.current_time()
         if isinstance(error, UpstreamShorter):
             state.entries = error.total
-            since = state.behind_since
+            since = state.shorter_since
             if since is None:
                 _log.warning("%s", error)
-            if since is None or error.total > state.behind_at:
-                since = state.behind_since = now
-                state.behind_at = error.total
-                self._tell()
-            # Where it is not the one that gave us these entries, it may well get them yet.
-            sure = len(self.states) == 1 or self._source is state
-            if not sure and not (self._follow and now - since >= self._patience):
+            if since is None or error.total > state.shorter_total:
+                since = state.shorter_since = now
+                state.shorter_total = error.total
+                self._notify()
+            # An upstream that did not send these entries may still get them.
+            is_certain = len(self.states) == 1 or self._source is state
+            if not is_certain and not (self._follow and now - since >= self._patience):
                 state.lost = state.lost or str(error)
                 return False
-        if self._follow and not state.overruled:
-            self._overrule(state)
+        if self._follow and not state.distrusted:
+            self._distrust(state)
             return True
         self._set_aside(state, error)
         return False
 
-    def _overrule(self, followed: UpstreamState) -> None:
-        """Of two that tell different histories the earlier is believed, once for all: else the
-        relay, and its clients, went to and fro between them."""
+    def _distrust(self, followed: UpstreamState) -> None:
+        """Of two upstreams with different histories the earlier one is trusted from now on:
+        otherwise the relay would alternate between them."""
         source = self._source
-        if source is None or source.overruled:
+        if source is None or source.distrusted:
             return
         if self.states.index(source) > self.states.index(followed):
-            source.overruled = True
+            source.distrusted = True
             _log.warning(
-                "%s tells another history than %s, which is before it, and is not followed again",
+                "%s has another history than %s, which has priority, and is not followed again",
                 source.upstream.name,
                 followed.upstream.name,
             )
 
-    async def _go_back(
+    async def _truncate_to_common(
         self, state: UpstreamState, stream: DataStream, error: UpstreamShorter | UpstreamRewritten
     ) -> None:
-        """Cut our file back to what the upstream holds too."""
+        """Truncate the file to what the upstream also holds."""
         total = stream.total_entries
         common = error.total if isinstance(error, UpstreamShorter) else error.first_differing
         if common is None:
@@ -580,10 +581,10 @@ class Relay:
         while self._commits and self._commits[-1] > common:
             self._commits.pop()
         if isinstance(error, UpstreamRewritten):
-            common = await trio.to_thread.run_sync(whole_before, stream, common, self._commits)
+            common = await trio.to_thread.run_sync(truncation_point, stream, common, self._commits)
         if common < total:
             _log.warning(
-                "following %s back to %d entries: entries %d to %d are cut off (%s)",
+                "following %s back to %d entries: truncating entries %d to %d (%s)",
                 state.upstream.name,
                 common,
                 common,
@@ -593,50 +594,50 @@ class Relay:
             agreement = known_agreement(stream)
             await trio.to_thread.run_sync(stream.truncate, common)
             await trio.to_thread.run_sync(keep_over_truncation, stream, agreement)
-        state.behind_since = None
-        self._tell()
+        state.shorter_since = None
+        self._notify()
 
-    # What is said.
+    # State and log.
 
     def _set_aside(self, state: UpstreamState, error: DatastreamerError) -> None:
         state.set_aside = error
-        self._tell()
-        _log.error("nothing more is taken from %s: %s", state.upstream.name, error)
+        self._notify()
+        _log.error("%s is set aside and not used any more: %s", state.upstream.name, error)
 
     def _lost(self, state: UpstreamState, error: DatastreamerError) -> None:
-        """A line when an upstream, or our disk, fails; none for each attempt after."""
+        """Log the failure of an upstream or of the disk once, not at each attempt."""
         if not state.lost:
             _log.warning("%s: %s", state.upstream.name, str(error).partition(";")[0])
         state.lost = str(error)
-        self._tell()
+        self._notify()
 
     def _joined(self, state: UpstreamState, stream: DataStream, header: Header) -> None:
         self.current, self.caught_up = state, False
         state.entries = header.total_entries
         for each in self.states:
-            # Those that are behind have time again, should this one be lost.
-            each.behind_since = None
+            # Shorter upstreams get their full `patience` again if this one is lost.
+            each.shorter_since = None
         self._joined_at = stream.total_entries
         if not state.lost:
-            self._say_relaying(state)
-        self._said = trio.current_time()
+            self._log_relaying(state)
+        self._logged_at = trio.current_time()
         self._progress(state, stream.total_entries)
 
-    def _say_relaying(self, state: UpstreamState) -> None:
+    def _log_relaying(self, state: UpstreamState) -> None:
         _log.info(
-            "relaying from %s: entry %d is next, it holds %d",
+            "relaying from %s: next entry %d, the upstream holds %d",
             state.upstream.name,
             self._joined_at,
             state.entries,
         )
 
     def _progress(self, state: UpstreamState, next_number: int) -> None:
-        self._tell()
+        self._notify()
         here = 0 if self.stream is None else self.stream.total_entries
         if state.lost and (here > self._joined_at or next_number >= (state.entries or 0)):
-            # Not before: what fails after each join is said once.
+            # Only now, so that a failure after each join is logged once.
             state.lost = ""
-            self._say_relaying(state)
+            self._log_relaying(state)
         if next_number >= (state.entries or 0):
             state.entries = next_number
             if not self.caught_up:
@@ -644,8 +645,8 @@ class Relay:
                 _log.info("caught up with %s at entry %d", state.upstream.name, next_number)
             return
         now = trio.current_time()
-        if now - self._said >= _SAY_SECONDS:
-            self._said = now
+        if now - self._logged_at >= _SAY_SECONDS:
+            self._logged_at = now
             _log.info(
                 "catching up with %s: entry %d of %d",
                 state.upstream.name,
@@ -656,15 +657,15 @@ class Relay:
     async def _pause(self, attempt: int, what: str) -> None:
         now = trio.current_time()
         if attempt == 0:
-            self._said = now
-        elif now - self._said >= _REMIND_SECONDS:
-            self._said = now
+            self._logged_at = now
+        elif now - self._logged_at >= _REMIND_SECONDS:
+            self._logged_at = now
             why = "; ".join(state.lost for state in self.states if state.lost)
-            _log.warning("still nothing to relay from, %s: %s", what, why)
+            _log.warning("still no upstream to relay from, %s: %s", what, why)
         await trio.sleep(self._backoff.wait(attempt, random.random()))  # noqa: S311
 
 
 def _check_folder(path: str) -> None:
-    """Before anybody is asked what to keep there. Raises `FileMissing`."""
+    """Raises `FileMissing` before any upstream is queried."""
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise FileMissing(path, "no such folder")

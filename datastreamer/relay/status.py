@@ -1,6 +1,6 @@
-"""What a relay tells of itself and its upstreams: metrics, and whether it is ready.
+"""The status of a relay and its upstreams: metrics and readiness.
 
-Owns the samples' labels and the judgement of a lag. Changes nothing.
+Owns the labels of samples and the limit of the lag. Changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 
 READY_LAG: Final = 10_000
-"""With more entries than these to fetch a relay is not ready, unless told otherwise."""
+"""Default number of entries that a ready relay may lack."""
 
 STATES: Final = ("in-use", "spare", "lost", "set-aside")
 
@@ -67,7 +67,7 @@ class RelayState(Protocol):
 
 
 def state_of(relay: RelayState, state: UpstreamView) -> str:
-    """In a word: one of `STATES`."""
+    """The state of an upstream: one of `STATES`."""
     if state.set_aside is not None:
         return "set-aside"
     if state is relay.current:
@@ -76,7 +76,7 @@ def state_of(relay: RelayState, state: UpstreamView) -> str:
 
 
 def lag_behind(relay: RelayState, state: UpstreamView) -> int | None:
-    """How many entries it is known to hold that are not here; None: it never said."""
+    """The number of entries that the upstream holds and the relay lacks; None: not known."""
     if state.entries is None:
         return None
     here = 0 if relay.stream is None else relay.stream.total_entries
@@ -84,33 +84,32 @@ def lag_behind(relay: RelayState, state: UpstreamView) -> int | None:
 
 
 def unready(relay: RelayState, bound: int) -> str:
-    """Why clients had better go elsewhere; empty where they are served, and no upstream that
-    may be relayed is known to hold over `bound` entries more.
+    """The reason why clients should use another server; empty if they are served and no usable
+    upstream is known to hold over `bound` entries more.
 
-    One that is gone, or that said how far it is and is gone since, keeps nobody away: what is
-    here is served.
+    A lost upstream does not make a relay unready: the entries here are served.
     """
     if relay.server is None:
-        return "no upstream has said yet whose stream this is"
+        return "no upstream has answered yet, so the stream is not known"
     if why := relay.server.unready:
         return why
     if relay.failure is not None:
-        return f"nothing is downloaded any more: {relay.failure}"
+        return f"the download has stopped: {relay.failure}"
     states = [state for state in relay.states if state.set_aside is None]
     lags = [(lag, state) for state in states if (lag := lag_behind(relay, state)) is not None]
     if not lags:
-        return "no upstream has said yet how far it is"
+        return "no upstream has reported its head yet"
     if relay.current is not None:
         lags = [(lag, state) for lag, state in lags if state is relay.current] or lags
     lag, state = max(lags, key=lambda pair: pair[0])
     if lag > bound:
-        return f"{lag} entries behind {state.upstream.name}, and {bound} is the bound"
+        return f"{lag} entries behind {state.upstream.name}; at most {bound} are allowed"
     return ""
 
 
 async def gather(relay: RelayState, limit: int = LISTED_CLIENTS) -> MetricsSnapshot:
-    """As `collect` of its server, with what there is to tell of upstreams; where there is no
-    server yet, that alone."""
+    """As `collect` of the relay's server, with the upstreams' metrics; only the latter while there
+    is no server."""
     if relay.server is None:
         snapshot = of_process()
     else:

@@ -1,7 +1,6 @@
-"""Where to cut a file back, so that it ends with a whole operation.
+"""Where to truncate a relay's file so that it ends at an operation boundary.
 
-Owns the choice between what is known of commits and what bookmarks tell. Reads the file alone,
-and changes nothing.
+Owns the choice between known ends of commits and bookmarks. Only reads the file.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from typing import Final
 from datastreamer.position import KEPT
 from datastreamer.storage.stream import DataStream
 
-MOST_BYTES: Final = 64 << 20
-"""So many bytes more are taken back for the sake of a whole operation."""
+MAX_EXTRA_BYTES: Final = 64 << 20
+"""Maximum number of extra bytes to truncate so that the file ends at an operation boundary."""
 
 
-def whole_before(stream: DataStream, common: int, commits: Sequence[int]) -> int:
-    """To how many entries to go back where only the first `common` are the same.
+def truncation_point(stream: DataStream, common: int, commits: Sequence[int]) -> int:
+    """The number of entries to keep if only the first `common` are the same.
 
-    `commits` are ends of commits at or before that, as far as any are known, in order: it is the
-    last. Else it is before the last bookmark, with which an operation begins as a rule. Where
-    neither is within `MOST_BYTES`, it is `common`.
+    `commits` are the known ends of commits up to `common`, in order: the result is the last one,
+    or, if none is known, the last bookmark, with which an operation usually begins. If neither is
+    within `MAX_EXTRA_BYTES`, it is `common`.
     """
     if commits and _is_near(stream, commits[-1], common):
         return commits[-1]
-    # The first entry that is not the same may be a bookmark itself.
+    # The first entry that differs may be a bookmark itself.
     end, count = min(common + 1, stream.total_entries), KEPT
     while end > 0:
         first = max(0, end - count)
@@ -40,4 +39,4 @@ def whole_before(stream: DataStream, common: int, commits: Sequence[int]) -> int
 
 def _is_near(stream: DataStream, number: int, common: int) -> bool:
     reader = stream.reader
-    return reader.cursor(common).offset - reader.cursor(number).offset <= MOST_BYTES
+    return reader.cursor(common).offset - reader.cursor(number).offset <= MAX_EXTRA_BYTES

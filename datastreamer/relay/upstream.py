@@ -1,8 +1,8 @@
-"""A relay's upstream: where it is, and whether it tells the story that our file holds.
+"""Connects a relay to an upstream and checks that both hold the same entries.
 
-Owns the comparison of an upstream with a file, and the search for the last entry that
-they have in common. Writes nothing but updates that the upstream reports; what follows from a
-difference is the relay's.
+Owns the comparison of an upstream with the file, and the search for the last entry that they have
+in common. Writes nothing but updates that the upstream reports; `relay.py` decides what follows
+from a difference.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ async def client_of(
     heartbeat: float | None = None,
     own: Collection[socket.socket] = (),
 ) -> AsyncIterator[Client]:
-    """A client that gives up where its connection is lost: the relay decides what is next.
+    """A client that does not reconnect: the relay decides which upstream is next.
 
-    `own` are the relay's listeners. Raises `PeerError` where one of them is at the other end: it
-    would always hold what we do, and keep us from the upstreams behind it.
+    `own` are the relay's listeners. Raises `PeerError` if one of them is at the other end: the
+    relay would always agree with itself, and never use the other upstreams.
     """
     async with connect(
         upstream.host,
@@ -74,14 +74,16 @@ async def client_of(
         token=upstream.token,
     ) as client:
         if client.leads_to(own):
-            raise PeerError(f"{client.peer} is this relay itself; nothing is to be had from it")
+            raise PeerError(
+                f"{client.peer} is this relay itself; name another server to relay from"
+            )
         yield client
 
 
 async def header_of(
     upstream: Upstream, stream_type: int, timeout: float, own: Collection[socket.socket] = ()
 ) -> Header:
-    """What the upstream says of its stream now. Raises `PeerError`."""
+    """The header of the upstream's stream now. Raises `PeerError`."""
     with trio.move_on_after(timeout):
         async with client_of(upstream, stream_type, timeout, own=own) as client:
             return await client.header()
@@ -90,29 +92,29 @@ async def header_of(
 
 @dataclass(slots=True)
 class Joined:
-    """An upstream whose entries go on where ours end. `rest` came with those compared: the
-    first of ours that are due, before those of `batches`; None: none did."""
+    """An upstream whose entries continue the file. `rest` are new entries that arrived with those
+    that were compared, to append before those of `batches`; None: there are none."""
 
     header: Header
     batches: Batches
     rest: EntryBatch | None
-    applying: ChangeApplier
+    change_applier: ChangeApplier
 
 
 async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
-    """The upstream's entries from our head on, once it is sure that it is the same stream.
+    """Join the upstream's stream at the file's head, after checking that it is the same stream.
 
-    What it changed since our file last agreed with it is applied first, if it can report that.
-    Then its last entries before our head are compared with ours: 256 of them, and more where the
-    last two operations are longer than that (see `_first_compared`). `timeout` bounds the time
-    in which nothing comes. Raises `UpstreamDiffers` and `PeerError`.
+    Changes since the file last agreed with the upstream are applied first, if it reports them.
+    Then its last entries before the file's head are compared: 256 of them, and more if the last
+    two operations are longer (see `_first_compared`). `timeout` bounds the time without any
+    answer. Raises `UpstreamDiffers` and `PeerError`.
     """
     with trio.move_on_after(timeout) as patience:
         header = await client.header()
         ours, theirs = Identity.of(stream.header), Identity.of(header)
         if ours != theirs:
             raise UpstreamMismatch(
-                f"{client.peer} serves another stream: {theirs}, where {stream.path} holds {ours}"
+                f"{client.peer} serves another stream: {theirs}, but {stream.path} holds {ours}"
             )
         total = stream.total_entries
         common = min(total, header.total_entries)
@@ -121,7 +123,7 @@ async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
         batches = client.follow(
             first, NOTHING_KNOWN if known is None else KnownHistory(known.stream_id, known.epoch)
         )
-        # Where it went back meanwhile it refuses, or nothing comes: the next attempt sees.
+        # If it was truncated meanwhile it refuses, or sends nothing: the next attempt finds out.
         await batches.__aenter__()
         joining = _Joining(client.peer, stream, first, common, batches.begun, known)
         rest = None
@@ -129,28 +131,28 @@ async def join(client: Client, stream: DataStream, timeout: float) -> Joined:
             batch = await batches.__anext__()
             patience.deadline = math.inf
             if batches.changes:
-                await trio.to_thread.run_sync(joining.hear, batches.changes)
+                await trio.to_thread.run_sync(joining.add_reports, batches.changes)
             else:
                 rest = batch[common - joining.at :] or None
                 await trio.to_thread.run_sync(joining.compare, batch)
             patience.deadline = trio.current_time() + timeout
         if common < total:
             raise UpstreamShorter(
-                f"{client.peer} holds {common} entries, and entries {common} to {total - 1}, "
-                "which are here, are in doubt",
+                f"{client.peer} holds only {common} entries; entries {common} to {total - 1} of "
+                "this relay are in doubt",
                 common,
             )
         await trio.to_thread.run_sync(joining.finish)
-        return Joined(header, batches, rest, joining.applying)
+        return Joined(header, batches, rest, joining.change_applier)
     raise NoAnswer(f"no answer from {client.peer} within {timeout:g} s")
 
 
 class _Joining:
-    """The comparison of an upstream's last entries with ours, from entry `at` on.
+    """Compares an upstream's last entries with the file's, from entry `at` on.
 
-    What it reports as changed is applied. Where it cannot report all that changed since our file
-    agreed with it, entries that differ may have been updated: how many at most, its epoch tells.
-    These are not replaced here: they stay in the range that is compared in the background.
+    Reported changes are applied. If the upstream cannot report all changes since the file agreed
+    with it, entries that differ may have been updated: its epoch limits how many. These are not
+    replaced here: they remain in the range that is compared in the background.
     """
 
     def __init__(
@@ -168,56 +170,59 @@ class _Joining:
         self._common = common
         self._total = stream.total_entries
         self._upto = 0 if begun is None else begun.epoch
-        self._another = False
+        self._other_stream = False
         # The first entry that differs, and how many do.
         self._differs_from: int | None = None
         self._differing = 0
-        # From here on the upstream's entries are not those that our file agreed with.
+        # From this entry on, the upstream's entries are not those that the file agreed with.
         self._cut = self._total
         agreement, keep = known, True
         if begun is None or begun.reports is Reports.NEVER:
             agreement = None
         elif begun.reports is Reports.UNKNOWN:
-            # Each rise of the epoch is one update at most, of an entry there or of one of ours.
-            # After a crash what the file keeps may be too old to be `known`, but names the stream.
+            # Each rise of the epoch is at most one update, of an entry there or in the file. After
+            # a crash the stored agreement may be too old to be `known`, but names the stream.
             kept = stream.agreement
-            self._another = kept is None or kept.stream_id != begun.stream_id
-            newer = not self._another and known is not None and known.epoch <= begun.epoch
+            self._other_stream = kept is None or kept.stream_id != begun.stream_id
+            newer = not self._other_stream and known is not None and known.epoch <= begun.epoch
             allowance = -known.epoch if known is not None and newer else stream.epoch
             agreement = Agreement(
                 begun.stream_id, begun.epoch, stream.epoch, 0, self._total, allowance
             )
-            # That with the upstream before is good for as long as this one is not joined.
+            # The agreement with the previous upstream stays valid until this one is joined.
             keep = False
-        self.applying = ChangeApplier(stream, peer, agreement, keep=keep)
+        self.change_applier = ChangeApplier(stream, peer, agreement, keep=keep)
 
     @property
     def lacks_reports(self) -> bool:
-        """Whether changes are still to be reported that were made before the join."""
-        return self.applying.agreement is not None and self.applying.heard_epoch < self._upto
+        """Whether changes made before the join are still to be reported."""
+        return (
+            self.change_applier.agreement is not None
+            and self.change_applier.reported_epoch < self._upto
+        )
 
-    def hear(self, changes: deque[ChangeReceived]) -> None:
-        """Apply what was reported. Raises what `ChangeApplier.apply` does.
+    def add_reports(self, changes: deque[ChangeReceived]) -> None:
+        """Apply reported changes. Raises what `ChangeApplier.apply` does.
 
-        An update of an entry that was written after a truncation is not applied: whether it is an
-        update of ours, the comparison of what was truncated tells.
+        An update of an entry that was written after a truncation is not applied: the comparison
+        of the truncated range decides whether it fits the file's entry.
         """
-        applying = self.applying
+        change_applier = self.change_applier
         for at, change in enumerate(changes):
             if change.entry is None and change.first < self._total:
-                applying.doubt(change.first, self._total)
+                change_applier.add_uncompared(change.first, self._total)
                 self._cut = min(self._cut, change.first)
             elif change.entry is not None and self._cut <= change.first < self._total:
                 changes[at] = replace(change, entry=None)
-        applying.hear(changes, 0)
-        applying.apply()
+        change_applier.add_reports(changes, 0)
+        change_applier.apply()
 
     def compare(self, batch: EntryBatch) -> None:
-        """Compare the entries that are next. Changes nothing.
+        """Compare the next entries. Changes nothing.
 
-        Raises `UpstreamRewritten` if those that differ cannot be updates, or come from another
-        stream:
-        there the last entries are what tells that the history is the same.
+        Raises `UpstreamRewritten` if those that differ cannot be updates, or if the upstream is
+        not the one that the file agreed with: then only equal last entries prove that the history
+        is the same.
         """
         if batch.first_number != self.at or self.lacks_reports:
             raise ProtocolViolation(f"{self._peer} sent entry {batch.first_number} out of turn")
@@ -229,27 +234,27 @@ class _Joining:
         if self._differs_from is None:
             self._differs_from = differing[0].number
         number = self._differs_from
-        if self._another or not self.applying.takes_as_updates(differing, self._differing):
+        if self._other_stream or not self.change_applier.can_be_updates(differing, self._differing):
             raise UpstreamRewritten(
-                f"{self._peer} tells another history: its entry {number} is not the one "
-                f"that is here, of {self._total}",
-                # Behind nothing that is the same, only a beginning is certain.
+                f"{self._peer} has another history: its entry {number} differs from this relay's, "
+                f"which holds {self._total}",
+                # Without an equal entry before it, it is the first that differs only at entry 0.
                 number if number > self._first or self._first == 0 else None,
             )
         self._differing += len(differing)
 
     def finish(self) -> None:
-        """The upstream's entries are kept from now on."""
-        self.applying.begin(self._total if self._differing else self._first)
+        """Entries of the upstream are appended from now on."""
+        self.change_applier.begin(self._total if self._differing else self._first)
 
 
 def _first_compared(stream: DataStream, end: int) -> int:
-    """The first entry to compare before entry `end`.
+    """The first entry to compare, for a comparison that ends before entry `end`.
 
-    A block that was replaced may end in as many of the same entries as it has transactions. So
-    it is the last two operations at least: where these begin bookmarks tell, of which an
-    operation has two at most, as a rule. Without them, or with very long ones, so many entries
-    are compared as are within `_MOST_COMPARED` bytes, more or less.
+    A replaced block may end with as many equal entries as it has transactions. So at least the
+    last two operations are compared: bookmarks, of which an operation usually has at most two,
+    show where these begin. Without bookmarks, or with very long operations, about
+    `_MOST_COMPARED` bytes of entries are compared.
     """
     first = reached = max(0, end - KEPT)
     while True:
@@ -269,7 +274,7 @@ def _first_compared(stream: DataStream, end: int) -> int:
 
 
 def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:
-    """Those of an upstream's entries that are not ours; we have all of these."""
+    """The upstream's entries that differ from the file's, which holds all of these numbers."""
     begin, found = theirs.first_number, []
     for ours in stream.batches(begin, theirs.next_number):
         same = theirs[ours.first_number - begin : ours.next_number - begin]
@@ -279,10 +284,10 @@ def _differing(stream: DataStream, theirs: EntryBatch) -> list[Entry]:
 
 
 async def common_entries(client: Client, stream: DataStream, most: int) -> int:
-    """How many of our first `most` entries the upstream holds too, at least; by bisection.
+    """How many of the file's first `most` entries the upstream also holds, by bisection.
 
-    Each step compares a run of 256 entries, never one alone: blocks that differ may end in
-    the same bytes. Raises `PeerError`.
+    Each step compares a run of 256 entries: different blocks may end in equal entries. Raises
+    `PeerError`.
     """
     same, end = 0, most
     while same < end:
@@ -296,8 +301,8 @@ async def common_entries(client: Client, stream: DataStream, most: int) -> int:
 
 
 async def _difference(client: Client, stream: DataStream, first: int, end: int) -> int | None:
-    """An entry from `first` up to `end` that is not the same: the last, if that is not (one
-    question tells), else the first of them."""
+    """An entry from `first` up to `end` that differs: the last one, if it does (one query), else
+    the first that does; None if all are equal."""
     differing = await _differs_at(client, stream, range(end - 1, end))
     if differing is not None:
         return differing

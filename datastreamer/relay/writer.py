@@ -1,4 +1,4 @@
-"""What arrives from an upstream, written to our file: in the loop's turn or in a thread.
+"""Writes what arrives from an upstream to the relay's file, in the event loop or in a thread.
 
 Owns the order of writes, and that the event loop does not wait for the disk. Knows no
 connection.
@@ -19,37 +19,36 @@ from datastreamer.relay.apply_changes import ChangeApplier, Compared
 from datastreamer.storage.stream import DataStream
 
 AT_ONCE: Final = 64 << 10
-"""Bytes that are written in the loop's own turn: that takes less time than a thread does to
-begin. Behind more than that comes more, as a rule, and a thread receives and writes it."""
+"""Batches up to this size are written in the event loop: starting a thread takes longer. Larger
+ones are usually followed by more, which a thread receives and writes."""
 
 TURN_SECONDS: Final = 0.1
-"""So long a thread goes on before the loop looks at how far it is."""
-
+"""Time after which a thread returns to the event loop to report progress."""
 
 COMMIT_BYTES: Final = 8 << 20
-"""Where more comes than is written, and nobody tells where operations end, so many bytes are a
-commit."""
+"""Bytes per commit, if entries arrive faster than they are written and the upstream does not report
+operation boundaries."""
 
 BACKLOG_BYTES: Final = 64 << 20
-"""So much of what there was on joining is kept unseen; of a longer backlog a commit is at least so
-much, up to a bookmark."""
+"""A backlog up to this size is one commit; a longer one is committed in parts of at least this
+size, each of which ends before a bookmark."""
 
 UNMARKED_BYTES: Final = 512 << 20
-"""Where no bookmark comes, so many bytes of a backlog are a commit."""
+"""Bytes per commit of a backlog without bookmarks."""
 
 
 class RelayWriter:
-    """What one upstream sends after a join, appended to the file in order.
+    """Appends what one upstream sends after a join, in order.
 
-    Where it tells the ends of its commits a commit here is one or more of its own, whole: what
-    comes before the end is written to its place, unseen, and memory is bounded however long
-    that takes. A long backlog alone, whose inner ends nobody knows, is committed in parts that end
-    before a bookmark; what comes behind it never is. Where no end is told, a commit is what has
-    arrived, up to some MiB. None waits for the disk; readers see it as the stream's sync policy
-    says.
+    If the upstream reports the ends of its commits, a commit here is one or more whole commits of
+    the upstream: entries before the end are written to their place but are not visible, and
+    memory is bounded. Only a long backlog, whose inner boundaries are not reported, is committed
+    in parts, each of which ends before a bookmark. If no ends are reported, a commit is what has
+    arrived, up to some MiB. No commit waits for the disk; readers see it according to the
+    stream's sync policy.
 
-    What the upstream reports as changed is applied in order: at once where no operation is being
-    received, else at its end. One thread at a time.
+    Changes that the upstream reports are applied in order: at once, or at the end of the operation
+    that is being received. One thread at a time.
     """
 
     def __init__(
@@ -58,80 +57,80 @@ class RelayWriter:
         batches: Batches,
         commits: MutableSequence[int],
         backlog: int,
-        applying: ChangeApplier,
+        change_applier: ChangeApplier,
     ) -> None:
-        """`commits` is given the total of each commit that ends where one of the upstream's
-        does; `backlog` is how many entries the upstream held on joining."""
+        """`commits` gets the total of each commit that ends at an end of an upstream's commit;
+        `backlog` is the number of entries that the upstream held at the join."""
         self._commits = commits
         self._backlog = backlog
         self._stream = stream
         self._batches = batches
-        self._applying = applying
-        # Held while anything is written.
+        self._change_applier = change_applier
+        # Held during writes.
         self._writing = trio.Lock()
         self._next = stream.next_entry
         self._op = stream.atomic_op()
         # Bytes of the open operation.
         self._size = 0
 
-    async def keep(self, batch: EntryBatch) -> int:
-        """Take a batch, and of those behind it such as come without a wait; gives the number
-        of the next entry.
+    async def write(self, batch: EntryBatch) -> int:
+        """Write a batch and those after it that arrive without a wait; returns the number of the
+        next entry.
 
-        Raises what `take` does, and what the batches do; what was committed before stays.
+        Raises what `place` does, and what the batches do; earlier commits remain.
         """
         try:
-            # Without a turn of the loop, where nobody else writes.
+            # Without a turn of the event loop if no other task writes.
             self._writing.acquire_nowait()
         except trio.WouldBlock:
             await self._writing.acquire()
         try:
             size = self._size + batch.nbytes
-            changed = self._applying.waiting or self._batches.changes
+            changed = self._change_applier.waiting or self._batches.changes
             if size <= AT_ONCE and not changed and self._stream.can_commit_at_once(size):
                 self.add(batch)
             else:
-                told = self._batches.commit_ahead is not None
-                await trio.to_thread.run_sync(self.take if told else self.add, batch)
-                await self._batches.pour(self.take, self.settle, TURN_SECONDS)
+                has_ends = self._batches.commit_ahead is not None
+                await trio.to_thread.run_sync(self.place if has_ends else self.add, batch)
+                await self._batches.pour(self.place, self.end_turn, TURN_SECONDS)
             await self._apply_all()
         finally:
             self._writing.release()
         return self._next
 
     async def compared(self, found: Compared) -> None:
-        """Take what a comparison of older entries found. Raises what `take` does."""
+        """Take what a comparison of older entries found. Raises what `place` does."""
         async with self._writing:
-            self._applying.compared(found)
+            self._change_applier.compared(found)
             await self._apply_all()
 
     def add(self, batch: EntryBatch) -> None:
-        """Take a small batch by a copy of its bytes, and commit where no end is told. As `take`."""
+        """Append a small batch by copying it, and commit if no ends are reported. As `place`."""
         self._begin(batch)
         self._op.add_batch(batch)
-        self._went_on(batch, 0)
+        self._advance(batch, 0)
 
-    def take(self, batch: EntryBatch) -> None:
+    def place(self, batch: EntryBatch) -> None:
         """Write a batch; its memory is not to change before the next call or the commit.
 
-        Raises `ProtocolViolation` for entries that are not due, and what a commit raises; an
-        operation that failed is rolled back. A batch of no entries comes with changes.
+        Raises `ProtocolViolation` for entries that are not the next, and what a commit raises; an
+        operation that failed is rolled back. A batch without entries carries changes.
         """
         if self._batches.changes:
-            self._applying.hear(self._batches.changes, self._next)
+            self._change_applier.add_reports(self._batches.changes, self._next)
             self._apply()
         for part in self._parts(batch) if batch else ():
             self._begin(part)
             self._op.place_batch(part)
-            self._went_on(part, COMMIT_BYTES)
+            self._advance(part, COMMIT_BYTES)
 
-    def settle(self) -> None:
-        """All that has arrived was taken."""
-        if not self._told:
+    def end_turn(self) -> None:
+        """Everything that has arrived was written."""
+        if not self._has_commit_ends:
             self.commit()
 
     def commit(self) -> None:
-        """Make known what was taken. Raises what a commit does; none of it is appended then."""
+        """Commit the open operation. Raises what a commit does; then none of it is appended."""
         if not self._op.is_open:
             return
         try:
@@ -140,17 +139,17 @@ class RelayWriter:
             self.drop()
 
     def drop(self) -> None:
-        """Forget what was taken and is not committed."""
+        """Roll back what is not committed."""
         if self._op.is_open:
             self._stream.rollback_atomic_op()
         self._size = 0
 
     @property
-    def _told(self) -> bool:
+    def _has_commit_ends(self) -> bool:
         return self._batches.commit_ahead is not None
 
     def _parts(self, batch: EntryBatch) -> Iterator[EntryBatch]:
-        """The batch, or what of it belongs to the commit that is open and then the rest."""
+        """The batch, or the part of it that belongs to the open commit and then the rest."""
         ahead, size = self._batches.commit_ahead, self._size + batch.nbytes
         there = self._backlog - batch.first_number
         if there < 0 or ahead in (None, batch.next_number) or size < BACKLOG_BYTES:
@@ -173,21 +172,20 @@ class RelayWriter:
             self._size = 0
         if batch.first_number != self._op.next_number:
             raise ProtocolViolation(
-                f"entry {batch.first_number} came, where entry {self._op.next_number} was due"
+                f"received entry {batch.first_number}, but entry {self._op.next_number} is the next"
             )
 
     async def _apply_all(self) -> None:
-        """As `_apply`, until all is applied: each turn of the thread can be the last."""
-        while self._applying.waiting and not self._op.is_open:
+        """As `_apply`, until everything is applied; can be cancelled between its turns."""
+        while self._change_applier.waiting and not self._op.is_open:
             await trio.to_thread.run_sync(self._apply)
 
     def _apply(self) -> None:
-        """Apply what was changed, for a moment; in the middle of an operation that waits for its
-        end."""
-        if self._applying.waiting and not self._op.is_open:
-            self._applying.apply(TURN_SECONDS)
+        """Apply changes for a moment; within an operation they wait for its end."""
+        if self._change_applier.waiting and not self._op.is_open:
+            self._change_applier.apply(TURN_SECONDS)
 
-    def _went_on(self, batch: EntryBatch, most: int) -> None:
+    def _advance(self, batch: EntryBatch, most: int) -> None:
         self._size += batch.nbytes
         self._next = batch.next_number
         ahead = self._batches.commit_ahead
@@ -201,7 +199,7 @@ class RelayWriter:
 
 
 def _last_bookmark(batch: EntryBatch) -> int | None:
-    """Where in the batch its last bookmark stands; None where it has none."""
+    """The index of the batch's last bookmark; None if it has none."""
     if not batch.count(TYPE_BOOKMARK):
         return None
     types = batch.types

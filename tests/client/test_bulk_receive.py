@@ -132,12 +132,12 @@ def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
         expected = []
         for first in range(0, 40, 8):
             entries = [Entry(first + n, 1, bytes(size // 8 - 17)) for n in range(8)]
-            pouring.take(scan(b"".join([entry.pack() for entry in entries]), first))
+            pouring.place(scan(b"".join([entry.pack() for entry in entries]), first))
             expected.append(stream.total_entries)
         each = -(-keeping.COMMIT_BYTES // (size // 8 * 8))
         assert expected == [(n + 1) // each * each * 8 for n in range(5)]
-        with pytest.raises(ProtocolViolation, match="entry 41 came, where entry 40 was due"):
-            pouring.take(scan(Entry(41, 1, b"").pack(), 41))
+        with pytest.raises(ProtocolViolation, match="received entry 41, but entry 40 is the next"):
+            pouring.place(scan(Entry(41, 1, b"").pack(), 41))
         pouring.commit()
         assert stream.total_entries == 40
         pouring.commit()

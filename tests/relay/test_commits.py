@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import StreamFileError
-from datastreamer.relay import truncation_point as whole
-from datastreamer.relay import writer as keeping
+from datastreamer.relay import truncation_point as truncation_module
+from datastreamer.relay import writer
 from datastreamer.relay.relay import Relay
-from datastreamer.relay.truncation_point import whole_before
+from datastreamer.relay.truncation_point import truncation_point
 from datastreamer.storage.stream import DataStream
 from tests.network.proxy import NONE, FaultyServer
 from tests.network.stub import Stub, sample
@@ -306,20 +306,20 @@ def test_where_a_file_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with new(tmp_path / "stream.bin") as stream:
         with stream.atomic_op() as op:
             op.add_entries(1, [b"no bookmark"] * 1000)
-        assert whole_before(stream, 700, []) == 700
-        assert whole_before(stream, 700, [1, 600]) == 600
+        assert truncation_point(stream, 700, []) == 700
+        assert truncation_point(stream, 700, [1, 600]) == 600
         with stream.atomic_op() as op:
             op.add_bookmark(b"block")
             op.add_entries(1, [bytes(1000)] * 2000)
         for common in (1000, 1001, 1300, 3000):
-            assert whole_before(stream, common, []) == 1000
-            assert whole_before(stream, common, [20]) == 20
-        assert whole_before(stream, 999, []) == 999
-        assert whole_before(stream, 0, []) == 0
-        monkeypatch.setattr(whole, "MOST_BYTES", MIB)
-        assert whole_before(stream, 1300, [20]) == 20
-        assert whole_before(stream, 2020, [20]) == 1000
-        assert whole_before(stream, 3000, [20]) == 3000
+            assert truncation_point(stream, common, []) == 1000
+            assert truncation_point(stream, common, [20]) == 20
+        assert truncation_point(stream, 999, []) == 999
+        assert truncation_point(stream, 0, []) == 0
+        monkeypatch.setattr(truncation_module, "MAX_EXTRA_BYTES", MIB)
+        assert truncation_point(stream, 1300, [20]) == 20
+        assert truncation_point(stream, 2020, [20]) == 1000
+        assert truncation_point(stream, 3000, [20]) == 3000
 
 
 # A long backlog, which clients are not to wait for.
@@ -329,7 +329,7 @@ async def test_a_long_backlog_is_shown_as_it_comes(
     tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts that end before a bookmark; what comes later, however long, is seen whole."""
-    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 2 * MIB)
+    monkeypatch.setattr(writer, "BACKLOG_BYTES", 2 * MIB)
     for _ in range(400):
         source.commit([200] * 200)
     async with nursery_for() as nursery:
@@ -351,8 +351,8 @@ async def test_a_long_backlog_is_shown_as_it_comes(
 async def test_a_long_backlog_without_bookmarks(
     tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 1 * MIB)
-    monkeypatch.setattr(keeping, "UNMARKED_BYTES", 4 * MIB)
+    monkeypatch.setattr(writer, "BACKLOG_BYTES", 1 * MIB)
+    monkeypatch.setattr(writer, "UNMARKED_BYTES", 4 * MIB)
     with source.stream.atomic_op() as op:
         op.add_entries(1, [bytes(1000)] * 16_000)
     async with nursery_for() as nursery:
@@ -368,8 +368,8 @@ async def test_what_comes_after_the_backlog_is_seen_whole(
     tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch, there: int
 ) -> None:
     """Also where there was none: a relay that joins at the end."""
-    monkeypatch.setattr(keeping, "BACKLOG_BYTES", 2 * MIB)
-    monkeypatch.setattr(keeping, "UNMARKED_BYTES", 4 * MIB)
+    monkeypatch.setattr(writer, "BACKLOG_BYTES", 2 * MIB)
+    monkeypatch.setattr(writer, "UNMARKED_BYTES", 4 * MIB)
     if there:
         source.commit([8] * there)
     async with nursery_for() as nursery:
@@ -425,10 +425,10 @@ async def test_what_fails_after_each_join_is_said_once(
     said = [record.getMessage() for record in caplog.records if record.name.endswith("relay")]
     name = f"127.0.0.1:{server.port}"
     assert said == [
-        f"relaying from {name}: entry 0 is next, it holds 5",
+        f"relaying from {name}: next entry 0, the upstream holds 5",
         f"caught up with {name} at entry 5",
         f"{name}: relay.bin: the disk is full",
-        f"relaying from {name}: entry 5 is next, it holds 10",
+        f"relaying from {name}: next entry 5, the upstream holds 10",
         f"caught up with {name} at entry 10",
     ]
 

@@ -50,11 +50,11 @@ async def test_stops_where_the_upstream_was_cut_back(
         upstream.truncate(60)
         await relay.relay.until(lambda: relay.relay.failure is not None)
         assert isinstance(relay.relay.failure, UpstreamShorter)
-        assert "holds 60 entries, and entries 60 to 99" in str(relay.relay.failure)
+        assert "holds only 60 entries; entries 60 to 99" in str(relay.relay.failure)
         fill(upstream, 100, salt=b"other")
         await relay.has(100)
         assert relay.stream.total_entries == 100
-    assert "nothing is downloaded any more, 100 entries are served on" in caplog.text
+    assert "the download has stopped, 100 entries are still served" in caplog.text
 
 
 async def test_stops_where_the_upstream_was_rewritten(tmp_path: Path, upstream: DataStream) -> None:
@@ -170,13 +170,13 @@ async def test_fails_over_and_goes_back(
             await one.start()
             await relay.relay.until(lambda: relay.relay.states[0].entries == 100)
             assert relay.relay.current is relay.relay.states[1]
-            await relay.relay.until(lambda: relay.relay.states[0].told_behind)
-            assert "holds 100 entries: entries 100 to 119 are in doubt" in caplog.text
+            await relay.relay.until(lambda: relay.relay.states[0].reported_shorter)
+            assert "holds only 100 entries: entries 100 to 119 are in doubt" in caplog.text
             fill(upstream, 30)
             await relay.relay.until(lambda: relay.relay.current is relay.relay.states[0])
             await relay.has(130)
             assert contents(relay.stream) == contents(upstream)
-    assert "is there again, going back to it" in caplog.text
+    assert "is reachable again, returning to it" in caplog.text
 
 
 async def test_waits_for_an_upstream_that_is_merely_behind(
@@ -191,7 +191,7 @@ async def test_waits_for_an_upstream_that_is_merely_behind(
             )
             await relay.has(100)
             await one.stop()
-            await relay.relay.until(lambda: relay.relay.states[1].behind_since is not None)
+            await relay.relay.until(lambda: relay.relay.states[1].shorter_since is not None)
             assert relay.stream.total_entries == 100
             with second.atomic_op() as op:
                 for batch in upstream.batches(90):
@@ -199,7 +199,7 @@ async def test_waits_for_an_upstream_that_is_merely_behind(
             fill(second, 5)
             await relay.has(105)
             assert contents(relay.stream) == contents(second)
-    assert "entries 90 to 99, which are here, are in doubt" in caplog.text
+    assert "entries 90 to 99 of this relay are in doubt" in caplog.text
 
 
 async def test_follows_one_that_stays_behind_when_patience_ends(
@@ -342,7 +342,7 @@ async def test_two_that_tell_different_histories_are_not_followed_to_and_fro(
             await relay.relay.until(lambda: relay.relay.current is first)
             await relay.relay.until(lambda: relay.stream.total_entries == 180)
             assert contents(relay.stream) == contents(upstream)
-            assert later.overruled
+            assert later.distrusted
             await one.stop()
             await relay.relay.until(lambda: later.set_aside is not None)
             assert relay.stream.total_entries == 180

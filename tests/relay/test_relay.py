@@ -266,7 +266,7 @@ async def test_one_that_was_ended_before_it_began_does_not_begin(
             with pytest.raises(UsageError, match="grace is 0 seconds or more"):
                 await relay.finish(grace)  # type: ignore[arg-type]
         assert await relay.finish()
-        with pytest.raises(UsageError, match="this relay was ended"):
+        with pytest.raises(UsageError, match="this relay was finished"):
             await relay.run()
         assert not (tmp_path / "relay.bin").exists()
 
@@ -285,7 +285,7 @@ async def test_one_that_is_ended_while_it_waits_for_an_upstream_serves_nobody(
             assert await relay.finish()
 
         nursery.start_soon(ended)
-        with pytest.raises(UsageError, match="this relay was ended"):
+        with pytest.raises(UsageError, match="this relay was finished"):
             await relay.run()
         assert relay.server is None
 
@@ -350,7 +350,7 @@ async def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"127\.0\.0\.1:1 is named 2 times"):
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:1 is given 2 times"):
         Relay([("127.0.0.1", 1), ("b", 1), ("127.0.0.1", 1)], tmp_path / "r")
     with pytest.raises(UsageError, match="needs a server"):
         Relay([], tmp_path / "r")

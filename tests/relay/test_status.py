@@ -95,7 +95,7 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
             state.entries = entries
             assert (await told(relay, "/readyz"))[0] == code
         _, why = await told(relay, "/readyz")
-        assert why == f"51 entries behind 127.0.0.1:{server.port}, and 50 is the bound\n"
+        assert why == f"51 entries behind 127.0.0.1:{server.port}; at most 50 are allowed\n"
         assert (await told(relay, "/healthz"))[0] == 200
         state.entries = 100
         # What is here is served, also when its upstream is gone.
@@ -127,8 +127,8 @@ async def test_before_an_upstream_has_answered(tmp_path: Path, upstream: DataStr
     with new(tmp_path / "old.bin") as old:
         fill(old, 10)
     for file, why in (
-        ("none.bin", "no upstream has said yet whose stream this is\n"),
-        ("old.bin", "no upstream has said yet how far it is\n"),
+        ("none.bin", "no upstream has answered yet, so the stream is not known\n"),
+        ("old.bin", "no upstream has reported its head yet\n"),
     ):
         relay = Relay([("127.0.0.1", 1)], tmp_path / file, host="127.0.0.1", port=0, metrics_port=0)
         rig = Rig(relay, 0)

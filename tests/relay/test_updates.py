@@ -21,7 +21,7 @@ from datastreamer.protocol.following import (
 )
 from datastreamer.protocol.messages import OK, Capabilities, CapabilitiesQuery, encode_commit
 from datastreamer.protocol.server import Event
-from datastreamer.relay import apply_changes as applying
+from datastreamer.relay import apply_changes
 from datastreamer.relay import compare as comparing
 from datastreamer.relay.apply_changes import UpstreamRewritten
 from datastreamer.server.session import Session
@@ -184,14 +184,14 @@ async def test_what_nobody_reports_is_found_by_hashes(
             assert again.relay.failure is None
             assert again.stream.epoch == len(set(numbers)) + 2 * (not kept)
             replaced = len(set(numbers)) + (not kept)
-            assert caplog.text.count("without our hearing of it") == replaced
+            assert caplog.text.count("and did not report it") == replaced
             await again.stop()
             # All is known now: nothing is compared again.
             caplog.clear()
             again = await relaying(nursery, tmp_path / "relay.bin", server.port)
             update(stream, 5, b"x")
             await same(again, stream)
-            assert "are compared with the upstream's" not in caplog.text
+            assert "comparing entries" not in caplog.text
 
 
 async def test_a_rewritten_history_is_no_update(
@@ -412,13 +412,13 @@ def replaced(entry: Entry, **changed: Any) -> bytes:
 
 SAMPLE = sample(60)
 NONSENSE = [
-    pytest.param(replaced(SAMPLE[31], data=b"x" * 30), "is no update of ours", id="length"),
-    pytest.param(replaced(SAMPLE[31], type=99), "is no update of ours", id="type"),
-    pytest.param(replaced(SAMPLE[30], type=1), "is no update of ours", id="bookmark here"),
+    pytest.param(replaced(SAMPLE[31], data=b"x" * 30), "but this relay's entry has type", id="length"),
+    pytest.param(replaced(SAMPLE[31], type=99), "but this relay's entry has type", id="type"),
+    pytest.param(replaced(SAMPLE[30], type=1), "but this relay's entry has type", id="bookmark here"),
     pytest.param(replaced(SAMPLE[30]), "an update of bookmark 30", id="bookmark there"),
     pytest.param(encode_truncation(5, 60), "to epoch 5 after epoch 5", id="epoch"),
     pytest.param(encode_truncation(6, 60) * 2, "to epoch 6 after epoch 6", id="epoch again"),
-    pytest.param(encode_truncation(6, 30), "went back to 30 entries", id="truncation"),
+    pytest.param(encode_truncation(6, 30), "truncated its stream to 30 entries", id="truncation"),
     pytest.param(b"\xf6" + bytes(40), "a change of 0 bytes", id="zeros"),
     pytest.param(b"\xf6" + b"\xff" * 40, "a change of 4294967295 bytes", id="ones"),
 ]
@@ -484,11 +484,11 @@ async def test_updates_wait_for_the_end_of_an_operation(
             assert list(rig.stream.entries()) == expected
             await rig.stop()
     # Of a long operation so many updates are not kept.
-    monkeypatch.setattr(applying, "MOST_WAITING", 100)
+    monkeypatch.setattr(apply_changes, "MAX_WAITING_BYTES", 100)
     with FaultyServer(*[(functools.partial(Hostile, 60, half + updates), NONE)] * 9) as it:
         async with nursery_for() as nursery:
             rig = await relaying(nursery, tmp_path / "other.bin", it.port, look_seconds=1000)
-            words = "updated entries while it sent a long operation"
+            words = "updated too many entries within one operation"
             await rig.relay.until(lambda: words in rig.relay.states[0].lost)
             assert list(rig.stream.entries()) == SAMPLE
             await rig.stop()
