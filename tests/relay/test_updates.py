@@ -412,9 +412,9 @@ def replaced(entry: Entry, **changed: Any) -> bytes:
 
 SAMPLE = sample(60)
 NONSENSE = [
-    pytest.param(replaced(SAMPLE[31], data=b"x" * 30), "but this relay's entry has type", id="length"),
-    pytest.param(replaced(SAMPLE[31], type=99), "but this relay's entry has type", id="type"),
-    pytest.param(replaced(SAMPLE[30], type=1), "but this relay's entry has type", id="bookmark here"),
+    pytest.param(replaced(SAMPLE[31], data=b"x" * 30), "relay's entry has type", id="length"),
+    pytest.param(replaced(SAMPLE[31], type=99), "relay's entry has type", id="type"),
+    pytest.param(replaced(SAMPLE[30], type=1), "relay's entry has type", id="bookmark here"),
     pytest.param(replaced(SAMPLE[30]), "an update of bookmark 30", id="bookmark there"),
     pytest.param(encode_truncation(5, 60), "to epoch 5 after epoch 5", id="epoch"),
     pytest.param(encode_truncation(6, 60) * 2, "to epoch 6 after epoch 6", id="epoch again"),
