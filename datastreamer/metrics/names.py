@@ -101,11 +101,11 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_clients": Metric("gauge", "Connected clients, by state.", ("state",)),
     "datastreamer_clients_limit": Metric("gauge", "Maximum number of connected clients."),
     "datastreamer_reserved_clients": Metric(
-        "gauge", "Clients above that limit, in places reserved for known clients."
+        "gauge", "Clients above that limit, in slots reserved for known clients."
     ),
-    "datastreamer_reserved_clients_limit": Metric("gauge", "Places reserved for known clients."),
+    "datastreamer_reserved_clients_limit": Metric("gauge", "Slots reserved for known clients."),
     "datastreamer_provisional_clients": Metric(
-        "gauge", "Connections without a place that may still authenticate."
+        "gauge", "Connections with a provisional slot, which may still authenticate."
     ),
     "datastreamer_clients_lag_entries": Metric(
         "gaugehistogram",
