@@ -160,7 +160,13 @@ class AsyncDriver(ABC):
                 while True:
                     effect = steps.send(result) if failure is None else steps.throw(failure)
                     failure = None
-                    result = await self.perform(effect)
+                    # Most effects, without a call between.
+                    if type(effect) is Receive and effect.seconds is None:
+                        result = await effect.channel.receive_into(effect.buffer)
+                    elif type(effect) is Send and effect.seconds is None:
+                        result = await effect.channel.send(effect.data)
+                    else:
+                        result = await self.perform(effect)
             except StopIteration as done:
                 outcome: T = done.value
                 return outcome

@@ -115,6 +115,7 @@ class ClientEngine(ForkGuard):
         self.closed_on_asking = False
         self.channel: Channel | None = None
         self._driver = driver
+        self._turn = driver.turn
         self._timeout = timeout
         self._endurance = endurance
         # Whether this server may be asked what it can do: some close on the question.
@@ -152,8 +153,7 @@ class ClientEngine(ForkGuard):
         A call that is underway raises `StreamClosed`.
         """
         self._closed = True
-        if self._driver.turn.acquire(False):
-            yield from self._release()
+        if (yield from self._close_down()):
             return
         if self._ours:
             yield Interrupt(self.channel)
@@ -193,7 +193,9 @@ class ClientEngine(ForkGuard):
             yield from self._judge(error, in_step=not self._connection.outstanding)
             raise
         finally:
-            yield from self._release()
+            self._release()
+            if self._closed:
+                yield from self._close_down()
 
     def begin(self, iteration: OpenIteration) -> Steps[None]:
         """The first part of an exchange of many parts."""
@@ -228,7 +230,9 @@ class ClientEngine(ForkGuard):
             yield from self._drop()
             raise
         finally:
-            yield from self._release()
+            self._release()
+            if self._closed:
+                yield from self._close_down()
 
     def advance(self, iteration: OpenIteration, seconds: float | None) -> Steps[Any]:
         """The next part, `LOST`, or None at the end. Cancelled, it can be asked for again."""
@@ -243,7 +247,7 @@ class ClientEngine(ForkGuard):
                 # steps of an exchange.
                 item = work.arrived()
                 if item is None and self.channel is not None and work.hungry:
-                    yield from self._receive(self.channel, self._connection, seconds, work)
+                    yield from self._receive(self.channel, work, seconds)
                     item = work.arrived()
             if item is None:
                 item = yield from self._drive(work.advance(), seconds, work)
@@ -269,7 +273,9 @@ class ClientEngine(ForkGuard):
             iteration.recovery = None
             return item
         finally:
-            yield from self._release()
+            self._release()
+            if self._closed:
+                yield from self._close_down()
 
     def pour(
         self, iteration: OpenIteration, take: Take, settle: Settle, seconds: float
@@ -287,7 +293,9 @@ class ClientEngine(ForkGuard):
             yield from self._judge(error, in_step=in_step)
             raise
         finally:
-            yield from self._release()
+            self._release()
+            if self._closed:
+                yield from self._close_down()
 
     def settle(self, iteration: OpenIteration) -> Steps[None]:
         """End it, at the cost of the connection if it must be."""
@@ -296,18 +304,18 @@ class ClientEngine(ForkGuard):
             try:
                 yield from self._restore()
             finally:
-                yield from self._release()
+                self._release()
 
     def stop(self) -> Steps[None]:
         """End the open iteration, also while another task or thread waits for its next item."""
         while (active := self._active) is not None and self._ours:
-            if self._driver.turn.acquire(False):
+            if self._turn.acquire(False):
                 active.finish()
                 active.settled = True
                 try:
                     yield from self._restore()
                 finally:
-                    yield from self._release()
+                    self._release()
                 return
             if self._driver.threaded or self._rejoining:
                 active.finish()
@@ -316,7 +324,9 @@ class ClientEngine(ForkGuard):
             try:
                 request = active.work.request_stop()
                 if request and self.channel is not None:
-                    yield from self._send(self.channel, request, None)
+                    self._sending = True
+                    yield Send(self.channel, request)
+                    self._sending = False
             except BaseException:
                 yield from self._drop()
                 raise
@@ -328,21 +338,25 @@ class ClientEngine(ForkGuard):
 
     def _claim(self) -> None:
         self._ensure_ours()
-        if not self._driver.turn.acquire(False):
+        if not self._turn.acquire(False):
             raise UsageError("this client is in use; give each task and each thread its own")
 
-    def _release(self) -> Steps[None]:
+    def _release(self) -> None:
+        self._turn.release()
+        if self._released is not None:
+            self._released.set()
+            self._released = None
+
+    def _close_down(self) -> Steps[bool]:
+        """Close the connection, unless a call uses it, which does so at its end: whether it is
+        closed."""
+        if not self._turn.acquire(False):
+            return False
         try:
-            if self._closed:
-                yield from self._drop()
+            yield from self._drop()
         finally:
-            self._driver.turn.release()
-            if self._released is not None:
-                self._released.set()
-                self._released = None
-        # Another thread may have closed it too late for that.
-        if self._closed and self.channel is not None and self._driver.turn.acquire(False):
-            yield from self._release()
+            self._turn.release()
+        return True
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -363,7 +377,7 @@ class ClientEngine(ForkGuard):
             self._ensure_open()
             raise ConnectionLost(f"the connection to {self.peer} is lost")
         watched = work if isinstance(work, Resumable) else None
-        return (yield from self._exchange(flow, self.channel, self._connection, seconds, watched))
+        return self._exchange(flow, self.channel, self._connection, seconds, watched)
 
     def _exchange(
         self,
@@ -373,48 +387,48 @@ class ClientEngine(ForkGuard):
         seconds: float | None,
         watched: Resumable | None = None,
     ) -> Steps[T]:
+        receives = False
         try:
+            # Without a generator for each step: queries are many, and short.
             while True:
                 data = next(flow)
                 if data:
-                    yield from self._send(channel, data, seconds)
+                    self._sending = True
+                    yield Send(channel, data, seconds)
+                    self._sending = False
+                elif data is None and watched is not None:
+                    yield from self._receive(channel, watched, seconds)
                 elif data is None:
-                    yield from self._receive(channel, connection, seconds, watched)
+                    with connection.receive_buffer() as room:
+                        receives = True
+                        count = yield Receive(channel, room, seconds)
+                        receives = False
+                    connection.received(count)
         except StopIteration as done:
             outcome: T = done.value
             return outcome
-
-    def _send(self, channel: Channel, data: bytes, seconds: float | None) -> Steps[None]:
-        self._sending = True
-        try:
-            yield Send(channel, data, seconds)
         except TimeoutError:
             raise answer_timeout(self.peer, seconds or 0.0) from None
-        self._sending = False
+        except ConnectionLost as error:
+            if receives:
+                raise self._explained(error, connection) from None
+            raise
 
-    def _receive(
-        self,
-        channel: Channel,
-        connection: ClientConnection,
-        seconds: float | None,
-        watched: Resumable | None = None,
-    ) -> Steps[None]:
-        """Wait for bytes. With `watched` a silent server is asked on a second connection."""
-        heartbeat = None
-        if watched is not None and self._driver.reconnects:
-            heartbeat = self._endurance.heartbeat
+    def _receive(self, channel: Channel, work: Resumable, seconds: float | None) -> Steps[None]:
+        """Wait for bytes of a streaming. A silent server is asked on a second connection."""
+        heartbeat = self._endurance.heartbeat if self._driver.reconnects else None
         while True:
             try:
-                with connection.receive_buffer() as room:
+                with self._connection.receive_buffer() as room:
                     count = yield Receive(channel, room, heartbeat or seconds)
             except TimeoutError:
-                if watched is None or heartbeat is None:
+                if heartbeat is None:
                     raise answer_timeout(self.peer, seconds or 0.0) from None
-                yield from self._look_after(watched, heartbeat)
+                yield from self._look_after(work, heartbeat)
             except ConnectionLost as error:
-                raise self._explained(error, connection) from None
+                raise self._explained(error, self._connection) from None
             else:
-                connection.received(count)
+                self._connection.received(count)
                 return
 
     def _explained(self, error: ConnectionLost, connection: ClientConnection) -> ConnectionLost:

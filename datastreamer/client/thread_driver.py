@@ -61,7 +61,13 @@ class ThreadDriver:
                 while True:
                     effect = steps.send(result) if failure is None else steps.throw(failure)
                     failure = None
-                    result = self.perform(effect)
+                    if type(effect) is Receive:
+                        result = self._receive(effect.channel, effect.buffer, effect.seconds)
+                    elif type(effect) is Send:
+                        result = None
+                        self._send(effect.channel, effect.data, effect.seconds)
+                    else:
+                        result = self._perform(effect)
             except StopIteration as done:
                 outcome: T = done.value
                 return outcome
@@ -70,13 +76,8 @@ class ThreadDriver:
                     raise
                 failure = error
 
-    def perform(self, effect: Effect) -> Any:
-        """Perform one effect."""
+    def _perform(self, effect: Effect) -> Any:
         match effect:
-            case Receive(channel, buffer, seconds):
-                return self._receive(channel, buffer, seconds)
-            case Send(channel, data, seconds):
-                self._send(channel, data, seconds)
             case Connect(seconds):
                 made = connect_blocking(self._endpoint, seconds)
                 watch_over(made.setsockopt)
@@ -99,7 +100,8 @@ class ThreadDriver:
         return None
 
     def _receive(self, channel: socket.socket, buffer: memoryview, seconds: float | None) -> int:
-        _set_timeout(channel, seconds)
+        if channel.gettimeout() != seconds:
+            channel.settimeout(seconds)
         try:
             return channel.recv_into(buffer)
         except TimeoutError:
@@ -108,7 +110,9 @@ class ThreadDriver:
             raise connection_lost(self._endpoint.peer, error) from None
 
     def _send(self, channel: socket.socket, data: bytes, seconds: float | None) -> None:
-        _set_timeout(channel, seconds)
+        # Setting it calls the system, also where nothing changes.
+        if channel.gettimeout() != seconds:
+            channel.settimeout(seconds)
         try:
             channel.sendall(data)
         except TimeoutError:
@@ -131,9 +135,3 @@ class ThreadDriver:
             with contextlib.suppress(OSError):
                 # Not TLS's own, which changes its state while another thread uses it.
                 socket.socket.shutdown(channel, socket.SHUT_RDWR)
-
-
-def _set_timeout(channel: socket.socket, seconds: float | None) -> None:
-    # Setting it calls the system, also where nothing changes.
-    if channel.gettimeout() != seconds:
-        channel.settimeout(seconds)

@@ -30,7 +30,6 @@ from datastreamer.client.effects import (
     Wait,
 )
 from datastreamer.client.face import engine_of
-from datastreamer.errors import ConnectionLost
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.flows import TIMEOUT
@@ -64,19 +63,9 @@ class TrioDriver(AsyncDriver):
         return trio.Event()
 
     async def perform(self, effect: Effect) -> Any:
-        try:
-            if type(effect) is Receive:
-                # A streaming's, mostly.
-                if effect.seconds is None:
-                    return await effect.channel.receive_into(effect.buffer)
-                receive = partial(effect.channel.receive_into, effect.buffer)
-                return await _within(effect.seconds, receive)
-            return await self._perform(effect)
-        except trio.ClosedResourceError:
-            raise ConnectionLost(f"the connection to {self._peer} was closed here") from None
-
-    async def _perform(self, effect: Effect) -> Any:
         match effect:
+            case Receive(channel, buffer, seconds):
+                return await _within(seconds, partial(channel.receive_into, buffer))
             case Send(channel, data, seconds):
                 await _within(seconds, partial(channel.send, data))
             case Connect(seconds):

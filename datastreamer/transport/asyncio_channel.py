@@ -14,9 +14,14 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from datastreamer.errors import ConnectFailed, ConnectionLost
+from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.authentication import Introduction
-from datastreamer.transport.connection_errors import connect_failed, connection_lost, watch_over
+from datastreamer.transport.connection_errors import (
+    closed_here,
+    connect_failed,
+    connection_lost,
+    watch_over,
+)
 from datastreamer.transport.endpoint import Endpoint, close_blocking, say_no_tokens
 from datastreamer.transport.listeners import tune
 from datastreamer.transport.tls import tls_failed
@@ -93,7 +98,7 @@ class AsyncioChannel:
     async def _ready(self, *, write: bool, seconds: float | None) -> None:
         """Wait until the socket can be read from, or written to."""
         if self._socket.fileno() < 0:
-            raise self._closed_here()
+            raise closed_here(self._peer)
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _fail, future, TimeoutError())
@@ -111,9 +116,6 @@ class AsyncioChannel:
             if self._socket.fileno() >= 0:
                 (loop.remove_writer if write else loop.remove_reader)(self._socket)
 
-    def _closed_here(self) -> ConnectionLost:
-        return ConnectionLost(f"the connection to {self._peer} was closed here")
-
     def close(self, *, farewell: bool = True) -> None:
         """Close at once; a task that waits raises `ConnectionLost`. Without `farewell` TLS sends
         no end."""
@@ -123,7 +125,7 @@ class AsyncioChannel:
         loop.remove_reader(self._socket)
         loop.remove_writer(self._socket)
         for future in self._waits:
-            _fail(future, self._closed_here())
+            _fail(future, closed_here(self._peer))
         if farewell:
             close_blocking(self._socket)
         else:

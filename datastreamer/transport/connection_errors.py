@@ -53,6 +53,11 @@ def connection_lost(peer: str, error: Exception) -> PeerError:
     return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again to go on")
 
 
+def closed_here(peer: str) -> ConnectionLost:
+    """The exception for a connection that this side closed while it was waited for."""
+    return ConnectionLost(f"the connection to {peer} was closed here")
+
+
 def silent_server(peer: str, seconds: float, error: PeerError) -> ConnectionLost:
     """The exception for a server that sends nothing and does not answer a second connection."""
     kind = NoAnswer if isinstance(error, NoAnswer) else ConnectionLost

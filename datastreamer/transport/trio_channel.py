@@ -21,6 +21,7 @@ import trio
 
 from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import (
+    closed_here,
     connect_failed,
     connect_timeout,
     connection_lost,
@@ -75,7 +76,7 @@ class Channel(Protocol):
         """The socket at this end, to ask the system about; None where there is none."""
 
     async def aclose(self) -> None:
-        """Close at once. Whoever waits gets `trio.ClosedResourceError`."""
+        """Close at once. A task that waits raises `ConnectionLost`."""
 
 
 class SocketChannel:
@@ -106,7 +107,10 @@ class SocketChannel:
     async def send(self, data: bytes) -> None:
         sent = self._send_now(data)
         while sent < len(data):
-            await trio.lowlevel.wait_writable(self._socket)
+            try:
+                await trio.lowlevel.wait_writable(self._socket)
+            except trio.ClosedResourceError:
+                raise closed_here(self._peer) from None
             sent += self._send_now(memoryview(data)[sent:])
 
     def _send_now(self, data: bytes | memoryview) -> int:
@@ -136,7 +140,10 @@ class SocketChannel:
                 return count
         self._set_gathers(False)
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+            except trio.ClosedResourceError:
+                raise closed_here(self._peer) from None
             count = self._receive_now(buffer)
             if count is not None:
                 break
@@ -163,7 +170,7 @@ class SocketChannel:
             return None
         except OSError as error:
             if self._socket.fileno() < 0:
-                raise trio.ClosedResourceError from None
+                raise closed_here(self._peer) from None
             raise connection_lost(self._peer, error) from None
 
     def _gather(self) -> bool:
@@ -233,12 +240,16 @@ class StreamChannel:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise connection_lost(self._peer, error) from None
+        except trio.ClosedResourceError:
+            raise closed_here(self._peer) from None
 
     async def receive_into(self, buffer: memoryview) -> int:
         try:
             data = await self._stream.receive_some(len(buffer))
         except trio.BrokenResourceError as error:
             raise connection_lost(self._peer, error) from None
+        except trio.ClosedResourceError:
+            raise closed_here(self._peer) from None
         buffer[: len(data)] = data
         return len(data)
 
