@@ -150,8 +150,8 @@ BREACHES: list[tuple[Callable[[list[Any]], None], list[tuple[int, str, str]]]] =
     ]),
     (replaced(15, block(3, 6, 101, 1)), [
         (15, "timestamp", "block 3 has the time 101, but block 2 before it has 102"),
-        (18, "timestamp", ("block 4 reports 0 s since the block before it, the "
-         "timestamps say 2")),
+        (18, "timestamp", ("block 4 reports 0 s since the block before it, but the "
+         "timestamps differ by 2")),
     ]),
     (replaced(15, block(3, 6, 103, 9)), [(15, "timestamp", "block 3 reports 9 s since")]),
     (replaced(15, block(3, 6, 103, 1)._replace(min_timestamp=104)), [
