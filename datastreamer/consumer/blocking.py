@@ -86,7 +86,7 @@ class BlockingReassembly(Observed):
         self._busy = False
         self._closed = False
         how = Reading(follow, start, stream_type, timeout, heartbeat, backoff, retry_for)
-        places = {name: merge.place(name) for name in sources}
+        places = {name: merge.source_progress(name) for name in sources}
         self._make = partial(Sources, sources, places, how)
         self._sources: Sources | None = None
         self._over = False

@@ -24,7 +24,7 @@ from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Rollback
 from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import PayloadComplete
-from datastreamer.reassembly.merge import Item, Merge, Told
+from datastreamer.reassembly.merge import Item, Merge, MergeEvent
 from datastreamer.reassembly.orderer import Applied, Reorg
 from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 
@@ -115,7 +115,7 @@ class Ended:
 
 
 Arrival = Begun | Arrived | SourceLost | SourceBack | SourceRolledBack | SourceFailed | Ended
-Notice = Told | SourceLost | SourceBack | SourceRolledBack | SourceFailed
+Notice = MergeEvent | SourceLost | SourceBack | SourceRolledBack | SourceFailed
 """What is told beside the payloads."""
 
 
@@ -270,9 +270,9 @@ class Consumption:
                     self.states[source] = SourceState.reading
             case Arrived():
                 self._in_batch = True
-                self._told = self.merge.take(source, arrival.batch, arrival.read, now)
+                self._told = self.merge.receive(source, arrival.batch, arrival.read, now)
             case SourceRolledBack():
-                self.merge.take_back(source, arrival.rollback.position)
+                self.merge.rewind(source, arrival.rollback.position)
                 self._told = iter((arrival,))
             case SourceLost():
                 self._losses[source] += source in self._begun
@@ -349,7 +349,7 @@ class Consumption:
 
     def saved(self, now: float) -> None:
         """That is done."""
-        self.merge.kept()
+        self.merge.saved()
         self._dirty = False
         self._saved_at = now
 

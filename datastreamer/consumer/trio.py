@@ -98,7 +98,7 @@ async def reassemble(
         resume=before,
     )
     how = Reading(follow, start, stream_type, timeout, heartbeat, backoff, retry_for)
-    places = {name: merge.place(name) for name in sources}
+    places = {name: merge.source_progress(name) for name in sources}
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         reading = Sources(sources, places, how)

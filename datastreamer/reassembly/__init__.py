@@ -1,6 +1,6 @@
-"""Payloads that are cut into messages, and made whole again from any number of producers.
+"""Splits payloads into messages, and reassembles them from any number of producers.
 
-The names here are loaded when first used.
+Names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ledger's fields and methods, for `_reassembler.pyx`; `_ledger.pyx` says what they are."""
+"""The ledger's fields and methods, for `_reassembler.pyx`; see `_ledger.pyx`."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -13,9 +13,9 @@ cdef bytes key_of(Node* prefix)
 cdef class LedgerSource:
     cdef str name
     cdef uint16_t number
-    cdef uint64_t next         # where it goes on; everything before has been received
-    cdef uint64_t seen_before  # as far as it had come in the run before
-    cdef bint placed           # whether it has positions at all
+    cdef uint64_t next         # the next position; everything before it has been received
+    cdef uint64_t seen_before  # how far the previous run had read it
+    cdef bint placed           # whether it has positions
     cdef Heap heap
     cdef uint64_t received, duplicates, conflicts, malformed, outside
 
@@ -26,49 +26,49 @@ cdef class Ledger:
     cdef Table _table
     cdef uint64_t[2] _secret
     cdef uint32_t _oldest, _newest             # in flight
-    cdef uint32_t _first_known, _last_known    # given out, in this order
-    cdef uint32_t _next_to_thin
+    cdef uint32_t _first_known, _last_known    # delivered, in order
+    cdef uint32_t _next_to_strip
     cdef uint64_t _used, _budget
-    cdef uint64_t _serial                      # of the message that was taken last
+    cdef uint64_t _serial                      # of the last message
     cdef uint64_t _in_flight, _messages, _message_bytes
     cdef uint64_t _known, _fresh, _forgettable, _threshold
     cdef uint64_t _completed, _dropped
-    cdef uint32_t _replaying                   # sources that are not yet where they had been
+    cdef uint32_t _replaying                   # sources that replay entries of the previous run
     cdef double _now, _max_age
     cdef bint _ages, _busy
     cdef list _events
     cdef list _sources
-    cdef Share* _shares                        # of each of them
+    cdef Share* _shares                        # one per source
     cdef uint32_t _shares_capacity
     cdef dict _by_name
     cdef object _last_name
     cdef LedgerSource _last_source
 
     cdef int _enter(self) except -1
-    cdef tuple _told(self)
+    cdef tuple _take_events(self)
     cdef LedgerSource _source(self, name)
     cdef int _open_share(self, uint32_t number) except -1
     cdef int _resume(self, resume) except -1
-    cdef void _keep_known(self, uint32_t payload) noexcept
+    cdef void _add_known(self, uint32_t payload) noexcept
     cdef void _forget(self) noexcept
-    cdef void _thin(self, Node* payload) noexcept
-    cdef int _keep_to_budget(self) except -1
+    cdef void _strip_prefixes(self, Node* payload) noexcept
+    cdef int _enforce_budget(self) except -1
     cdef int _pass_time(self, now) except -1
     cdef uint32_t _above_share(self) noexcept
     cdef int _drop(self, uint32_t at, str why) except -1
     cdef uint32_t _find(self, const uint8_t* key) noexcept
     cdef uint32_t _new_node(self, const uint8_t* key, uint8_t kind) except? 0xFFFFFFFF
     cdef void _remove_node(self, uint32_t item) noexcept
-    cdef void _into_flight(self, uint32_t item) noexcept
+    cdef void _add_in_flight(self, uint32_t item) noexcept
     cdef void _unlink(self, uint32_t item) noexcept
     cdef void _charge_message(self, Message* message) noexcept
     cdef void _free_message(self, Message* message) noexcept
     cdef void _free_messages(self, Node* node) noexcept
     cdef int _hold(self, uint32_t item, LedgerSource source, uint64_t position) except -1
     cdef void _drop_hold(self, uint32_t at) noexcept
-    cdef void _leave_flight(self, uint32_t item) noexcept
+    cdef void _remove_in_flight(self, uint32_t item) noexcept
     cdef void _adopt(self, uint32_t payload, uint32_t prefix) noexcept
-    cdef int _join(self, uint32_t payload, uint32_t prefix) except -1
-    cdef void _move_on(self, LedgerSource source, uint64_t next_) noexcept
+    cdef int _join_waiting(self, uint32_t payload, uint32_t prefix) except -1
+    cdef void _advance(self, LedgerSource source, uint64_t next_) noexcept
     cdef object _position(self, LedgerSource source)
     cdef tuple _prefixes(self, Node* payload)

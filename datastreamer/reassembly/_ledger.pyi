@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _ledger.pyx.
+# The docstrings of _ledger.pyx describe this class.
 
 from datastreamer.reassembly.checkpoint import Checkpoint, Stats
 from datastreamer.reassembly.events import Event

@@ -1,8 +1,8 @@
-"""What a reassembler keeps: things in flight, payloads given out, and where each source stands.
+"""The state of a reassembler: things in flight, delivered payloads, and the sources' positions.
 
-Owns the memory and what bounds it - budget, age, what is forgotten when - and the positions
-to go on from. `_state.pxd` has the layouts. Must not know what a message means: what is put
-here and what makes a payload whole is `_reassembler.pyx`'s.
+Owns the memory and its bounds - budget, age, what is forgotten when - and the positions where a
+later run continues. `_state.pxd` has the layouts. `_reassembler.pyx` owns the meaning of messages
+and decides when a payload is complete.
 """
 
 cimport cython
@@ -12,14 +12,14 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from datastreamer.reassembly._shares cimport (
-    NOBODY, Share, UNIT_BITS, share_join, share_largest, share_release,
+    NO_SOURCE, Share, UNIT_BITS, share_join, share_largest, share_release,
 )
 from datastreamer.reassembly._slab cimport (
     NONE, Slab, hashed, slab_free, slab_give, slab_init, slab_take,
 )
 from datastreamer.reassembly._state cimport (
     ANNOUNCED, FINISHED, HOLD_CHARGE, Heap, Hold, MESSAGE_CHARGE, Message, NODE_CHARGE, Node, OPEN,
-    PREFIX_SIZE, PrefixPart, TAG_CHARGE, Table, UNTOLD, WAITING, heap_add, heap_remove, heap_rise,
+    PREFIX_SIZE, PrefixPart, TAG_CHARGE, Table, UNKNOWN_COUNT, WAITING, heap_add, heap_remove, heap_rise,
     hold_at, node_at, table_add, table_find, table_remove,
 )
 
@@ -27,7 +27,7 @@ from datastreamer.errors import UsageError
 from datastreamer.reassembly.checkpoint import Checkpoint, SourceCounts, Stats
 from datastreamer.reassembly.events import Dropped
 
-# What is charged against the budget, for whoever reckons beside this.
+# Charges against the budget, for tests and tools.
 CHARGES = {"node": NODE_CHARGE, "hold": HOLD_CHARGE, "message": MESSAGE_CHARGE, "tag": TAG_CHARGE}
 
 cdef tuple NOTHING = ()
@@ -43,39 +43,39 @@ cdef bytes key_of(Node* prefix):
 
 @cython.final
 cdef class LedgerSource:
-    """What is known of one source."""
+    """The state of one source."""
 
     def __dealloc__(self):
         free(self.heap.holds)
 
 
 cdef class Ledger:
-    """What is in flight and what was given out; `Reassembler` says the rest.
+    """The state of a `Reassembler`.
 
-    One caller at a time: `_enter` comes first, and `_busy` is put back at the end.
+    One caller at a time: a method calls `_enter` first and resets `_busy` at the end.
     """
 
     def __cinit__(self, *args, **kwargs):
         slab_init(&self._nodes, sizeof(Node))
         slab_init(&self._holds, sizeof(Hold))
-        # The process's own: `hash` of a str differs from one to the next.
+        # Secret of the process: hash() of a str is randomized.
         self._secret[0] = <uint64_t>(<Py_ssize_t>hash("a reassembler's keys"))
-        self._secret[1] = <uint64_t>(<Py_ssize_t>hash("and what they are hashed with"))
+        self._secret[1] = <uint64_t>(<Py_ssize_t>hash("a second secret"))
         self._oldest = self._newest = NONE
-        self._first_known = self._last_known = self._next_to_thin = NONE
+        self._first_known = self._last_known = self._next_to_strip = NONE
         self._events = []
         self._sources = []
         self._by_name = {}
 
     def __init__(self, reorg_threshold, budget, max_age, resume):
         if self._sources or self._known:
-            raise UsageError("a Reassembler is made once")
+            raise UsageError("a Reassembler must be initialized once")
         if reorg_threshold < 0:
-            raise ValueError(f"reorg_threshold is at least 0, not {reorg_threshold}")
+            raise ValueError(f"reorg_threshold must be at least 0, not {reorg_threshold}")
         if budget <= 0:
-            raise ValueError(f"a budget is at least a byte, not {budget}")
+            raise ValueError(f"budget must be at least 1 byte, not {budget}")
         if max_age is not None and not max_age > 0:
-            raise ValueError(f"max_age is more than 0 seconds, or None, not {max_age}")
+            raise ValueError(f"max_age must be more than 0 seconds, or None, not {max_age}")
         self._threshold = min(reorg_threshold, UINT32_MAX)
         self._budget = min(budget, UINT64_MAX >> 1)
         self._ages = max_age is not None
@@ -99,32 +99,29 @@ cdef class Ledger:
         slab_free(&self._holds)
         free(self._shares)
 
-    # What the outside asks
-
     def expire(self, now):
-        """Tell the time where nothing comes; gives a `Dropped` for each thing too old."""
+        """Drop what is too old at this time; returns a `Dropped` for each."""
         self._enter()
         try:
             self._pass_time(now)
-            return self._told()
+            return self._take_events()
         finally:
             self._busy = False
 
     def position(self, source):
-        """From where `source` has to be read again to have all that is unfinished; None: it
-        has not given a position. What it had sent twice, or another source had sent before
-        it, counts too: any one source can be lost."""
+        """Where `source` must be read again to receive everything incomplete; None without a
+        position. Includes what another source has sent too, since any source may be lost."""
         cdef LedgerSource found = self._by_name.get(source)
         return None if found is None or not found.placed else self._position(found)
 
     def positions(self):
-        """`position` of every source that has any."""
+        """The `position` of every source that has one."""
         cdef LedgerSource found
         return {found.name: self._position(found) for found in self._sources if found.placed}
 
     def known(self):
-        """[(id, prefixes), ...] of the payloads that were given out and are not forgotten, in
-        the order in which they were. The last `known_count` that a reader has kept are these."""
+        """[(id, prefixes), ...] of the delivered payloads that are not forgotten, in order of
+        delivery: the last `known_count` of all delivered ones."""
         cdef uint32_t at = self._first_known
         found = []
         while at != NONE:
@@ -135,19 +132,19 @@ cdef class Ledger:
 
     @property
     def known_count(self):
-        """How many payloads were given out and are not forgotten."""
+        """The number of delivered payloads that are not forgotten."""
         return self._known
 
     @property
     def replaying(self):
-        """Whether a source is not yet where it had been in the run before: until then nothing
-        that was given out is forgotten, but for the budget."""
+        """Whether a source has not reached its position of the previous run. Until then no
+        delivered payload is forgotten, except to keep the budget."""
         return self._replaying > 0
 
     def checkpoint(self, *, known=True):
-        """What a later run goes on with, after all events so far have been dealt with.
+        """The state for a later run, valid once all events so far have been processed.
 
-        `known=False` leaves out what was given out, for who keeps that event by event.
+        `known=False` omits the delivered payloads, for a caller that saves them one by one.
         """
         cdef LedgerSource found
         return Checkpoint(
@@ -176,15 +173,13 @@ cdef class Ledger:
             },
         )
 
-    # Between calls
-
     cdef int _enter(self) except -1:
         if self._busy:
-            raise UsageError("the Reassembler is in use by another caller; give each its own turn")
+            raise UsageError("the Reassembler is in use by another caller: use a lock")
         self._busy = True
         return 0
 
-    cdef tuple _told(self):
+    cdef tuple _take_events(self):
         if not self._events:
             return NOTHING
         events = tuple(self._events)
@@ -198,9 +193,9 @@ cdef class Ledger:
         found = self._by_name.get(name)
         if found is None:
             if not isinstance(name, str):
-                raise TypeError(f"a source is named by a str, not {type(name).__name__}")
+                raise TypeError(f"the name of a source must be a str, not {type(name).__name__}")
             if len(self._sources) >= 0xFFFF:
-                raise UsageError("more than 65,535 sources; name them by where they come from")
+                raise UsageError("more than 65,535 sources")
             found = LedgerSource.__new__(LedgerSource)
             found.name = str(name)
             found.number = <uint16_t>len(self._sources)
@@ -237,7 +232,7 @@ cdef class Ledger:
             self._replaying += source.seen_before > source.next
         for key, prefixes in resume.known:
             if len(key) != PREFIX_SIZE - 1:
-                raise ValueError(f"a payload's id has {PREFIX_SIZE - 1} bytes, not {len(key)}")
+                raise ValueError(f"a payload's id must have {PREFIX_SIZE - 1} bytes, not {len(key)}")
             key = b"\0" + key
             payload = self._find(<const uint8_t*>PyBytes_AS_STRING(key))
             if payload != NONE:
@@ -245,19 +240,17 @@ cdef class Ledger:
             payload = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), FINISHED)
             for key in prefixes:
                 if len(key) != PREFIX_SIZE:
-                    raise ValueError(f"a prefix has {PREFIX_SIZE} bytes, not {len(key)}")
+                    raise ValueError(f"a prefix must have {PREFIX_SIZE} bytes, not {len(key)}")
                 if self._find(<const uint8_t*>PyBytes_AS_STRING(key)) == NONE:
                     prefix = self._new_node(<const uint8_t*>PyBytes_AS_STRING(key), ANNOUNCED)
                     self._adopt(payload, prefix)
-                    node_at(&self._nodes, prefix).part.prefix.expected = UNTOLD
-            self._keep_known(payload)
-        self._keep_to_budget()
+                    node_at(&self._nodes, prefix).part.prefix.expected = UNKNOWN_COUNT
+            self._add_known(payload)
+        self._enforce_budget()
         return 0
 
-    # What was given out
-
-    cdef void _keep_known(self, uint32_t payload) noexcept:
-        """Put a payload behind those that were given out before."""
+    cdef void _add_known(self, uint32_t payload) noexcept:
+        """Append a payload to the delivered ones."""
         cdef Node* node = node_at(&self._nodes, payload)
         cdef Node* before
         node.previous = self._last_known
@@ -268,16 +261,16 @@ cdef class Ledger:
             before = node_at(&self._nodes, self._last_known)
             before.next = payload
         self._last_known = payload
-        if self._next_to_thin == NONE:
-            self._next_to_thin = payload
+        if self._next_to_strip == NONE:
+            self._next_to_strip = payload
         self._known += 1
 
     cdef void _forget(self) noexcept:
-        """Forget payloads whose time is over, the first first.
+        """Forget delivered payloads beyond the threshold, oldest first.
 
-        Not those of which a message came after the oldest thing in flight: whoever starts
-        again reads from there, and would see them as new. Nor any while a source is not yet
-        where it had been in the run before.
+        Not those of which a message arrived after the oldest thing in flight: a later run reads
+        from there, and would deliver them again. None while a source replays entries of the
+        previous run.
         """
         cdef Node* node
         cdef uint32_t payload
@@ -291,20 +284,20 @@ cdef class Ledger:
             node = node_at(&self._nodes, payload)
             if node.serial >= oldest:
                 return
-            self._thin(node)
+            self._strip_prefixes(node)
             self._first_known = node.next
             if self._first_known == NONE:
                 self._last_known = NONE
             else:
                 node_at(&self._nodes, self._first_known).previous = NONE
-            if self._next_to_thin == payload:
-                self._next_to_thin = self._first_known
+            if self._next_to_strip == payload:
+                self._next_to_strip = self._first_known
             self._remove_node(payload)
             self._known -= 1
             self._forgettable -= 1
 
-    cdef void _thin(self, Node* payload) noexcept:
-        """Forget the prefixes of a payload that was given out."""
+    cdef void _strip_prefixes(self, Node* payload) noexcept:
+        """Forget the prefixes of a delivered payload."""
         cdef uint32_t prefix = payload.part.payload.prefixes
         cdef uint32_t next_
         cdef Node* node
@@ -317,9 +310,7 @@ cdef class Ledger:
             prefix = next_
         payload.part.payload.prefixes = NONE
 
-    # Budget and age
-
-    cdef int _keep_to_budget(self) except -1:
+    cdef int _enforce_budget(self) except -1:
         cdef Node* node
         cdef uint32_t above
         while self._used > self._budget + min(self._known, 2 * self._threshold + 2) * NODE_CHARGE:
@@ -327,15 +318,15 @@ cdef class Ledger:
             if above != NONE:
                 self._drop(above, "budget")
                 self._forget()
-            elif self._next_to_thin != NONE:
-                node = node_at(&self._nodes, self._next_to_thin)
-                self._thin(node)
-                self._next_to_thin = node.next
+            elif self._next_to_strip != NONE:
+                node = node_at(&self._nodes, self._next_to_strip)
+                self._strip_prefixes(node)
+                self._next_to_strip = node.next
             elif self._oldest != NONE:
                 self._drop(self._oldest, "budget")
                 self._forget()
             elif self._replaying and self._forgettable:
-                # A source that never comes again must not cost all the memory there is.
+                # A source that never returns must not consume unlimited memory.
                 self._replaying = 0
                 self._forget()
             else:
@@ -343,8 +334,8 @@ cdef class Ledger:
         return 0
 
     cdef uint32_t _above_share(self) noexcept:
-        """The oldest thing of the source that has most above its share, and is not the only one;
-        NONE: none has. As many shares as there are sources, and one more, are the budget."""
+        """The oldest thing of the source that exceeds its share most, unless it is the only source;
+        NONE if no source does. A share is the budget divided by the number of sources plus one."""
         cdef uint32_t count = <uint32_t>len(self._sources)
         cdef uint32_t largest = share_largest(self._shares, count)
         if count < 2 or largest == NONE:
@@ -366,7 +357,7 @@ cdef class Ledger:
         return 0
 
     cdef int _drop(self, uint32_t at, str why) except -1:
-        """Give up what is in flight there."""
+        """Drop something in flight."""
         cdef Node* node = node_at(&self._nodes, at)
         cdef Node* prefix
         cdef uint32_t item, next_
@@ -383,7 +374,7 @@ cdef class Ledger:
             hold = hold_at(&self._holds, hold).next
         named = key_of(node) if waiting else id_of(node)
         since = node.since
-        self._leave_flight(at)
+        self._remove_in_flight(at)
         if waiting:
             self._free_messages(node)
         else:
@@ -403,8 +394,6 @@ cdef class Ledger:
         ))
         return 0
 
-    # Nodes, messages, holds
-
     cdef uint32_t _find(self, const uint8_t* key) noexcept:
         return table_find(&self._table, &self._nodes, key,
                           <uint32_t>hashed(self._secret, key, PREFIX_SIZE))
@@ -419,7 +408,7 @@ cdef class Ledger:
         memcpy(node.key, key, PREFIX_SIZE)
         node.kind = kind
         node.tag = <uint32_t>hashed(self._secret, key, PREFIX_SIZE)
-        node.by = NOBODY
+        node.by = NO_SOURCE
         node.previous = node.next = node.holds = NONE
         node.since = self._now
         node.serial = self._serial
@@ -438,7 +427,7 @@ cdef class Ledger:
         slab_give(&self._nodes, item)
         self._used -= NODE_CHARGE
 
-    cdef void _into_flight(self, uint32_t item) noexcept:
+    cdef void _add_in_flight(self, uint32_t item) noexcept:
         cdef Node* node = node_at(&self._nodes, item)
         node.previous = self._newest
         node.next = NONE
@@ -450,7 +439,7 @@ cdef class Ledger:
         self._in_flight += 1
 
     cdef void _unlink(self, uint32_t item) noexcept:
-        """Take something out of those in flight."""
+        """Remove something from the list of things in flight."""
         cdef Node* node = node_at(&self._nodes, item)
         if node.previous == NONE:
             self._oldest = node.next
@@ -486,7 +475,7 @@ cdef class Ledger:
         part.index = NULL
 
     cdef int _hold(self, uint32_t item, LedgerSource source, uint64_t position) except -1:
-        """The source has to be read from `position` again as long as this is in flight."""
+        """While this is in flight, the source must be read again from `position`."""
         cdef Node* node = node_at(&self._nodes, item)
         cdef uint32_t at = node.holds
         cdef Hold* hold
@@ -518,8 +507,8 @@ cdef class Ledger:
         slab_give(&self._holds, at)
         self._used -= HOLD_CHARGE
 
-    cdef void _leave_flight(self, uint32_t item) noexcept:
-        """It is nobody's, and holds no position any more."""
+    cdef void _remove_in_flight(self, uint32_t item) noexcept:
+        """Release its share and its positions."""
         cdef Node* node = node_at(&self._nodes, item)
         cdef uint32_t at = node.holds
         cdef uint32_t next_
@@ -539,8 +528,8 @@ cdef class Ledger:
         node.part.prefix.sibling = owner.part.payload.prefixes
         owner.part.payload.prefixes = prefix
 
-    cdef int _join(self, uint32_t payload, uint32_t prefix) except -1:
-        """What waited without a header comes to the payload, with its age and its holds."""
+    cdef int _join_waiting(self, uint32_t payload, uint32_t prefix) except -1:
+        """Add a prefix that waited for a header to its payload, with its age and its holds."""
         cdef Node* owner = node_at(&self._nodes, payload)
         cdef Node* node = node_at(&self._nodes, prefix)
         cdef Node* other
@@ -548,7 +537,7 @@ cdef class Ledger:
         cdef uint32_t next_, before
         share_join(self._shares, &self._nodes, payload, prefix)
         if node.serial < owner.serial:
-            # It stands where the older one stood: the list stays in the order of age.
+            # The payload takes the place of the older one, so that the list stays in order of age.
             owner.since = node.since
             owner.serial = node.serial
             before = node.previous
@@ -574,7 +563,7 @@ cdef class Ledger:
             hold = next_
         return 0
 
-    cdef void _move_on(self, LedgerSource source, uint64_t next_) noexcept:
+    cdef void _advance(self, LedgerSource source, uint64_t next_) noexcept:
         if source.next < source.seen_before <= next_ and self._replaying:
             self._replaying -= 1
         source.next = next_

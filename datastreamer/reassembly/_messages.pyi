@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _messages.pyx.
+# The docstrings of _messages.pyx describe these functions.
 
 from collections.abc import Iterable
 

@@ -1,12 +1,12 @@
-"""Messages as bytes: what an entry of a stream holds, and what a header's value holds.
+"""Messages as bytes: the data of an entry, and the value of a header.
 
 ::
 
     entry  = u16(k) k*OCTET *OCTET     ; the key's length, the key, the value
     body   = *record                   ; the value of a header, nested or not
-    record = 33*33OCTET u32(count)     ; so many messages come whose keys begin so
+    record = 33*33OCTET u32(count)     ; count messages have keys that begin with these 33 bytes
 
-Knows bytes alone: who announced what is the `Reassembler`'s. All numbers are big-endian.
+All numbers are big-endian.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -21,16 +21,16 @@ from datastreamer.errors import BadPayload
 
 
 def pack_message(bytes key not None, value):
-    """The data of the entry in which a message travels.
+    """The data of an entry that holds a message.
 
-    `BadPayload`: the key is more than 65,535 bytes, whose length no u16 holds.
+    Raises `BadPayload` for a key above 65,535 bytes.
     """
     cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
     cdef Py_buffer view
     cdef bytes packed
     cdef uint8_t* p
     if size > 0xFFFF:
-        raise BadPayload(f"a message's key is at most 65,535 bytes, not {size:,}")
+        raise BadPayload(f"a message's key must be at most 65,535 bytes, not {size:,}")
     PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
     try:
         packed = PyBytes_FromStringAndSize(NULL, 2 + size + view.len)
@@ -46,7 +46,7 @@ def pack_message(bytes key not None, value):
 
 
 def unpack_message(data):
-    """(key, value) of an entry's data, as bytes; `ValueError` where it holds no message."""
+    """(key, value) of an entry's data, as bytes. Raises `ValueError` if it is no message."""
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef Py_ssize_t size
@@ -54,7 +54,7 @@ def unpack_message(data):
     try:
         p = <const uint8_t*>view.buf
         if view.len < 2:
-            raise ValueError(f"{view.len} bytes hold no message: its key's length alone has 2")
+            raise ValueError(f"{view.len} bytes are no message: the length of the key has 2")
         size = (<Py_ssize_t>p[0] << 8) | p[1]
         if size > view.len - 2:
             raise ValueError(f"a key of {size} bytes in a message of {view.len} bytes")
@@ -75,9 +75,9 @@ def pack_records(records):
     cdef bytes prefix
     for prefix, count in given:
         if PyBytes_GET_SIZE(prefix) != PREFIX_SIZE:
-            raise BadPayload(f"a prefix has {PREFIX_SIZE} bytes, not {len(prefix)}")
+            raise BadPayload(f"a prefix must have {PREFIX_SIZE} bytes, not {len(prefix)}")
         if not 0 <= count <= 0xFFFFFFFF:
-            raise BadPayload(f"a prefix has 0 to 4,294,967,295 messages, not {count}")
+            raise BadPayload(f"a prefix must have 0 to 4,294,967,295 messages, not {count}")
         memcpy(p, PyBytes_AS_STRING(prefix), PREFIX_SIZE)
         put_u32(p + PREFIX_SIZE, <uint32_t>count)
         p += RECORD_SIZE
@@ -85,15 +85,15 @@ def pack_records(records):
 
 
 def scan_records(body):
-    """[(prefix, count), ...] of a header's value; `ValueError`: no whole number of records."""
+    """[(prefix, count), ...] of a header's value. Raises `ValueError` for a partial record."""
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef Py_ssize_t i
     PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
     try:
         if view.len % RECORD_SIZE:
-            raise ValueError(f"{view.len} bytes are no whole number of records of "
-                             f"{RECORD_SIZE} bytes")
+            raise ValueError(f"{view.len} bytes are not a whole number of {RECORD_SIZE}-byte "
+                             "records")
         p = <const uint8_t*>view.buf
         return [
             (PyBytes_FromStringAndSize(<const char*>p + i * RECORD_SIZE, PREFIX_SIZE),

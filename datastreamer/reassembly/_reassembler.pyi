@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _reassembler.pyx.
+# The docstrings of _reassembler.pyx describe this class.
 
 from collections.abc import Iterable, Iterator
 from typing import final

@@ -1,11 +1,11 @@
-"""Messages in, whole payloads out: each once, whoever sent what how often in which order.
+"""Reassembles payloads from messages that arrive repeatedly, from several sources, in any order.
 
-Owns what a message means. What is kept of it, and for how long, is the ledger's. Knows keys
-and values; must not know streams, sockets or clocks: time and positions are arguments.
+Owns the meaning of messages; the ledger owns their storage and its bounds. Knows keys and values;
+must not know streams, sockets or clocks: time and positions are arguments.
 
-Two rules make it safe. What is counted is kept: a payload is whole when the messages that
-were announced are all there, not when so many came. And nothing is taken that would make a
-payload seem whole which is not: a header that contradicts another payload's is refused.
+Two rules make it safe. A payload is complete when the announced messages are all stored, never by
+counting arrivals. And nothing is accepted that would make an incomplete payload seem complete: a
+header that contradicts another payload's is rejected.
 """
 
 cimport cython
@@ -26,15 +26,15 @@ from datastreamer.reassembly._shares cimport (
 from datastreamer.reassembly._slab cimport NONE, hashed
 from datastreamer.reassembly._state cimport (
     ANNOUNCED, FINISHED, HEADER_BYTE, Message, NESTED_BYTE, Node, OPEN, PREFIX_SIZE, PrefixPart,
-    RECORD_SIZE, TAG_CHARGE, UNINDEXED, UNTOLD, WAITING, index_messages, index_size, message_add,
-    message_find, message_new, message_room, messages_turn, node_at,
+    RECORD_SIZE, TAG_CHARGE, UNINDEXED, UNKNOWN_COUNT, WAITING, index_messages, index_size, message_add,
+    message_find, message_new, message_room, reverse_messages, node_at,
 )
 
 from datastreamer.reassembly.events import Conflict, Malformed, PayloadComplete
 
 
 cdef inline bytes shown(const uint8_t* key, Py_ssize_t size):
-    """As much of a key as an event names."""
+    """The part of a key that an event shows."""
     return PyBytes_FromStringAndSize(<const char*>key, min(size, <Py_ssize_t>1024))
 
 
@@ -50,25 +50,24 @@ cdef int by_key(const void* one, const void* other) noexcept nogil:
 @cython.final
 cdef class Reassembler(Ledger):
     """Reassembler(subscribe=None, *, reorg_threshold=1000, budget=1 << 30, max_age=600.0,
-    resume=None): takes messages of many payloads from many sources, gives whole payloads.
+    resume=None): receives messages of many payloads from many sources, returns complete payloads.
 
-    `subscribe` are prefixes of keys, as bytes of any length; None: everything. What begins
-    with none of them is dropped at once, and a payload is whole when the rest is there.
-    Headers (0x00) are always followed, nested ones (0xff) as any other prefix is: who
-    subscribes to a part of a payload whose headers are nested subscribes to these too.
+    `subscribe` are prefixes of keys, as bytes of any length; None: everything. Messages outside of
+    them are discarded at once, and a payload is complete when the rest has arrived. Headers (0x00)
+    are always accepted, nested ones (0xff) only if subscribed to: a subscription to a part of a
+    payload with nested headers must include 0xff.
 
-    A payload that was given out stays known for at least `reorg_threshold` further ones.
-    `budget` bounds the bytes of memory for everything here (for what was given out, 144 bytes
-    a payload may come on top): above it goes what one of several sources alone has in flight above
-    its share, then what was given out is known by its id alone, and then what is in flight is
-    dropped, the oldest first. `max_age` is in the seconds of the `now`
-    that the caller gives; where it gives none, as with sources that can be read again, or
-    with None, nothing ages. `resume` is the checkpoint of a run before.
+    A delivered payload stays known for at least `reorg_threshold` further ones. `budget` bounds the
+    memory (delivered payloads may add 144 bytes each). Above it, the ledger first drops what only
+    one of several sources has in flight beyond its share, then reduces delivered payloads to their
+    ids, then drops what is in flight, oldest first. `max_age` is in seconds of the caller's `now`;
+    without `now`, as for sources that can be read again, or with None, nothing expires. `resume` is
+    the checkpoint of an earlier run.
 
     One caller at a time; `UsageError` otherwise.
     """
 
-    cdef uint32_t* _work           # prefixes whose waiting messages are to be counted
+    cdef uint32_t* _work           # prefixes whose waiting messages must be counted
     cdef uint32_t _work_count, _work_capacity
     cdef bint _everything, _narrow
     cdef tuple _subscribed
@@ -78,7 +77,7 @@ cdef class Reassembler(Ledger):
         subscribed = () if subscribe is None else tuple(subscribe)
         for wanted in subscribed:
             if not isinstance(wanted, bytes):
-                raise TypeError(f"a subscription is bytes, not {type(wanted).__name__}")
+                raise TypeError(f"a subscription must be bytes, not {type(wanted).__name__}")
         Ledger.__init__(self, reorg_threshold, budget, max_age, resume)
         self._subscribed = subscribed
         self._everything = subscribe is None or b"" in subscribed
@@ -89,11 +88,10 @@ cdef class Reassembler(Ledger):
         free(self._work)
 
     def receive(self, key, value, source="", position=None, now=None):
-        """Take one message; gives the events that come of it, in order.
+        """Process one message; returns its events, in order, with at most one `PayloadComplete`.
 
-        At most one of them is a `PayloadComplete`. `position` is where the source had the
-        message, a number that grows with the source; `now` is a time in seconds that does
-        not go back. What is passed is copied.
+        `position` is the source's number for the message, which rises; `now` is a time in seconds
+        that does not go back. The arguments are copied.
         """
         cdef Py_buffer key_view, value_view
         self._enter()
@@ -102,7 +100,7 @@ cdef class Reassembler(Ledger):
             if now is not None:
                 self._pass_time(now)
             if PyBytes_CheckExact(key) and PyBytes_CheckExact(value):
-                self._take(<const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key),
+                self._process(<const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key),
                            <const uint8_t*>PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value),
                            at, 0 if position is None else position, position is not None)
             else:
@@ -110,24 +108,23 @@ cdef class Reassembler(Ledger):
                 try:
                     PyObject_GetBuffer(value, &value_view, PyBUF_SIMPLE)
                     try:
-                        self._take(<const uint8_t*>key_view.buf, key_view.len,
+                        self._process(<const uint8_t*>key_view.buf, key_view.len,
                                    <const uint8_t*>value_view.buf, value_view.len,
                                    at, 0 if position is None else position, position is not None)
                     finally:
                         PyBuffer_Release(&value_view)
                 finally:
                     PyBuffer_Release(&key_view)
-            return self._told()
+            return self._take_events()
         finally:
             self._busy = False
 
     def receive_batch(self, batch, source="", *, type=0x10, now=None):
-        """Take the messages of a batch of entries; iterates over the events.
+        """Process the messages of a batch of entries; iterates over the events.
 
-        Only entries of `type` are looked at, their numbers are the positions. An event is
-        given when its message has been taken and the next has not: `checkpoint` and
-        `position` are true to it at that moment. The rest of a batch that is not iterated
-        to its end has not been received.
+        Only entries of `type` are processed; entry numbers are the positions. An event is returned
+        before the next message is processed, so that `checkpoint` and `position` are exact for it.
+        Messages that the iteration has not reached have not been received.
         """
         cdef _Received received = _Received.__new__(_Received)
         columns_of(batch, &received.columns)
@@ -138,34 +135,32 @@ cdef class Reassembler(Ledger):
         received.now = now
         return received
 
-    # One message
-
-    cdef int _take(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
+    cdef int _process(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
                    Py_ssize_t value_size, LedgerSource source, uint64_t position,
                    bint placed) except -1:
         cdef str wrong
-        self._work_count = 0  # whatever an error left there
+        self._work_count = 0  # left by an error
         self._serial += 1
         source.received += 1
         if placed:
             if position == UINT64_MAX:
-                raise ValueError(f"positions run to {UINT64_MAX - 1}")
+                raise ValueError(f"a position must be at most {UINT64_MAX - 1}")
             if not source.placed or position >= source.next:
                 source.placed = True
-                self._move_on(source, position + 1)
+                self._advance(source, position + 1)
         if key_size < PREFIX_SIZE:
-            self._malformed(key, key_size, f"a key of {key_size} bytes, under {PREFIX_SIZE}",
+            self._malformed(key, key_size, f"a key of {key_size} bytes, less than {PREFIX_SIZE}",
                             source, position, placed)
         elif key_size > <Py_ssize_t>0x7FFFFFFF or value_size > <Py_ssize_t>0x7FFFFFFF:
             self._malformed(key, key_size, "more than 2 GiB", source, position, placed)
         elif key[0] == HEADER_BYTE:
             wrong = self._wrong_records(value, value_size)
             if key_size != PREFIX_SIZE:
-                wrong = f"a header's key has {PREFIX_SIZE} bytes, not {key_size}"
+                wrong = f"a header's key must have {PREFIX_SIZE} bytes, not {key_size}"
             if wrong is not None:
                 self._malformed(key, key_size, wrong, source, position, placed)
             else:
-                self._take_header(key, value, value_size, source, position, placed)
+                self._process_header(key, value, value_size, source, position, placed)
         elif not self._wanted(key):
             source.outside += 1
         else:
@@ -175,12 +170,12 @@ cdef class Reassembler(Ledger):
             if wrong is not None:
                 self._malformed(key, key_size, wrong, source, position, placed)
             else:
-                self._take_part(key, key_size, value, value_size, source, position, placed)
+                self._process_part(key, key_size, value, value_size, source, position, placed)
         if self._used > self._budget:
-            self._keep_to_budget()
+            self._enforce_budget()
         return 0
 
-    cdef int _take_header(self, const uint8_t* key, const uint8_t* value, Py_ssize_t size,
+    cdef int _process_header(self, const uint8_t* key, const uint8_t* value, Py_ssize_t size,
                           LedgerSource source, uint64_t position, bint placed) except -1:
         cdef uint32_t payload = self._find(key)
         cdef uint64_t records = hashed(self._secret, value, size)
@@ -195,19 +190,19 @@ cdef class Reassembler(Ledger):
                     share_sent_again(self._shares, &self._nodes, payload, source.number,
                                      header_weight(size))
             return self._seen_again(payload, source, position, placed)
-        if self._refused(NONE, key, PREFIX_SIZE, value, size, source, position, placed):
+        if self._contradicts(NONE, key, PREFIX_SIZE, value, size, source, position, placed):
             return 0
         payload = self._new_node(key, OPEN)
         node = node_at(&self._nodes, payload)
         node.part.payload.header = records
-        self._into_flight(payload)
+        self._add_in_flight(payload)
         share_sent(self._shares, &self._nodes, payload, source.number, header_weight(size))
         if placed:
             self._hold(payload, source, position)
         self._announce(payload, key, PREFIX_SIZE, value, size, source, position, placed)
-        return self._settle(payload, source, position, placed)
+        return self._count_announced(payload, source, position, placed)
 
-    cdef int _take_part(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
+    cdef int _process_part(self, const uint8_t* key, Py_ssize_t key_size, const uint8_t* value,
                         Py_ssize_t value_size, LedgerSource source, uint64_t position,
                         bint placed) except -1:
         cdef uint32_t prefix = self._find(key)
@@ -218,14 +213,14 @@ cdef class Reassembler(Ledger):
         cdef Message* message
         if prefix == NONE:
             prefix = self._new_node(key, WAITING)
-            self._into_flight(prefix)
+            self._add_in_flight(prefix)
         node = node_at(&self._nodes, prefix)
         payload = prefix
         if node.kind == ANNOUNCED:
             payload = node.whose.owner
             owner = node_at(&self._nodes, payload)
             if owner.kind == FINISHED:
-                return self._take_late(prefix, hash_, key, key_size, value, value_size, source,
+                return self._process_late(prefix, hash_, key, key_size, value, value_size, source,
                                        position, placed)
         message = message_find(&node.part.prefix, key, key_size, hash_)
         if message != NULL:
@@ -241,7 +236,7 @@ cdef class Reassembler(Ledger):
         if owner != NULL and node.part.prefix.count >= node.part.prefix.expected:
             self._excess(node, key, key_size, source, position, placed)
             return 0
-        if owner != NULL and key[0] == NESTED_BYTE and self._refused(
+        if owner != NULL and key[0] == NESTED_BYTE and self._contradicts(
             payload, key, key_size, value, value_size, source, position, placed
         ):
             return 0
@@ -261,22 +256,22 @@ cdef class Reassembler(Ledger):
         owner.part.payload.missing -= 1
         if key[0] == NESTED_BYTE:
             self._announce(payload, key, key_size, value, value_size, source, position, placed)
-            return self._settle(payload, source, position, placed)
+            return self._count_announced(payload, source, position, placed)
         if owner.part.payload.missing == 0:
             self._complete(payload, source, position, placed)
         return 0
 
-    cdef int _take_late(self, uint32_t prefix, uint32_t hash_, const uint8_t* key,
+    cdef int _process_late(self, uint32_t prefix, uint32_t hash_, const uint8_t* key,
                         Py_ssize_t key_size, const uint8_t* value, Py_ssize_t value_size,
                         LedgerSource source, uint64_t position, bint placed) except -1:
-        """A message of a payload that was given out."""
+        """Process a message of a delivered payload."""
         cdef Node* node = node_at(&self._nodes, prefix)
         cdef PrefixPart* part = &node.part.prefix
         cdef uint64_t tag
         cdef uint32_t at
         cdef uint64_t found = 0
         self._seen_again(node.whose.owner, source, position, placed)
-        if part.index == NULL and part.expected != UNTOLD:
+        if part.index == NULL and part.expected != UNKNOWN_COUNT:
             return self._excess(node, key, key_size, source, position, placed)
         if part.index == NULL:
             source.duplicates += 1
@@ -304,7 +299,7 @@ cdef class Reassembler(Ledger):
 
     cdef inline int _seen_again(self, uint32_t payload, LedgerSource source, uint64_t position,
                                 bint placed) except -1:
-        """A source has sent again what is there: it could be read again for that too."""
+        """The message is a duplicate: the source could be read again for it, too."""
         cdef Node* node = node_at(&self._nodes, payload)
         if node.kind == FINISHED:
             node.serial = self._serial
@@ -312,23 +307,21 @@ cdef class Reassembler(Ledger):
             self._hold(payload, source, position)
         return 0
 
-    # Headers
-
     cdef str _wrong_records(self, const uint8_t* value, Py_ssize_t size):
-        """Why this is no header's value; None where it is."""
+        """Why this is not the value of a header; None if it is."""
         cdef Py_ssize_t at = 0
         if size % RECORD_SIZE:
-            return f"{size} bytes are no whole number of records of {RECORD_SIZE} bytes"
+            return f"{size} bytes are not a whole number of {RECORD_SIZE}-byte records"
         while at < size:
             if value[at] == HEADER_BYTE:
-                return f"record {at // RECORD_SIZE} announces a prefix that headers have, 0x00"
+                return f"record {at // RECORD_SIZE} announces a prefix of headers, 0x00"
             at += RECORD_SIZE
         return None
 
-    cdef bint _refused(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
+    cdef bint _contradicts(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
                        const uint8_t* value, Py_ssize_t size, LedgerSource source, uint64_t position,
                        bint placed) except -1:
-        """Whether a header announces what belongs to another payload; says so."""
+        """Whether a header announces a prefix of another payload; reports the conflict."""
         cdef Py_ssize_t at = 0
         cdef uint32_t prefix
         cdef Node* node
@@ -347,7 +340,7 @@ cdef class Reassembler(Ledger):
     cdef int _announce(self, uint32_t payload, const uint8_t* key, Py_ssize_t key_size,
                        const uint8_t* value, Py_ssize_t size, LedgerSource source, uint64_t position,
                        bint placed) except -1:
-        """Take a header's records; prefixes with messages that wait are put into `_work`."""
+        """Process a header's records; prefixes with waiting messages are added to `_work`."""
         cdef Py_ssize_t at = 0
         cdef uint32_t prefix, count
         cdef Node* node
@@ -365,7 +358,7 @@ cdef class Reassembler(Ledger):
                 elif node_at(&self._nodes, prefix).kind == WAITING:
                     self._reserve_work()
                     node = node_at(&self._nodes, prefix)
-                    self._join(payload, prefix)
+                    self._join_waiting(payload, prefix)
                     self._adopt(payload, prefix)
                     node.part.prefix.expected = count
                     owner.part.payload.missing += count
@@ -376,16 +369,16 @@ cdef class Reassembler(Ledger):
                     if node.part.prefix.expected != count:
                         self._conflict("count", key, key_size, value + at, payload, source,
                                        position, placed)
-                    # The larger count is the one that cannot give a payload out too early.
+                    # With the larger count the payload is never delivered too early.
                     if node.part.prefix.expected < count:
                         owner.part.payload.missing += count - node.part.prefix.expected
                         node.part.prefix.expected = count
             at += RECORD_SIZE
         return 0
 
-    cdef int _settle(self, uint32_t payload, LedgerSource source, uint64_t position,
+    cdef int _count_announced(self, uint32_t payload, LedgerSource source, uint64_t position,
                      bint placed) except -1:
-        """Count the messages that waited for what is announced now; complete what is whole."""
+        """Count the messages that waited for their announcement; complete the payload if whole."""
         cdef uint32_t prefix
         cdef Node* owner = node_at(&self._nodes, payload)
         while self._work_count:
@@ -402,8 +395,8 @@ cdef class Reassembler(Ledger):
         cdef PrefixPart* part = &node.part.prefix
         cdef Message* message
         cdef Message* left
-        cdef bint refused = False
-        messages_turn(part)
+        cdef bint rejected = False
+        reverse_messages(part)
         left = part.first
         part.first = NULL
         part.count = 0
@@ -418,7 +411,7 @@ cdef class Reassembler(Ledger):
                 part.count += 1
                 owner.part.payload.missing -= 1
                 continue
-            elif not self._refused(payload, message.data, message.key_size,
+            elif not self._contradicts(payload, message.data, message.key_size,
                                    message.data + message.key_size, message.value_size, None, 0,
                                    False):
                 message.next = part.first
@@ -429,11 +422,11 @@ cdef class Reassembler(Ledger):
                                message.data + message.key_size, message.value_size, None, 0,
                                False)
                 continue
-            refused = True
+            rejected = True
             share_lose(self._shares, &self._nodes, payload, message_weight(
                 message.key_size, message.value_size, node.key[0] == NESTED_BYTE))
             self._free_message(message)
-        if refused and part.index != NULL:
+        if rejected and part.index != NULL:
             free(part.index)
             part.index = NULL
             part.mask = 0
@@ -463,11 +456,11 @@ cdef class Reassembler(Ledger):
                                 self._prefixes(node), node.since, source.name,
                                 position if placed else None)
         self._keep_tags(node)
-        self._leave_flight(payload)
+        self._remove_in_flight(payload)
         node.kind = FINISHED
         node.serial = self._serial
         self._completed += 1
-        self._keep_known(payload)
+        self._add_known(payload)
         self._fresh += 1
         if self._fresh > self._threshold:
             self._forgettable = self._known - self._fresh
@@ -477,7 +470,7 @@ cdef class Reassembler(Ledger):
         return 0
 
     cdef list _parts(self, Node* payload):
-        """The messages in the order of their keys, without headers."""
+        """The messages in order of their keys, without headers."""
         cdef uint32_t prefix = payload.part.payload.prefixes
         cdef Node* node
         cdef Message* message
@@ -527,8 +520,8 @@ cdef class Reassembler(Ledger):
             free(found)
 
     cdef void _keep_tags(self, Node* payload) noexcept:
-        """Of each message keep 32 bits of the key's hash and 32 of the value's, to tell what
-        comes late; free the rest."""
+        """Keep 32 bits of the hash of each message's key and 32 of its value's, to check late
+        messages; free the rest."""
         cdef uint32_t prefix = payload.part.payload.prefixes
         cdef PrefixPart* part
         cdef Node* node
@@ -551,7 +544,7 @@ cdef class Reassembler(Ledger):
                     at += 1
                     message = message.next
                 if part.index == NULL:
-                    part.expected = UNTOLD
+                    part.expected = UNKNOWN_COUNT
             while part.first != NULL:
                 message = part.first
                 part.first = message.next
@@ -561,13 +554,13 @@ cdef class Reassembler(Ledger):
 
     cdef inline uint64_t _tag(self, Message* message) noexcept:
         cdef uint64_t value = hashed(self._secret, message.data + message.key_size, message.value_size)
-        # Never 0, which is a free place.
+        # Never 0, which marks a free slot.
         return (<uint64_t>message.hash << 32) | (value & <uint64_t>0xFFFFFFFF) | 1
 
     # Subscription
 
     cdef inline bint _wanted(self, const uint8_t* prefix) noexcept:
-        """Whether messages whose keys begin with these 33 bytes are followed."""
+        """Whether messages with this prefix are subscribed to."""
         return self._everything or self._among(prefix)
 
     cdef bint _among(self, const uint8_t* prefix) noexcept:
@@ -623,7 +616,7 @@ cdef class Reassembler(Ledger):
 
 @cython.final
 cdef class _Received:
-    """The events of a batch's messages, taken as they are asked for."""
+    """Iterates over the events of a batch's messages."""
 
     cdef BatchColumns columns
     cdef object batch
@@ -632,26 +625,26 @@ cdef class _Received:
     cdef object now
     cdef uint32_t type
     cdef Py_ssize_t at
-    cdef tuple told
-    cdef Py_ssize_t told_at
+    cdef tuple events
+    cdef Py_ssize_t event_at
 
     def __iter__(self):
         return self
 
     def __next__(self):
         while True:
-            if self.told is not None:
-                if self.told_at < len(self.told):
-                    event = self.told[self.told_at]
-                    self.told_at += 1
+            if self.events is not None:
+                if self.event_at < len(self.events):
+                    event = self.events[self.event_at]
+                    self.event_at += 1
                     return event
-                self.told = None
+                self.events = None
             if self.at >= self.columns.count:
                 raise StopIteration
             self._more()
 
     cdef int _more(self) except -1:
-        """Take messages up to the first that has something to tell."""
+        """Process messages up to the first that has an event."""
         cdef BatchColumns* columns = &self.columns
         cdef const uint8_t* p
         cdef Py_ssize_t size, key_size, i
@@ -669,10 +662,10 @@ cdef class _Received:
                 position = (columns.numbers[i] if columns.numbers != NULL
                             else columns.first_number + <uint64_t>i)
                 if columns.types[i] != self.type:
-                    # Done with all the same: it is not read again.
+                    # Counts as received: it is not read again.
                     if not source.placed or position >= source.next:
                         source.placed = True
-                        into._move_on(source, position + 1)
+                        into._advance(source, position + 1)
                     continue
                 p = columns.base + columns.offsets[i] + HEAD_SIZE
                 size = columns.lengths[i]
@@ -682,15 +675,15 @@ cdef class _Received:
                     source.received += 1
                     if not source.placed or position >= source.next:
                         source.placed = True
-                        into._move_on(source, position + 1)
+                        into._advance(source, position + 1)
                     into._malformed(p + 2, max(<Py_ssize_t>0, size - 2),
                                     f"an entry of {size} bytes does not hold its key",
                                     source, position, True)
                 else:
-                    into._take(p + 2, key_size, p + 2 + key_size, size - 2 - key_size, source,
+                    into._process(p + 2, key_size, p + 2 + key_size, size - 2 - key_size, source,
                                position, True)
-            self.told = into._told()
-            self.told_at = 0
+            self.events = into._take_events()
+            self.event_at = 0
             return 0
         finally:
             into._busy = False

@@ -1,9 +1,9 @@
-"""Whose the things in flight are, so that what is above the budget is taken from who has most.
+"""Assigns things in flight to sources, so that the budget is enforced on the source with most.
 
-A thing is a source's that has sent more of it than all others together, by its *lead*: a message
-counts for who sends it first, and against that one where another source sends the same again. So
-what sources agree about is nobody's, and what one alone sends is its own wherever it puts it.
-Knows sizes; no Python object. Nothing here raises.
+A thing is assigned to the source that has sent more of it than all others together, its *lead*: a
+message counts for the source that sends it first, and against it when another source sends it too.
+So what sources agree on is assigned to none, and what only one source sends is its own. No Python
+objects; nothing here raises.
 """
 
 from libc.stdint cimport UINT32_MAX, uint16_t, uint32_t, uint64_t
@@ -14,24 +14,24 @@ from datastreamer.reassembly._state cimport (
 )
 
 cdef enum:
-    NOBODY = 0xFFFF
-    # A lead is in units of 16 bytes: 32 bits of it go as far as 64 GiB.
+    NO_SOURCE = 0xFFFF
+    # A lead counts units of 16 bytes, so that 32 bits reach 64 GiB.
     UNIT_BITS = 4
-    # What a thing costs beside its messages; part of a lead while there is one.
+    # The charge of a thing beside its messages, which is part of its lead.
     OPENING = (NODE_CHARGE + HOLD_CHARGE) >> UNIT_BITS
 
 cdef struct Share:
     uint64_t lead         # of all its things
-    uint32_t first, last  # of them, in the order in which they became its
+    uint32_t first, last  # of them, in the order of assignment
 
 
 cdef inline uint32_t weight_of(uint64_t size, uint64_t records) noexcept nogil:
-    """The units of a message of so many bytes that announces so many prefixes."""
+    """The units of a message: its bytes, and the prefixes that it announces."""
     return <uint32_t>((size + records * NODE_CHARGE + (1 << UNIT_BITS) - 1) >> UNIT_BITS)
 
 
 cdef inline uint32_t header_weight(uint64_t size) noexcept nogil:
-    """Of a header with so many bytes of records, which are not kept themselves."""
+    """The units of a header, whose records are not stored themselves."""
     return weight_of(0, 1 + size // RECORD_SIZE)
 
 
@@ -43,7 +43,7 @@ cdef inline uint32_t message_weight(uint64_t key_size, uint64_t value_size,
 
 cdef inline void share_take(Share* shares, Slab* nodes, uint32_t item, uint16_t source,
                             uint32_t weight) noexcept nogil:
-    """What was nobody's is a source's."""
+    """Assign a thing without a source to this source."""
     cdef Node* node = node_at(nodes, item)
     cdef Share* share = shares + source
     node.by = source
@@ -59,10 +59,10 @@ cdef inline void share_take(Share* shares, Slab* nodes, uint32_t item, uint16_t 
 
 
 cdef inline void share_release(Share* shares, Slab* nodes, uint32_t item) noexcept nogil:
-    """It is nobody's any more."""
+    """Take a thing away from its source."""
     cdef Node* node = node_at(nodes, item)
     cdef Share* share
-    if node.by == NOBODY:
+    if node.by == NO_SOURCE:
         return
     share = shares + node.by
     share.lead -= node.whose.lead
@@ -74,15 +74,15 @@ cdef inline void share_release(Share* shares, Slab* nodes, uint32_t item) noexce
         share.last = node.before
     else:
         node_at(nodes, node.behind).before = node.before
-    node.by = NOBODY
+    node.by = NO_SOURCE
     node.whose.lead = 0
 
 
 cdef inline void share_lose(Share* shares, Slab* nodes, uint32_t item,
                             uint32_t weight) noexcept nogil:
-    """So much of it is not its source's alone, or is gone."""
+    """Reduce the lead: other sources have sent this much too, or it was removed."""
     cdef Node* node = node_at(nodes, item)
-    if node.by == NOBODY:
+    if node.by == NO_SOURCE:
         return
     if node.whose.lead - OPENING <= weight:
         share_release(shares, nodes, item)
@@ -93,14 +93,14 @@ cdef inline void share_lose(Share* shares, Slab* nodes, uint32_t item,
 
 cdef inline void share_sent(Share* shares, Slab* nodes, uint32_t item, uint16_t source,
                             uint32_t weight) noexcept nogil:
-    """A source has sent a message of it that nobody had."""
+    """A source has sent a new message of a thing."""
     cdef Node* node = node_at(nodes, item)
     cdef uint32_t over
     if node.by == source:
         weight = min(weight, UINT32_MAX - node.whose.lead)
         node.whose.lead += weight
         shares[source].lead += weight
-    elif node.by == NOBODY:
+    elif node.by == NO_SOURCE:
         share_take(shares, nodes, item, source, weight)
     else:
         over = node.whose.lead - OPENING
@@ -111,14 +111,14 @@ cdef inline void share_sent(Share* shares, Slab* nodes, uint32_t item, uint16_t 
 
 cdef inline void share_sent_again(Share* shares, Slab* nodes, uint32_t item, uint16_t source,
                                   uint32_t weight) noexcept nogil:
-    """A source has sent a message of it that is there."""
+    """A source has sent a duplicate of a message of a thing."""
     if node_at(nodes, item).by != source:
         share_lose(shares, nodes, item, weight)
 
 
 cdef inline void share_replace(Share* shares, Slab* nodes, uint32_t item,
                                uint32_t other) noexcept nogil:
-    """What is nobody's takes the place of something else, which is nobody's then."""
+    """Put a thing without a source in the place of another, which then has none."""
     cdef Node* node = node_at(nodes, item)
     cdef Node* old = node_at(nodes, other)
     cdef Share* share = shares + old.by
@@ -134,21 +134,21 @@ cdef inline void share_replace(Share* shares, Slab* nodes, uint32_t item,
         share.last = item
     else:
         node_at(nodes, node.behind).before = item
-    old.by = NOBODY
+    old.by = NO_SOURCE
     old.whose.lead = 0
 
 
 cdef inline void share_join(Share* shares, Slab* nodes, uint32_t item,
                             uint32_t other) noexcept nogil:
-    """Something else becomes a part of it. It stands where the older of the two stood."""
+    """Merge a prefix into a payload, in the place of the older of the two."""
     cdef Node* node = node_at(nodes, item)
     cdef Node* old = node_at(nodes, other)
     cdef uint32_t weight, over
     cdef uint16_t source = old.by
-    if source == NOBODY:
+    if source == NO_SOURCE:
         return
     weight = old.whose.lead - OPENING
-    if node.by == NOBODY:
+    if node.by == NO_SOURCE:
         share_replace(shares, nodes, item, other)
     elif node.by != source:
         over = node.whose.lead - OPENING
@@ -169,7 +169,7 @@ cdef inline void share_join(Share* shares, Slab* nodes, uint32_t item,
 
 
 cdef inline uint32_t share_largest(Share* shares, uint32_t count) noexcept nogil:
-    """Which source has most, the first of several; NONE: none has anything."""
+    """The source with the largest lead, the first of several; NONE if none has any."""
     cdef uint32_t i, found = NONE
     cdef uint64_t most = 0
     for i in range(count):

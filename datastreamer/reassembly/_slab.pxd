@@ -1,7 +1,7 @@
-"""Memory for many small things of one size, each named by a u32; and a keyed hash.
+"""Memory for many small items of one size, each identified by a u32; and a keyed hash.
 
-Knows sizes, not what is kept. A chunk whose last thing is gone is given back, so that what
-was needed once does not stay. Nothing here raises: no memory is `NONE` or False.
+An empty chunk is freed, so that memory shrinks after a peak. Nothing here raises: without memory,
+functions return `NONE` or False.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -19,11 +19,11 @@ cdef extern from *:
     const uint32_t NONE "DATASTREAMER_NONE"
 
 cdef struct Chunk:
-    uint8_t* memory       # NULL: given back
+    uint8_t* memory       # NULL: freed
     uint32_t used
-    uint32_t free         # the first free item, NONE where there is none
+    uint32_t free         # the first free item, or NONE
     uint32_t previous     # chunks with room are a list
-    uint32_t next         # of those with room, or of those given back
+    uint32_t next         # of those with room, or of the freed ones
 
 cdef struct Slab:
     uint32_t size         # of an item, a multiple of 8
@@ -32,7 +32,7 @@ cdef struct Slab:
     uint32_t count
     uint32_t capacity
     uint32_t roomy        # the first chunk with room
-    uint32_t vacant       # the first chunk given back
+    uint32_t vacant       # the first freed chunk
 
 
 cdef inline void slab_init(Slab* slab, uint32_t size) noexcept nogil:
@@ -57,7 +57,7 @@ cdef inline uint8_t* slab_at(Slab* slab, uint32_t item) noexcept nogil:
 
 
 cdef inline bint slab_open_chunk(Slab* slab) noexcept nogil:
-    """Have a chunk with room; False where there is no memory."""
+    """Ensure a chunk with room; False without memory."""
     cdef uint32_t at, capacity, i
     cdef void* moved
     cdef uint8_t* memory
@@ -95,7 +95,7 @@ cdef inline bint slab_open_chunk(Slab* slab) noexcept nogil:
 
 
 cdef inline uint32_t slab_take(Slab* slab) noexcept nogil:
-    """A new item, whose bytes may be anything; NONE where there is no memory."""
+    """A new, uninitialized item; NONE without memory."""
     cdef Chunk* chunk
     cdef uint32_t item
     if slab.roomy == NONE and not slab_open_chunk(slab):
@@ -113,7 +113,7 @@ cdef inline uint32_t slab_take(Slab* slab) noexcept nogil:
 
 
 cdef inline void slab_give(Slab* slab, uint32_t item) noexcept nogil:
-    """Give an item back."""
+    """Free an item."""
     cdef uint32_t at = item >> CHUNK_BITS
     cdef Chunk* chunk = slab.chunks + at
     if chunk.free == NONE:
@@ -126,7 +126,7 @@ cdef inline void slab_give(Slab* slab, uint32_t item) noexcept nogil:
     chunk.free = item
     chunk.used -= 1
     slab.used -= 1
-    # The only chunk with room is kept: one item that comes and goes costs no malloc.
+    # Keep the only chunk with room, so that a single item that comes and goes costs no malloc.
     if chunk.used == 0 and (slab.roomy != at or chunk.next != NONE):
         if chunk.previous != NONE:
             slab.chunks[chunk.previous].next = chunk.next
@@ -140,7 +140,7 @@ cdef inline void slab_give(Slab* slab, uint32_t item) noexcept nogil:
         slab.vacant = at
 
 
-# SipHash-1-3, with a key of the process's own: who sends keys cannot make them collide.
+# SipHash-1-3 with a secret of the process, so that senders cannot construct collisions.
 
 cdef inline uint64_t turned(uint64_t value, int bits) noexcept nogil:
     return (value << bits) | (value >> (64 - bits))

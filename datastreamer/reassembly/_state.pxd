@@ -1,12 +1,11 @@
-"""What a `Reassembler` keeps, in C: nodes, messages, and where each source stands.
+"""The state of a `Reassembler` in C: nodes, messages, and the positions of sources.
 
-Owns the layouts, the table of 33-byte keys, a prefix's index of its messages, and a
-source's heap of the positions that it has to be read again from. Knows memory; no Python
-object, and nothing of what completes a payload. Nothing here raises.
+Owns the layouts, the table of 33-byte keys, a prefix's index of its messages, and a source's heap
+of the positions where it must be read again. No Python objects; nothing here raises.
 
-A node is a payload (its key 0x00 and the id), or a prefix that a payload has announced, or
-one that nobody has yet. Payloads and unannounced prefixes are *in flight*: in one list, the
-oldest first, each with the positions that it is held at.
+A node is a payload (its key 0x00 and the id), a prefix that a payload has announced, or one that
+no header has announced yet. Payloads and unannounced prefixes are *in flight*: in one list, oldest
+first, each with the positions that it holds.
 """
 
 from libc.stddef cimport size_t
@@ -23,43 +22,43 @@ cdef enum:
     RECORD_SIZE = 37
     HEADER_BYTE = 0x00
     NESTED_BYTE = 0xFF
-    # Up to so many messages a prefix is searched without an index.
+    # A prefix with at most this many messages has no index.
     UNINDEXED = 8
 
-    # Instead of a finished prefix's count: which messages it had is not known (any more).
-    UNTOLD = 0xFFFFFFFF
+    # The count of a finished prefix whose messages are no longer known.
+    UNKNOWN_COUNT = 0xFFFFFFFF
 
-    # What is charged against the budget: what a thing takes, its share of tables included
-    # (measured by the tests), rounded up. A message's own bytes come on top.
+    # Charges against the budget: the memory of a thing and its share of tables, rounded up
+    # (measured by the tests). The bytes of a message are added.
     NODE_CHARGE = 144
     HOLD_CHARGE = 32
     MESSAGE_CHARGE = 64
     TAG_CHARGE = 24
 
 cdef enum Kind:
-    WAITING      # a prefix that nobody has announced
+    WAITING      # a prefix that no header has announced
     ANNOUNCED    # a prefix of the payload `owner`
     OPEN         # a payload in flight
-    FINISHED     # a payload that was given out
+    FINISHED     # a delivered payload
 
 cdef struct Message:
     Message* next
-    uint32_t hash         # of the key's bytes behind the prefix
+    uint32_t hash         # of the key's bytes after the prefix
     uint32_t key_size
     uint32_t value_size
     uint8_t data[4]       # the key, the value
 
 cdef struct PrefixPart:
     Message* first        # the newest one first
-    uint64_t* index       # of Message*, or of tags where the payload is finished
+    uint64_t* index       # of Message*, or of tags of a finished payload
     uint32_t mask         # of the index; 0: tags without an order, or no index
     uint32_t expected
     uint32_t count
     uint32_t sibling      # the next prefix of the payload
 
 cdef struct PayloadPart:
-    uint64_t missing      # messages that are announced and not there
-    uint64_t header       # the hash of the header's records; 0: not known
+    uint64_t missing      # announced messages that have not arrived
+    uint64_t header       # the hash of the header's records; 0: unknown
     uint32_t prefixes     # the first of them
 
 cdef union Part:
@@ -68,12 +67,12 @@ cdef union Part:
 
 cdef union Whose:
     uint32_t owner        # ANNOUNCED: its payload
-    uint32_t lead         # in flight: what it counts in the share of the source `by`
+    uint32_t lead         # in flight: its part in the lead of the source `by`
 
 cdef struct Node:
     uint8_t key[PREFIX_SIZE]
     uint8_t kind
-    uint16_t by           # in flight: the source in whose share it is, or NOBODY
+    uint16_t by           # in flight: the source that it is assigned to, or NO_SOURCE
     uint32_t tag          # 32 bits of the key's hash
     Whose whose
     uint32_t previous     # of those in flight, or finished
@@ -82,11 +81,11 @@ cdef struct Node:
     uint32_t behind
     uint32_t holds        # the first of them
     double since          # when the first message came, by the caller's clock
-    uint64_t serial       # which message that was; of a FINISHED one: which was the last
+    uint64_t serial       # the number of that message; if FINISHED, of the last one
     Part part
 
 cdef struct Hold:
-    uint64_t position     # the lowest at which the source has sent something of the node
+    uint64_t position     # the lowest position of what the source has sent of the node
     uint32_t next         # of the same node
     uint32_t at           # its place in the source's heap
     uint32_t source
@@ -156,7 +155,7 @@ cdef inline bint table_resize(Table* table, uint32_t size) noexcept nogil:
 
 
 cdef inline bint table_add(Table* table, uint32_t tag, uint32_t node) noexcept nogil:
-    """Add a key that is not there; False where there is no memory."""
+    """Add a new key; False without memory."""
     cdef uint32_t size = table.mask + 1
     if table.slots == NULL:
         if not table_resize(table, 64):
@@ -170,7 +169,7 @@ cdef inline bint table_add(Table* table, uint32_t tag, uint32_t node) noexcept n
 
 
 cdef inline void table_remove(Table* table, uint32_t tag, uint32_t node) noexcept nogil:
-    """Take a key out; those behind it move up."""
+    """Remove a key; those after it move up."""
     cdef uint32_t hole = tag & table.mask
     cdef uint32_t at, home
     while table.slots[hole].node != node:
@@ -186,7 +185,7 @@ cdef inline void table_remove(Table* table, uint32_t tag, uint32_t node) noexcep
             hole = at
     table.slots[hole].node = NONE
     table.count -= 1
-    # What was needed once does not stay. Where there is no memory for less, it does.
+    # Shrink the table; without memory for a smaller one it stays.
     if table.mask >= 1024 and table.count < table.mask >> 3:
         table_resize(table, (table.mask + 1) >> 1)
 
@@ -195,8 +194,8 @@ cdef inline void table_remove(Table* table, uint32_t tag, uint32_t node) noexcep
 
 cdef inline Message* message_new(const uint8_t* key, size_t key_size, const uint8_t* value,
                                  size_t value_size, uint32_t hash) noexcept nogil:
-    """A copy of a message; NULL where there is no memory."""
-    # The data begins inside the struct: its end is not its size.
+    """A copy of a message; NULL without memory."""
+    # The data begins inside the struct, so sizeof would be too large.
     cdef Message* made = <Message*>malloc(max(
         sizeof(Message), sizeof(Message) - 4 + key_size + value_size
     ))
@@ -237,7 +236,7 @@ cdef inline Message* message_find(PrefixPart* prefix, const uint8_t* key, size_t
 
 
 cdef inline bint index_messages(PrefixPart* prefix, uint32_t size) noexcept nogil:
-    """Make the index of all that are in the list, with place for `size`, a power of two."""
+    """Index all messages of the list, with `size` slots, a power of two."""
     cdef uint64_t* index = <uint64_t*>calloc(size, sizeof(uint64_t))
     cdef Message* message = prefix.first
     cdef uint32_t at
@@ -256,7 +255,7 @@ cdef inline bint index_messages(PrefixPart* prefix, uint32_t size) noexcept nogi
 
 
 cdef inline uint32_t index_size(uint32_t count) noexcept nogil:
-    """Slots for `count` messages: at most three in four are taken."""
+    """The number of slots for `count` messages: at most three in four are used."""
     cdef uint32_t size = 16
     while count > size - (size >> 2):
         size *= 2
@@ -264,7 +263,7 @@ cdef inline uint32_t index_size(uint32_t count) noexcept nogil:
 
 
 cdef inline bint message_room(PrefixPart* prefix) noexcept nogil:
-    """Have place for one more message; False where there is no memory."""
+    """Ensure space for one more message; False without memory."""
     if prefix.index == NULL:
         return prefix.count < UNINDEXED or index_messages(prefix, 16)
     if prefix.count < (prefix.mask + 1) - ((prefix.mask + 1) >> 2):
@@ -273,7 +272,7 @@ cdef inline bint message_room(PrefixPart* prefix) noexcept nogil:
 
 
 cdef inline void message_add(PrefixPart* prefix, Message* message) noexcept nogil:
-    """Add a message that is not there; `message_room` came before."""
+    """Add a new message, after `message_room`."""
     cdef uint32_t at
     message.next = prefix.first
     prefix.first = message
@@ -285,8 +284,8 @@ cdef inline void message_add(PrefixPart* prefix, Message* message) noexcept nogi
         prefix.index[at] = <uint64_t>message
 
 
-cdef inline void messages_turn(PrefixPart* prefix) noexcept nogil:
-    """Turn the list round: the oldest first, or the newest first again."""
+cdef inline void reverse_messages(PrefixPart* prefix) noexcept nogil:
+    """Reverse the list: oldest first, or newest first again."""
     cdef Message* left = prefix.first
     cdef Message* done = NULL
     cdef Message* message
@@ -298,7 +297,7 @@ cdef inline void messages_turn(PrefixPart* prefix) noexcept nogil:
     prefix.first = done
 
 
-# Which source has to be read again from where
+# Where each source must be read again
 
 cdef inline void heap_put(Heap* heap, Slab* holds, uint32_t at, uint32_t hold) noexcept nogil:
     heap.holds[at] = hold

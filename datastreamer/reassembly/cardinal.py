@@ -1,9 +1,9 @@
-"""Cardinal Streams 1.0.0: its messages as those of the core, and its payloads as they were.
+"""Cardinal Streams 1.0.0: translates its messages for the core, and payloads back to its blocks.
 
-Owns the two translations, and no state: `Cardinal.translate` makes of a message of that
-protocol the messages that mean the same to a `Reassembler`, `Cardinal.payload` makes of what
-comes out of that the block, its values and its deletes. `CardinalReassembler` has both around
-a core. Bodies are Avro, by fastavro (extra `cardinal`).
+Owns the two translations, and no state: `Cardinal.translate` turns a message of that protocol
+into equivalent messages for a `Reassembler`, `Cardinal.payload` turns a complete payload into a
+block with its values and deletes. `CardinalReassembler` wraps a core in both. Bodies are Avro,
+decoded by fastavro (extra `cardinal`).
 
 ::
 
@@ -12,10 +12,10 @@ a core. Bodies are Avro, by fastavro (extra `cardinal`).
     0x02 hash batch index     message of a sub-batch: values and deletes
     0x03 hash key             a value
     0x04 hash key             a delete
-    0x05 hash                 reorg: go back to this block; 0x06: that is done
+    0x05 hash                 reorg: rewind to this block; 0x06: reorg done
 
-A prefix of the application is text of any length, a prefix of the core has 33 bytes: a hash of
-block and prefix stands for it, and the part's suffix is the whole key.
+A prefix of the application is text of any length, a prefix of the core has 33 bytes: it is a hash
+of block and prefix, and the whole key is the suffix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from datastreamer.reassembly.orderer import Block
 try:
     from fastavro import parse_schema, schemaless_reader
 except ImportError:
-    raise ExtraMissing("messages of Cardinal Streams have bodies in Avro", "cardinal") from None
+    raise ExtraMissing(
+        "decoding Cardinal Streams needs a package that is not installed", "cardinal"
+    ) from None
 
 BATCH, SUB_HEADER, SUB_MESSAGE, VALUE, DELETE, REORG, REORG_DONE = range(7)
 
@@ -86,7 +88,7 @@ _LONG: Final = parse_schema("long")
 
 _BODY: Final = 0x10
 FOLLOWED: Final = tuple(bytes([first]) for first in (SUB_MESSAGE, VALUE, _BODY, 0xFF))
-"""What the keys of translated messages begin with, beside headers."""
+"""The first bytes of the keys of translated messages, other than headers."""
 
 _OUTSIDE: Final = bytes([SUB_HEADER]) * 33
 
@@ -95,8 +97,8 @@ Message = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class CardinalPayload(PayloadComplete):
-    """A block that is whole. `parts` are the values that the application's keys are set to, in
-    the order of the keys; `deletes` the keys that go, in order."""
+    """A complete block. `parts` are the keys that it sets and their values, in order of the keys;
+    `deletes` the keys that it deletes, in order."""
 
     block: Block
     deletes: tuple[bytes, ...]
@@ -104,8 +106,8 @@ class CardinalPayload(PayloadComplete):
 
 @dataclass(frozen=True, slots=True)
 class CardinalReorg:
-    """A producer goes back further than its threshold: to `block`, of which number and hash are
-    told. `done`: it has sent all of the new branch."""
+    """A producer rewinds beyond its threshold, to the block with this number and hash. `done`: it
+    has sent the whole new branch."""
 
     number: int
     hash: bytes
@@ -118,10 +120,10 @@ CardinalEvent = Event | CardinalReorg
 
 
 class Cardinal:
-    """Cardinal(prefixes): what messages mean to an application with these prefixes.
+    """Cardinal(prefixes): the translation for an application with these prefixes.
 
-    `prefixes` are regular expressions that match from the start of a key; the longest match is
-    the prefix under which the producers count the key. What none of them matches is outside.
+    `prefixes` are regular expressions that match at the start of a key; the longest match is the
+    prefix under which producers count the key. Keys that none of them matches are ignored.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:
@@ -131,10 +133,10 @@ class Cardinal:
         return Cardinal, ([prefix.pattern.decode() for prefix in self._prefixes],)
 
     def translate(self, key: bytes, value: bytes) -> list[Message]:
-        """The messages of the core that mean the same; none for what is outside.
+        """The equivalent messages of the core; none for a key that is ignored.
 
-        `ValueError` says why something is no message of the protocol. Messages of reorgs have
-        no counterpart: `reorg` is for them.
+        Raises `ValueError` for an invalid message. Messages of reorgs have no equivalent: use
+        `reorg`.
         """
         if not key:
             raise ValueError("a key of 0 bytes")
@@ -142,7 +144,7 @@ class Cardinal:
         sizes = {BATCH: (33, 33), SUB_HEADER: (65, 65), SUB_MESSAGE: (66, None)}
         least, most = sizes.get(kind, (33, None))
         if kind not in (BATCH, SUB_HEADER, SUB_MESSAGE, VALUE, DELETE):
-            raise ValueError(f"messages of type 0x{kind:02x} are not known")
+            raise ValueError(f"unknown message type 0x{kind:02x}")
         if len(key) < least or (most is not None and len(key) > most):
             raise ValueError(f"a key of {len(key)} bytes in a message of type 0x{kind:02x}")
         if kind == BATCH:
@@ -166,7 +168,7 @@ class Cardinal:
         return [(_name(VALUE, own, prefix) + key, value if kind == VALUE else b"")]
 
     def reorg(self, key: bytes, value: bytes) -> CardinalReorg | None:
-        """What a message of a reorg says; None where it is another. Raises `ValueError`."""
+        """The reorg of a message of that type, else None. Raises `ValueError`."""
         if key[:1] not in (bytes([REORG]), bytes([REORG_DONE])):
             return None
         if len(key) != 33:
@@ -174,13 +176,13 @@ class Cardinal:
         return CardinalReorg(_read(_LONG, value), key[1:], key[0] == REORG_DONE, None, None)
 
     def payload(self, whole: PayloadComplete) -> CardinalPayload:
-        """What the core gave out, as the block that it was."""
+        """The block of a payload that the core has completed."""
         values: dict[bytes, bytes] = {}
         deletes: set[bytes] = set()
         batch: Any = None
-        last: list[Any] = []
-        for told, value in whole.parts:
-            key = told[33:]
+        sub_batches: list[Any] = []
+        for translated, value in whole.parts:
+            key = translated[33:]
             if key[0] == BATCH:
                 batch = _read(_BATCH, value)
             elif key[0] == VALUE:
@@ -188,15 +190,15 @@ class Cardinal:
             elif key[0] == DELETE:
                 deletes.add(key[33:])
             else:
-                last.append((key[33:], _read(_SUB_BATCH, value)))
+                sub_batches.append((key[33:], _read(_SUB_BATCH, value)))
         for path, update in batch["updates"].items():
             what = self._what(path.encode(), update)
-            # What comes first stands, as in the protocol: the batch's own values do.
+            # The first value counts, as in the protocol: that of the batch itself.
             if what == "value":
                 values[path.encode()] = update["value"]
             elif what == "delete":
                 deletes.add(path.encode())
-        for _, update in sorted(last, key=lambda found: found[0]):
+        for _, update in sorted(sub_batches, key=lambda found: found[0]):
             for path, value in update["updates"].items():
                 values.setdefault(path.encode(), value)
             deletes.update(path.encode() for path in update["delete"])
@@ -213,7 +215,7 @@ class Cardinal:
 
     def _batch(self, key: bytes, own: bytes, value: bytes) -> list[Message]:
         batch = _read(_BATCH, value)
-        # The body is a part like others: it is kept, counted and compared as they are.
+        # The body is a part like the others, so that it is kept, counted and compared.
         body = _name(_BODY, own, b"")
         records = [(body, 1)]
         for path, update in batch["updates"].items():
@@ -225,7 +227,7 @@ class Cardinal:
         return [(key, pack_records(sorted(set(records)))), (body + key, value)]
 
     def _what(self, path: bytes, update: Any) -> str:
-        """Which of four things the record of a batch is."""
+        """The kind of a record of a batch."""
         if update["count"] < 0:
             raise ValueError(f"{update['count']} messages of the prefix {path!r}")
         if update["delete"]:
@@ -248,8 +250,8 @@ class CardinalReassembler:
     """CardinalReassembler(prefixes, *, reorg_threshold=1000, budget=1 << 30, max_age=600.0,
     resume=None): blocks of Cardinal Streams 1.0.0 from any number of producers.
 
-    `prefixes` are as `Cardinal` has them, all else and what comes of it as with `Reassembler`;
-    payloads come as `CardinalPayload`, and messages of reorgs as `CardinalReorg`, at once.
+    `prefixes` are those of `Cardinal`, the other arguments those of `Reassembler`. Payloads are
+    reported as `CardinalPayload`, messages of reorgs as `CardinalReorg`.
     """
 
     def __init__(
@@ -278,11 +280,11 @@ class CardinalReassembler:
         position: int | None = None,
         now: float | None = None,
     ) -> list[CardinalEvent]:
-        """Take one message; gives the events that come of it, in order."""
+        """Process one message; returns its events, in order."""
         reorg = None
         try:
             reorg = self._cardinal.reorg(key, value)
-            # Whatever it is, the core has to know that its source has come so far.
+            # The core receives something for every message, to track the source's position.
             found = [] if reorg is not None else self._cardinal.translate(key, value)
             found = found or [(_OUTSIDE, b"")]
         except ValueError as error:
@@ -290,34 +292,34 @@ class CardinalReassembler:
             return [
                 replace(event, key=key[:_SHOWN], reason=str(error))
                 if isinstance(event, Malformed)
-                else self._told(event)
+                else self._translate(event)
                 for event in events
             ]
-        told: list[CardinalEvent] = []
+        translated: list[CardinalEvent] = []
         for message in found:
             events = self._core.receive(*message, source, position, now)
-            told += [self._told(event) for event in events]
+            translated += [self._translate(event) for event in events]
         if reorg is not None:
-            told.append(replace(reorg, source=source, position=position))
-        return told
+            translated.append(replace(reorg, source=source, position=position))
+        return translated
 
     def expire(self, now: float) -> list[CardinalEvent]:
-        """Tell the time where nothing comes."""
-        return [self._told(event) for event in self._core.expire(now)]
+        """Drop what is too old at this time."""
+        return [self._translate(event) for event in self._core.expire(now)]
 
     def checkpoint(self) -> Checkpoint:
-        """What a later run goes on with, after all events so far have been dealt with."""
+        """The state for a later run, valid once all events so far have been processed."""
         return self._core.checkpoint()
 
     def positions(self) -> dict[str, int]:
-        """From where each source has to be read again."""
+        """The position from which each source must be read again."""
         return self._core.positions()
 
     def stats(self) -> Stats:
-        """Counts so far, of the core's messages: a batch is two of them."""
+        """Counts of the core's messages: a batch is two of them."""
         return self._core.stats()
 
-    def _told(self, event: Event) -> Event:
+    def _translate(self, event: Event) -> Event:
         if isinstance(event, PayloadComplete):
             return self._cardinal.payload(event)
         if isinstance(event, Conflict | Malformed):
@@ -326,12 +328,12 @@ class CardinalReassembler:
 
 
 def _name(first: int, own: bytes, what: bytes) -> bytes:
-    """33 bytes that stand for something of a block."""
+    """33 bytes that identify something of a block."""
     return bytes([first]) + hashlib.sha256(own + what).digest()
 
 
 class _Body:
-    """Bytes as a decoder reads them."""
+    """A file-like object for the Avro decoder."""
 
     def __init__(self, value: bytes) -> None:
         self._value = value
@@ -344,12 +346,12 @@ class _Body:
 
 
 def _read(schema: Any, value: bytes) -> Any:
-    """A datum of Avro, all of it. Raises `ValueError`."""
+    """Decode Avro, which must be the whole value. Raises `ValueError`."""
     body: Any = _Body(value)
     try:
         found = schemaless_reader(body, schema, None)
-    except Exception as error:  # fastavro raises what its decoding stumbles over
-        raise ValueError(f"no Avro of the protocol: {error!r}") from error
+    except Exception as error:  # fastavro raises many types
+        raise ValueError(f"invalid Avro: {error!r}") from error
     if body.at != len(value):
-        raise ValueError(f"{len(value) - body.at} bytes behind the Avro of the protocol")
+        raise ValueError(f"{len(value) - body.at} bytes after the Avro value")
     return found

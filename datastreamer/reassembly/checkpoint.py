@@ -1,6 +1,6 @@
-"""What a `Reassembler` says of itself: where to go on, and how it is doing.
+"""The checkpoint and the statistics of a `Reassembler`.
 
-Owns the shape of both; how a checkpoint is kept is the caller's business.
+Owns the form of both; the caller stores checkpoints.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from datastreamer.format import U64_MAX
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a reassembly goes on, for whoever keeps it together with the payloads.
+    """The state for a later run, to be stored together with the payloads.
 
-    `positions` is where each source is read from again, `seen` how far each had been read,
-    `known` the payloads that were given out and may come again, as (id, prefixes).
+    `positions` is where each source must be read again, `seen` how far it had been read; `known`
+    has the delivered payloads that may arrive again, as (id, prefixes).
     """
 
     positions: Mapping[str, int]
@@ -26,7 +26,7 @@ class Checkpoint:
     known: Sequence[tuple[bytes, Sequence[bytes]]]
 
     def to_json(self) -> str:
-        """One line of text, from which `from_json` makes the same again."""
+        """One line of text for `from_json`."""
         known = [
             [own.hex(), *(prefix.hex() for prefix in prefixes)] for own, prefixes in self.known
         ]
@@ -36,28 +36,28 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Checkpoint:
-        """What `to_json` wrote. Raises `BadPosition`."""
+        """The inverse of `to_json`. Raises `BadPosition`."""
         try:
-            told = json.loads(text)
-            positions, seen = (dict(told[name]) for name in ("positions", "seen"))
+            stored = json.loads(text)
+            positions, seen = (dict(stored[name]) for name in ("positions", "seen"))
             numbers = [*positions.values(), *seen.values()]
             known = []
-            for found in told["known"]:
+            for found in stored["known"]:
                 own, *prefixes = (bytes.fromhex(name) for name in found)
                 known.append((own, tuple(prefixes)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadPosition(f"no checkpoint of a reassembly: {error!r}") from error
+            raise BadPosition(f"not a checkpoint of a reassembly: {error!r}") from error
         if any(type(number) is not int or not 0 <= number < U64_MAX for number in numbers) or any(
             len(own) != 32 or any(len(prefix) != 33 for prefix in prefixes)
             for own, prefixes in known
         ):
-            raise BadPosition("no checkpoint of a reassembly: a number or a name in it is none")
+            raise BadPosition("not a checkpoint of a reassembly: it has an invalid number or name")
         return cls(positions, seen, known)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """What came from one source: messages in all, and those that nothing came of."""
+    """Counts of the messages of one source: all of them, and those that had no effect."""
 
     received: int
     duplicates: int
@@ -68,10 +68,9 @@ class SourceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`in_flight` counts payloads with a header and prefixes without; `messages` and
-    `message_bytes` are what they have; `used` is what is charged against the budget,
-    with what is known of payloads given out; `oldest` is when the first message of the
-    oldest came."""
+    """`in_flight` counts payloads with a header, and prefixes without one; `messages` and
+    `message_bytes` are theirs. `used` is charged against the budget, and includes what is known of
+    delivered payloads. `oldest` is the arrival time of the oldest message in flight."""
 
     in_flight: int
     messages: int

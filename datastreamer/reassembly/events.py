@@ -1,7 +1,6 @@
-"""What a `Reassembler` tells: small values, made to be kept, compared and printed.
+"""The events of a `Reassembler`.
 
-Owns their fields and nothing else. `source` and `position` are those that the message came
-with; None where they are not known (any more).
+`source` and `position` are those that the message arrived with; None if they are no longer known.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class PayloadComplete:
-    """Every message that the subscription asks for is there; told once for each payload.
+    """A payload is complete: every message that is subscribed to has arrived. Reported once.
 
-    `parts` are (key, value) in the order of the keys, headers left out; `prefixes` all that
-    were announced and asked for, in no order. `since` is when its first message came, by the
-    caller's clock (0.0 where it has none), `last` the message that made it whole.
+    `parts` are (key, value) in order of the keys, without headers; `prefixes` are all that were
+    announced and subscribed to, in no order. `since` is the arrival time of its first message by
+    the caller's clock (0.0 without one); `source` and `position` are of the message that completed
+    it.
     """
 
     id: bytes
@@ -30,12 +30,12 @@ class PayloadComplete:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two messages cannot both be right. What came first stands; the other was not taken.
+    """Two messages contradict each other. The first one counts; the other was not accepted.
 
-    `what` is "value": the same key with another value; "prefix": a header, not taken at all,
-    that announces a prefix of another payload; "count": a payload announces `prefix` with
-    two counts, of which the larger one stands. `payload` is the id of the payload that the
-    message is of (with "prefix": that holds the prefix), None where no header has told.
+    `what` is "value": the same key with another value; "prefix": a header, rejected as a whole,
+    that announces a prefix of another payload; "count": a payload announces `prefix` with two
+    counts, of which the larger one counts. `payload` is the id of the message's payload (with
+    "prefix": of the payload that has the prefix), None if no header has named it.
     """
 
     what: Literal["value", "prefix", "count"]
@@ -48,7 +48,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message that nothing can be made of; it was not taken. `key` may be cut short or empty."""
+    """An invalid message, which was not accepted. `key` may be truncated or empty."""
 
     key: bytes
     reason: str
@@ -58,11 +58,11 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Something unfinished was given up: what came of it is forgotten, and may come again.
+    """Something incomplete was dropped: its messages are forgotten, and may arrive again.
 
-    `payload` is its id, or None for messages whose prefix, `prefix`, nobody has announced;
-    `missing` is how many messages it still lacks, None without a header. `positions`
-    says from where each source would have to be read again to have what was there.
+    `payload` is its id, or None for messages whose prefix, `prefix`, no header has announced.
+    `missing` is the number of messages that it lacks, None without a header. `positions` is where
+    each source must be read again to receive its messages again.
     """
 
     why: Literal["age", "budget"]

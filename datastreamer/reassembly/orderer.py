@@ -1,7 +1,7 @@
-"""Whole payloads in the order of a chain: parents before children, reorgs told.
+"""Orders complete payloads in a chain: parents before children, with reorgs.
 
-Owns which blocks are known, which of them are applied, and which wait for a parent. Knows
-what the application says of a payload - its `Block` - and not what is in it.
+Owns which blocks are known, applied, or waiting for a parent. Knows the `Block` that the
+application assigns to a payload, not its content.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """Where a payload stands: its number, its hash, its parent's hash.
+    """The block of a payload: its number, its hash, its parent's hash.
 
-    `weight` is what decides between branches, at least 0, and grows from parent to child: the
-    total difficulty, say. None: the number, that is, the longest branch.
+    `weight` decides between branches, for example the total difficulty: at least 0, and rising from
+    parent to child. None: the number, so that the longest branch counts.
     """
 
     number: int
@@ -30,13 +30,13 @@ class Block(NamedTuple):
 
     @property
     def heavy(self) -> int:
-        """The weight, or the number that stands for it."""
+        """The weight, or the number if there is none."""
         return self.number if self.weight is None else self.weight
 
 
 @dataclass(frozen=True, slots=True)
 class Applied(Generic[T]):
-    """The next block: its parent is the one that was applied last."""
+    """The next block: its parent is the last one applied."""
 
     block: Block
     payload: T
@@ -44,8 +44,8 @@ class Applied(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Reorg(Generic[T]):
-    """Another branch is heavier: take back `rolled_back`, the newest first, then apply
-    `applied`, the oldest first. Both are not empty."""
+    """Another branch is heavier: roll back `rolled_back`, newest first, then apply `applied`,
+    oldest first. Neither is empty."""
 
     rolled_back: list[tuple[Block, T]]
     applied: list[tuple[Block, T]]
@@ -53,7 +53,7 @@ class Reorg(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A parent is missing: `block`, from `source`, waits for it. Told once for each parent."""
+    """`block`, from `source`, waits for a missing parent. Reported once per parent."""
 
     missing: bytes
     number: int
@@ -63,11 +63,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Rejected(Generic[T]):
-    """A block that is given up: it will not be applied unless it comes again.
+    """A block that will not be applied unless it arrives again.
 
-    `why` is "old": it, or the place where its branch leaves the chain, is further down than
-    what can be rolled back; "weight": it does not weigh more than its parent, or its number
-    does not follow its parent's; "room": too many wait, or too much, and it is the furthest ahead.
+    `why` is "old": it, or the fork of its branch, is too far down to be rolled back; "weight": it
+    is not heavier than its parent, or its number does not follow its parent's; "room": too many
+    blocks or bytes wait, and it is the furthest ahead.
     """
 
     why: Literal["old", "weight", "room"]
@@ -84,15 +84,13 @@ class Orderer(Generic[T]):
     """Orderer(after=None, *, applied=(), reorg_threshold=1000, most_waiting=10000,
     budget=None, size_of=None): orders payloads.
 
-    `after` is the hash that the first block has as its parent: what is before it is settled.
-    `applied` is the `chain` of a run before, which this one goes on with. With neither the
-    first block to come is the first one.
+    `after` is the hash of the first block's parent: what precedes it is final. `applied` is the
+    `chain` of an earlier run to continue. Without either, the first block to arrive is the first.
 
-    Blocks are known, with their payloads, down to `reorg_threshold` numbers below the last
-    one applied; a branch that leaves the chain further down is never applied. At most
-    `most_waiting` blocks wait for parents, and with `budget` at most so many bytes, or one block;
-    `size_of` says how many a payload has, and is asked of those alone that wait. Of two branches
-    of one weight the one that was applied stays.
+    Blocks are known, with their payloads, down to `reorg_threshold` numbers below the last one
+    applied; a branch that forks further down is never applied. At most `most_waiting` blocks wait
+    for parents, and with `budget` at most that many bytes, or one block; `size_of` returns the size
+    of a payload that waits. Between branches of equal weight, the applied one stays.
     """
 
     def __init__(
@@ -106,75 +104,75 @@ class Orderer(Generic[T]):
         size_of: Callable[[T], int] | None = None,
     ) -> None:
         if reorg_threshold < 0:
-            raise ValueError(f"reorg_threshold is at least 0, not {reorg_threshold}")
+            raise ValueError(f"reorg_threshold must be at least 0, not {reorg_threshold}")
         if most_waiting < 1:
-            raise ValueError(f"most_waiting is at least 1, not {most_waiting}")
+            raise ValueError(f"most_waiting must be at least 1, not {most_waiting}")
         if budget is not None and budget < 1:
-            raise ValueError(f"a budget is at least a byte, not {budget}")
+            raise ValueError(f"budget must be at least 1 byte, not {budget}")
         if (budget is None) != (size_of is None):
-            raise UsageError("a budget is for payloads of a size: give `budget` and `size_of`")
+            raise UsageError("pass `budget` and `size_of` together")
         self._after = after
         self._threshold = reorg_threshold
         self._most_waiting = most_waiting
         self._budget = budget
         self._size_of = size_of
         self._known: dict[bytes, _KnownBlock[T]] = {}
-        self._chain: OrderedDict[bytes, None] = OrderedDict()  # of hashes, the oldest first
+        self._chain: OrderedDict[bytes, None] = OrderedDict()  # hashes, oldest first
         self._by_number: dict[int, set[bytes]] = {}
         self._lowest = 0
         self._head: Block | None = None
         self._waiting: dict[bytes, dict[bytes, _KnownBlock[T]]] = {}  # by the parent's hash
         self._waits_for: dict[bytes, bytes] = {}
-        self._sizes: dict[bytes, int] = {}  # of those that wait
+        self._sizes: dict[bytes, int] = {}  # of waiting blocks
         self._waiting_bytes = 0
-        self._lowest_waiting = 0  # none that waits has a lower number
+        self._lowest_waiting = 0  # at most the lowest number of a waiting block
         for block, payload in applied:
             if self._head is None:
                 self._after = block.parent
-                self._put_fork(_KnownBlock(block, payload))
+                self._add_fork(_KnownBlock(block, payload))
             elif block.parent != self._head.hash or block.number != self._head.number + 1:
                 raise UsageError(
-                    f"no chain: block {block.number} does not follow block {self._head.number}"
+                    f"`applied` is no chain: {block.number} does not follow {self._head.number}"
                 )
-            self._put(_KnownBlock(block, payload))
+            self._add(_KnownBlock(block, payload))
             self._chain[block.hash] = None
             self._head = block
         if self._head is not None:
             if after is not None:
-                raise UsageError("what was applied says where to go on: `after` is for a start")
+                raise UsageError("`applied` says where to continue: omit `after`")
             self._forget()
 
     @property
     def head(self) -> Block | None:
-        """The block that was applied last."""
+        """The last block applied."""
         return self._head
 
     @property
     def chain(self) -> list[tuple[Block, T]]:
-        """What is applied and can still be rolled back, the oldest first."""
+        """What is applied and can be rolled back, oldest first."""
         found = [self._known[own] for own in self._chain if own != self._after]
         return [(block, payload) for block, payload in found]
 
     @property
     def waiting(self) -> int:
-        """How many blocks wait for a parent."""
+        """The number of blocks that wait for a parent."""
         return len(self._waits_for)
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes these have, by `size_of`."""
+        """The size of these, by `size_of`."""
         return self._waiting_bytes
 
     @property
     def missing(self) -> list[bytes]:
-        """The hashes of the parents that are waited for; not of those that wait themselves."""
+        """The hashes of missing parents; not of those that wait themselves."""
         return [parent for parent in self._waiting if parent not in self._waits_for]
 
     def receive(
         self, block: Block, payload: T, source: str | None = None
     ) -> list[Applied[T] | Reorg[T] | Gap | Rejected[T]]:
-        """Take a block; gives what is to be done now, in order. A block that is known, or
-        waits, is nothing new. `UsageError`: its parent is itself."""
+        """Process a block; returns what to do now, in order. A block that is known or waiting is
+        ignored. Raises `UsageError` if a block is its own parent."""
         if block.hash == block.parent:
             raise UsageError(f"block 0x{block.hash.hex()} is its own parent")
         events: list[Applied[T] | Reorg[T] | Gap | Rejected[T]] = []
@@ -186,25 +184,25 @@ class Orderer(Generic[T]):
         if not fits:
             if not self._waits_for or block.number < self._lowest_waiting:
                 self._lowest_waiting = block.number
-            told = block.parent in self._waiting or block.parent in self._waits_for
+            reported = block.parent in self._waiting or block.parent in self._waits_for
             self._waiting.setdefault(block.parent, {})[block.hash] = _KnownBlock(block, payload)
             self._waits_for[block.hash] = block.parent
             if self._size_of is not None:
                 self._sizes[block.hash] = size = self._size_of(payload)
                 self._waiting_bytes += size
-            if not told:
+            if not reported:
                 events.append(Gap(block.parent, block.number - 1, block, source))
             while self._too_much():
-                events.append(self._give_up_furthest())
+                events.append(self._reject_furthest())
             return events
         ready = [_KnownBlock(block, payload)]
         while ready:
             found = ready.pop()
-            # Of children of one parent the first to come is taken first.
-            if self._take(found, events):
+            # Children of one parent are processed in order of arrival.
+            if self._append(found, events):
                 children = self._waiting.pop(found.block.hash, {})
                 for child in children:
-                    self._waits_no_more(child)
+                    self._stop_waiting(child)
                 ready.extend(reversed(children.values()))
         events.extend(self._forget())
         return events
@@ -213,25 +211,25 @@ class Orderer(Generic[T]):
         return self._head is None and self._after in (None, block.parent)
 
     def _floor(self) -> int:
-        """Blocks at or below this number cannot be applied any more, nor their children."""
+        """Blocks up to this number, and their children, can no longer be applied."""
         assert self._head is not None
         return self._head.number - self._threshold
 
-    def _take(
+    def _append(
         self, found: _KnownBlock[T], events: list[Applied[T] | Reorg[T] | Gap | Rejected[T]]
     ) -> bool:
-        """Put a block behind its parent, which is known; False where it does not follow it."""
+        """Append a block to its parent, which is known; False if it does not follow it."""
         block = found.block
         if self._head is None:
             self._lowest = block.number
             if self._after is not None:
-                self._put_fork(found)
+                self._add_fork(found)
         else:
             parent = self._known[block.parent].block
             if block.heavy <= parent.heavy or block.number != parent.number + 1:
                 events.append(Rejected("weight", *found))
                 return False
-        self._put(found)
+        self._add(found)
         if self._head is None or block.parent == self._head.hash:
             self._chain[block.hash] = None
             self._head = block
@@ -240,14 +238,14 @@ class Orderer(Generic[T]):
             events.append(self._reorg(found))
         return True
 
-    def _put_fork(self, first: _KnownBlock[T]) -> None:
-        """Have the first block's parent to fork from: it is never rolled back."""
+    def _add_fork(self, first: _KnownBlock[T]) -> None:
+        """Add the parent of the first block, so that branches can fork from it."""
         self._lowest = first.block.number - 1
         before = Block(self._lowest, first.block.parent, b"", -1)
-        self._put(_KnownBlock(before, first.payload))
+        self._add(_KnownBlock(before, first.payload))
         self._chain[before.hash] = None
 
-    def _put(self, found: _KnownBlock[T]) -> None:
+    def _add(self, found: _KnownBlock[T]) -> None:
         self._known[found.block.hash] = found
         self._by_number.setdefault(found.block.number, set()).add(found.block.hash)
 
@@ -270,7 +268,7 @@ class Orderer(Generic[T]):
         return Reorg([(b, p) for b, p in rolled_back], [(b, p) for b, p in applied])
 
     def _forget(self) -> list[Rejected[T]]:
-        """Forget blocks too old to be rolled back to, and give up what waits below them."""
+        """Forget blocks too old to be rolled back, and reject what waits below them."""
         assert self._head is not None
         floor = self._floor()
         while self._lowest < floor:
@@ -283,7 +281,7 @@ class Orderer(Generic[T]):
         all_waiting = [k for children in self._waiting.values() for k in children.values()]
         waited = [known for known in all_waiting if known.block.number <= floor]
         for known in waited:
-            self._give_up(known.block)
+            self._remove_waiting(known.block)
         numbers = [known.block.number for known in all_waiting if known.block.number > floor]
         self._lowest_waiting = min(numbers, default=0)
         return [Rejected("old", *known) for known in waited]
@@ -294,21 +292,21 @@ class Orderer(Generic[T]):
             return True
         return waiting > self._most_waiting
 
-    def _waits_no_more(self, own: bytes) -> bytes:
+    def _stop_waiting(self, own: bytes) -> bytes:
         self._waiting_bytes -= self._sizes.pop(own, 0)
         return self._waits_for.pop(own)
 
-    def _give_up(self, block: Block) -> None:
-        parent = self._waits_no_more(block.hash)
+    def _remove_waiting(self, block: Block) -> None:
+        parent = self._stop_waiting(block.hash)
         siblings = self._waiting[parent]
         del siblings[block.hash]
         if not siblings:
             del self._waiting[parent]
 
-    def _give_up_furthest(self) -> Rejected[T]:
+    def _reject_furthest(self) -> Rejected[T]:
         known = max(
             (known for children in self._waiting.values() for known in children.values()),
             key=lambda known: (known.block.number, known.block.hash),
         )
-        self._give_up(known.block)
+        self._remove_waiting(known.block)
         return Rejected("room", *known)

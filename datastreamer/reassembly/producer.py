@@ -1,7 +1,4 @@
-"""A payload into a stream: one atomic operation, found again by its id.
-
-Owns in which entries a payload travels. Knows of the stream only what `Publishable` says.
-"""
+"""Publishes payloads to a stream: one atomic operation each, with the id as a bookmark."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from datastreamer.reassembly._messages import pack_message
 from datastreamer.reassembly.splitter import Part, Splitter
 
 MESSAGE_TYPE: Final = 0x10
-"""The type of the entries that hold messages, unless said otherwise."""
+"""The default type of the entries that hold messages."""
 
 
 class PayloadOperation(Protocol):
-    """What is asked of an atomic operation."""
+    """The methods of an atomic operation that are used here."""
 
     def add_bookmark(self, key: bytes) -> int: ...
 
@@ -27,7 +24,7 @@ class PayloadOperation(Protocol):
 
 
 class Publishable(Protocol):
-    """What is asked of a stream: a `DataStream` does."""
+    """The methods of a stream that are used here; a `DataStream` has them."""
 
     def atomic_op(self) -> AbstractContextManager[Any]: ...
 
@@ -35,7 +32,7 @@ class Publishable(Protocol):
 class Producer:
     """Producer(stream, type=0x10, limit=1048557): publishes payloads as messages in a stream.
 
-    `type` is the entries', `limit` the `Splitter`'s. Producers that publish the same payload
+    `type` is the entry type, `limit` that of `Splitter`. Producers that publish the same payload
     with the same limit write the same entries.
     """
 
@@ -43,23 +40,23 @@ class Producer:
         self, stream: Publishable, type: int = MESSAGE_TYPE, limit: int = MAX_DATA_SIZE - 2
     ) -> None:
         if not 0 <= type <= U32_MAX or type == TYPE_BOOKMARK:
-            raise BadEntryType(f"messages travel in entries of a type that is free, not {type}")
+            raise BadEntryType(f"messages need a u32 entry type that is no bookmark's, not {type}")
         if limit > MAX_DATA_SIZE - 2:
             raise ValueError(
-                f"an entry holds messages of {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
+                f"the limit must be at most {MAX_DATA_SIZE - 2:,} bytes, not {limit:,}"
             )
         self._stream = stream
         self._type = type
         self._splitter = Splitter(limit)
 
     def publish(self, id: bytes, parts: Mapping[bytes, Part]) -> range:
-        """Commit a payload; gives the numbers of the entries that hold its messages.
+        """Commit a payload; returns the numbers of the entries that hold its messages.
 
-        They are as `Splitter.split` has them, in one atomic operation behind a bookmark of the
-        id's first 16 bytes. It is all there when this returns, or not at all where it raises:
-        `BadPayload`, and what the stream's commit does.
+        The messages are those of `Splitter.split`, in one atomic operation that begins with a
+        bookmark of the id's first 16 bytes. Raises `BadPayload`, and what the stream's commit
+        raises; nothing is committed then.
         """
-        # Everything that can be wrong with it shows before the operation begins.
+        # Errors of the payload are raised before the operation begins.
         entries = [pack_message(*message) for message in self._splitter.split(id, parts)]
         operation: PayloadOperation
         with self._stream.atomic_op() as operation:

@@ -1,6 +1,6 @@
-"""How far a reassembly of several streams has come: what is kept between two runs.
+"""The progress of a reassembly of several streams, which is saved for a later run.
 
-Owns the shape, and what is asked of whoever keeps it. Must not know how or where it is kept.
+Owns its form, and the interface of a store. Must not know how or where it is stored.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from datastreamer.position import Position
 from datastreamer.reassembly.orderer import Block
 
 Name: TypeAlias = tuple[bytes, tuple[bytes, ...]]
-"""What is known of a payload that was given out: its id, and its prefixes."""
+"""A delivered payload: its id and its prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """Where one source stands. It is read again from entry `position` on; `seen` is how far it
-    had been read, and `read` how far in whole batches, with what tells its history from another.
+    """The progress of one source. It is read again from entry `position` on; `seen` is how far it
+    had been read, `read` how far in whole batches, with the hashes that identify its history.
     """
 
     position: int
@@ -29,15 +29,15 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReassemblyProgress:
-    """Where a reassembly goes on, and what it must not give out again.
+    """Where a reassembly continues, and what it must not deliver again.
 
-    To be kept: `places` by source (those of other sources stay); `known`, the payloads given
-    out since the last time, as (id, prefixes), of which the last `known_count` are needed; and
-    where payloads are ordered, `chain`: the blocks that are applied now, each with its payload's
-    id and prefixes, from the lowest number on at which something has changed since. What is kept
-    of the chain at that number and above goes, and what is below `chain_floor`.
+    To be saved: `places` by source (keep those of other sources); `known`, the payloads delivered
+    since the last save, as (id, prefixes), of which the last `known_count` are needed; and with an
+    order `chain`, the applied blocks with the id and prefixes of their payloads, from the lowest
+    number on that has changed. Replace the saved chain from that number on, and delete it below
+    `chain_floor`.
 
-    When it is loaded, `known` and `chain` are all that was kept.
+    When it is loaded, `known` and `chain` are all that was saved.
     """
 
     places: dict[str, SourceProgress] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class ReassemblyProgress:
 
 
 class ReassemblyStore(Protocol):
-    """Where a reassembly keeps its progress.
+    """Stores the progress of a reassembly.
 
-    The Trio version calls both in a thread, one at a time; what they raise ends the iteration.
+    The Trio driver calls both methods in a thread, one at a time; an exception ends the iteration.
     """
 
     def load(self) -> ReassemblyProgress | None:
-        """What was saved, all together; None where nothing was yet."""
+        """Everything that was saved; None before the first save."""
 
     def save(self, progress: ReassemblyProgress) -> None:
-        """Keep this, beside what `ReassemblyProgress` says stays: all of it, or nothing."""
+        """Save this atomically, and keep the rest as `ReassemblyProgress` describes."""

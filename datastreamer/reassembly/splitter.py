@@ -1,7 +1,6 @@
-"""The producer's side: a payload into messages, the same in every producer.
+"""Splits a payload into messages, in the same way for every producer.
 
-Owns how a payload is cut and in which order the messages come. Knows no stream: what a
-message travels in is the caller's, `pack_message` for an entry.
+Owns the messages and their order. `pack_message` makes the data of an entry from a message.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ ID_SIZE: Final = 32
 RECORD_SIZE: Final = 37
 _SUFFIX: Final = struct.Struct(">I")
 SMALLEST_LIMIT: Final = PREFIX_SIZE + _SUFFIX.size + 2 * RECORD_SIZE
-"""Room for two records, or nesting would not make headers fewer; and for a blob's bytes."""
+"""Space for two records, without which nesting would not reduce headers; and for a blob."""
 _RESERVED: Final = (0x00, 0xFF)
 
 Blob = bytes | bytearray | memoryview
@@ -27,38 +26,38 @@ Part = Blob | Iterable[tuple[bytes, Blob]]
 
 
 class Splitter:
-    """Splitter(limit=1048557): cuts payloads into messages of at most `limit` bytes.
+    """Splitter(limit=1048557): splits payloads into messages of at most `limit` bytes.
 
-    A message's size is that of its key and its value. The default is what an entry of a
-    stream holds. Producers give the same messages where their limits are the same.
+    The size of a message is that of its key and its value; the default is what an entry holds.
+    Producers with equal limits make equal messages.
     """
 
     def __init__(self, limit: int = MAX_DATA_SIZE - 2) -> None:
         if limit < SMALLEST_LIMIT:
-            raise ValueError(f"a limit is at least {SMALLEST_LIMIT} bytes, not {limit}")
+            raise ValueError(f"the limit must be at least {SMALLEST_LIMIT} bytes, not {limit}")
         self.limit = limit
 
     def split(self, id: bytes, parts: Mapping[bytes, Part]) -> list[tuple[bytes, bytes]]:
         """The messages of a payload, as (key, value): the header, nested headers, the parts.
 
-        `parts` has for each prefix (33 bytes, of which the first is neither 0x00 nor 0xff)
-        either (suffix, value) pairs in any order, none of them twice, or one blob, which is
-        cut into messages whose suffix is a u32 from 0 on; an empty blob is one empty message.
-        Where the header would be above the limit, its records stand in nested headers, with
-        keys of 0xff, the id and a u32.
+        `parts` has for each prefix (33 bytes, the first of them neither 0x00 nor 0xff) either
+        (suffix, value) pairs in any order without duplicates, or one blob, which is split into
+        messages with a u32 from 0 on as suffix; an empty blob is one empty message. If the header
+        would exceed the limit, its records move to nested headers, whose keys are 0xff, the id and
+        a u32.
 
-        `BadPayload`: the id or a prefix is none, a pair is above the limit, or a suffix there
-        twice.
+        Raises `BadPayload` for an invalid id or prefix, a pair above the limit, or a duplicate
+        suffix.
         """
         if len(id) != ID_SIZE:
-            raise BadPayload(f"a payload's id has {ID_SIZE} bytes, not {len(id)}")
+            raise BadPayload(f"a payload's id must have {ID_SIZE} bytes, not {len(id)}")
         records: list[tuple[bytes, int]] = []
         messages: list[tuple[bytes, bytes]] = []
         for prefix in sorted(parts):
             if len(prefix) != PREFIX_SIZE or prefix[0] in _RESERVED:
                 raise BadPayload(
-                    f"0x{prefix[:64].hex()} is no prefix: it has {PREFIX_SIZE} bytes, of which "
-                    f"the first is neither 0x00 nor 0xff"
+                    f"invalid prefix 0x{prefix[:64].hex()}: it must have {PREFIX_SIZE} bytes, the "
+                    "first of them neither 0x00 nor 0xff"
                 )
             found = self._messages(prefix, parts[prefix])
             records.append((prefix, len(found)))
@@ -72,7 +71,7 @@ class Splitter:
             count = max(1, -(-len(blob) // step))
             if count > U32_MAX:
                 raise BadPayload(
-                    f"a blob of {len(blob):,} bytes is more than {U32_MAX:,} messages of "
+                    f"a blob of {len(blob):,} bytes needs more than {U32_MAX:,} messages of "
                     f"{self.limit:,} bytes"
                 )
             return [
@@ -84,10 +83,10 @@ class Splitter:
             if len(key) + len(value) > self.limit:
                 raise BadPayload(
                     f"the message 0x{key[:64].hex()} has {len(key) + len(value):,} bytes, above "
-                    f"the limit of {self.limit:,}: give its value as a blob, under its own prefix"
+                    f"the limit of {self.limit:,}: pass its value as a blob with its own prefix"
                 )
             if i and key == found[i - 1][0]:
-                raise BadPayload(f"the message 0x{key[:64].hex()} is there twice")
+                raise BadPayload(f"the message 0x{key[:64].hex()} is duplicated")
         return found
 
     def _headers(self, id: bytes, records: list[tuple[bytes, int]]) -> list[tuple[bytes, bytes]]:

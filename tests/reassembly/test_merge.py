@@ -42,21 +42,21 @@ def batch_of(*messages: Message, first: int = 0) -> EntryBatch:
 
 
 def taken(merge: Merge, source: str, batch: EntryBatch) -> list[int]:
-    events = merge.take(source, batch, Position(batch.next_number))
+    events = merge.receive(source, batch, Position(batch.next_number))
     return [int(event.id) for event in events if isinstance(event, PayloadComplete)]
 
 
 def test_a_place_is_true_to_the_event_that_was_given_last() -> None:
     merge = Merge(["a"])
     merge.begin("a", Position(0))
-    events = merge.take("a", batch_of(*messages_of(1), *messages_of(2)), Position(6))
+    events = merge.receive("a", batch_of(*messages_of(1), *messages_of(2)), Position(6))
     for number in (1, 2):
         event = next(events)
         assert isinstance(event, PayloadComplete)
         assert int(event.id) == number
         assert merge.progress().places["a"] == SourceProgress(3 * number, 3 * number, Position(0))
         assert [int(own) for own, _ in merge.progress().known] == [number]
-        merge.kept()
+        merge.saved()
     assert list(events) == []
     assert merge.progress() == ReassemblyProgress({"a": SourceProgress(6, 6, Position(6))}, [], 2)
 
@@ -79,7 +79,7 @@ def test_a_source_that_took_entries_back_is_where_it_is_now() -> None:
         2,
         3,
     ]
-    merge.take_back("a", Position(4))
+    merge.rewind("a", Position(4))
     assert merge.progress().places == {"a": SourceProgress(4, 4, Position(4))}
     assert taken(merge, "a", batch_of(*messages_of(4), first=4)) == [4]
     assert merge.progress().places == {"a": SourceProgress(7, 7, Position(7))}
@@ -90,9 +90,9 @@ def test_a_source_that_took_entries_back_is_where_it_is_now() -> None:
 def test_a_source_that_is_again_where_it_was_has_places_as_any_other() -> None:
     merge = Merge(["a"])
     assert taken(merge, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
-    merge.take_back("a", Position(3))
+    merge.rewind("a", Position(3))
     assert taken(merge, "a", batch_of(*messages_of(3), first=3)) == [3]
-    events = merge.take("a", batch_of(*messages_of(4), *messages_of(5), first=6), Position(12))
+    events = merge.receive("a", batch_of(*messages_of(4), *messages_of(5), first=6), Position(12))
     assert isinstance(next(events), PayloadComplete)
     # To the message, not to the batch.
     assert merge.progress().places["a"] == SourceProgress(9, 9, Position(6))
@@ -102,7 +102,7 @@ def test_a_source_may_take_back_what_a_run_before_had_done_with() -> None:
     first = Merge(["a"])
     assert taken(first, "a", batch_of(*messages_of(1), *messages_of(2))) == [1, 2]
     again = Merge(["a"], resume=first.progress())
-    again.take_back("a", Position(3))
+    again.rewind("a", Position(3))
     assert again.progress().places == {"a": SourceProgress(3, 3, Position(3))}
     assert taken(again, "a", batch_of(*messages_of(3), *messages_of(4), first=3)) == [3, 4]
 
@@ -121,7 +121,7 @@ def test_of_several_sources_a_batch_is_far_behind_another(threshold: int) -> Non
 
 @pytest.mark.parametrize("type", [-1, 0xB0, 1 << 32])
 def test_types_that_no_message_has(type: int) -> None:
-    with pytest.raises(UsageError, match=f"of one type that is no bookmark's, not of {type}$"):
+    with pytest.raises(UsageError, match=f"a u32 entry type that is no bookmark's, not {type}$"):
         Merge(["a"], type=type)
 
 
@@ -142,7 +142,7 @@ def test_sources_that_are_not_read_now_keep_nothing_waiting() -> None:
     taken(first, "a", batch_of(*messages_of(1)))
     taken(first, "b", batch_of(*messages_of(2)[:1]))
     again = Merge(["a"], resume=first.progress())
-    assert again.place("b") is None
+    assert again.source_progress("b") is None
     assert set(again.progress().places) == {"a"}
 
 
@@ -159,7 +159,7 @@ def test_a_chain_goes_on_while_what_it_had_is_read_again() -> None:
         messages = [message for number in numbers for message in messages_of(number)]
         batch = batch_of(*messages, first=first)
         found = []
-        for event in merge.take(source, batch, Position(batch.next_number)):
+        for event in merge.receive(source, batch, Position(batch.next_number)):
             assert isinstance(event, Applied)
             found.append(event.block.number)
         return found
@@ -199,7 +199,7 @@ def test_a_reorg_comes_back_to_blocks_that_are_not_read_again_yet() -> None:
         batch = batch_of(
             *(message for each in numbers for message in messages_of(each)), first=first
         )
-        return list(merge.take(source, batch, Position(batch.next_number)))
+        return list(merge.receive(source, batch, Position(batch.next_number)))
 
     def numbers_of(blocks: Sequence[tuple[Block, Payload]]) -> list[int]:
         return [int(block.hash) for block, _ in blocks]
@@ -230,16 +230,16 @@ def test_what_a_source_brought_that_began_later_is_read_again_too() -> None:
         if not late:
             first.begin("b", Position(5))
         batch = batch_of(*messages_of(1))
-        assert len(list(first.take("a", batch, Position(3)))) == 1
+        assert len(list(first.receive("a", batch, Position(3)))) == 1
         first.begin("b", Position(5))
         batch = batch_of(*messages_of(3), first=5)
-        (gap,) = first.take("b", batch, Position(8))
+        (gap,) = first.receive("b", batch, Position(8))
         assert isinstance(gap, Gap)
         progress = first.progress()
         assert {name: place.position for name, place in progress.places.items()} == {"a": 0, "b": 5}
         again = Merge(["a", "b"], order=block_of, resume=progress)
-        assert len(list(again.take("b", batch, Position(8)))) == 1
-        events = list(again.take("a", batch_of(*messages_of(2), first=3), Position(6)))
+        assert len(list(again.receive("b", batch, Position(8)))) == 1
+        events = list(again.receive("a", batch_of(*messages_of(2), first=3), Position(6)))
         assert [event.block.number for event in events if isinstance(event, Applied)] == [2, 3]
 
 
@@ -255,15 +255,15 @@ def test_what_had_no_room_to_wait_is_read_again_by_a_later_run() -> None:
     for source in "ab":
         first.begin(source, Position(0))
     ahead = batch_of(*(bare(number) for number in range(2, 10_003)))
-    *_, refused = first.take("a", ahead, Position(ahead.next_number))
+    *_, refused = first.receive("a", ahead, Position(ahead.next_number))
     assert isinstance(refused, Rejected)
     assert (refused.why, refused.block.number) == ("room", 10_002)
     parent = batch_of(bare(1))
-    assert numbers_of(first.take("b", parent, Position(1))) == list(range(1, 10_002))
+    assert numbers_of(first.receive("b", parent, Position(1))) == list(range(1, 10_002))
     progress = first.progress()
     again = Merge(["a", "b"], order=block_of, resume=progress)
     at = progress.places["a"].position
-    rest = again.take("a", ahead[at:], Position(ahead.next_number))
+    rest = again.receive("a", ahead[at:], Position(ahead.next_number))
     assert numbers_of(rest) == [10_002]
 
 
@@ -286,7 +286,7 @@ def test_two_payloads_of_one_block_are_told_once() -> None:
         batch = batch_of(
             *(message for number in numbers for message in messages_of(number)), first=first
         )
-        return list(merge.take(source, batch, Position(batch.next_number)))
+        return list(merge.receive(source, batch, Position(batch.next_number)))
 
     first = ordered(None)
     for source in "ab":
@@ -318,7 +318,7 @@ class Kept:
         self.progress = ReassemblyProgress(
             {**before.places, **told.places}, known, len(known), chain
         )
-        merge.kept()
+        merge.saved()
 
 
 @given(st.integers(0, 2**32).map(random.Random), st.sampled_from([1, 2, 3]))
@@ -356,19 +356,19 @@ def test_what_a_slow_source_brings_is_known_however_blocks_are_settled(
     for source in "ab":
         merge.begin(source, Position(0))
     for at, number in enumerate(numbers):
-        list(merge.take("a", bare(number, at), Position(at + 1)))
+        list(merge.receive("a", bare(number, at), Position(at + 1)))
         store.save(merge)
         if chance.random() < 0.1:
             merge, begun = ordered(store.progress), at + 1
             begin = store.progress.places["a"].position
             for again in range(begin, at + 1):
-                events = list(merge.take("a", bare(numbers[again], again), Position(again + 1)))
+                events = list(merge.receive("a", bare(numbers[again], again), Position(again + 1)))
                 assert not any(isinstance(event, PayloadComplete) for event in events)
             store.save(merge)
     merge = ordered(store.progress)
     # Of blocks and others twice the threshold is known, of those of the last run.
     for at, number in enumerate(numbers[begun:][-2 * threshold - 1 :]):
-        events = list(merge.take("b", bare(number, at), Position(at + 1)))
+        events = list(merge.receive("b", bare(number, at), Position(at + 1)))
         assert not any(isinstance(event, PayloadComplete) for event in events)
 
 
@@ -388,16 +388,16 @@ def test_blocks_that_wait_take_no_more_than_the_budget() -> None:
     refused = []
     for number in range(2, 22):
         at = 2 * (number - 2)
-        events = first.take("a", batch_of(*large(number), first=at), Position(at + 2))
+        events = first.receive("a", batch_of(*large(number), first=at), Position(at + 2))
         refused += [event.block.number for event in events if isinstance(event, Rejected)]
     # Of 1,161 bytes each eight are below it.
     assert refused == list(range(10, 22))
-    assert applied(first.take("b", batch_of(*large(1)), Position(2))) == list(range(1, 10))
+    assert applied(first.receive("b", batch_of(*large(1)), Position(2))) == list(range(1, 10))
     progress = first.progress()
     assert progress.places["a"].position == 0
     again = Merge(["a", "b"], order=block_of, budget=10_000, resume=progress)
     whole = batch_of(*(message for number in range(2, 22) for message in large(number)))
-    assert applied(again.take("a", whole, Position(40))) == list(range(10, 22))
+    assert applied(again.receive("a", whole, Position(40))) == list(range(10, 22))
 
 
 def test_the_names_that_are_kept_do_not_grow_with_the_stream(
@@ -416,6 +416,6 @@ def test_the_names_that_are_kept_do_not_grow_with_the_stream(
         for at in range(begin, 300):
             # Block 500 comes first, or not at all.
             batch = batch_of(*Splitter().split(b"%032d" % (at or 1000), {}), first=at)
-            list(merge.take("a", batch, Position(at + 1)))
+            list(merge.receive("a", batch, Position(at + 1)))
             store.save(merge)
             assert len(store.progress.known) <= most

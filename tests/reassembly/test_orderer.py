@@ -284,7 +284,7 @@ def test_wrong_use() -> None:
         Orderer().receive(Block(1, b"a", b"a"), None)
     with pytest.raises(UsageError, match="does not follow"):
         Orderer(applied=[(Block(1, b"a", b""), 1), (Block(3, b"b", b"a"), 3)])
-    with pytest.raises(UsageError, match="for a start"):
+    with pytest.raises(UsageError, match="`applied` says where to continue"):
         Orderer(b"x", applied=[(Block(1, b"a", b""), 1)])
     with pytest.raises(ValueError, match="reorg_threshold"):
         Orderer(reorg_threshold=-1)
@@ -327,7 +327,7 @@ def test_what_waits_is_bounded_in_bytes() -> None:
 
 
 def test_a_budget_wants_sizes() -> None:
-    with pytest.raises(ValueError, match="at least a byte"):
+    with pytest.raises(ValueError, match="at least 1 byte"):
         Orderer(budget=0, size_of=len)
     with pytest.raises(UsageError, match="`budget` and `size_of`"):
         Orderer(budget=1)

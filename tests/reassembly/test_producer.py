@@ -67,7 +67,7 @@ def test_a_payload_that_cannot_be_cut_leaves_nothing(tmp_path: Path) -> None:
 def test_wrong_options(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
         for wrong in (0xB0, -1, 2**32):
-            with pytest.raises(BadEntryType, match="messages travel"):
+            with pytest.raises(BadEntryType, match="messages need a u32 entry type"):
                 Producer(stream, wrong)
-        with pytest.raises(ValueError, match="messages of 1,048,557 bytes, not 1,048,558"):
+        with pytest.raises(ValueError, match="at most 1,048,557 bytes, not 1,048,558"):
             Producer(stream, limit=MAX_DATA_SIZE - 1)

@@ -182,12 +182,12 @@ def test_a_part_beyond_the_smaller_of_two_counts_is_taken_when_it_comes_again() 
 @pytest.mark.parametrize(
     "key, value, reason",
     [
-        (b"", b"", "a key of 0 bytes, under 33"),
-        (b"\1" * 32, b"", "a key of 32 bytes, under 33"),
-        (b"\0" * 34, b"", "a header's key has 33 bytes, not 34"),
-        (b"\0" * 33, bytes(36), "36 bytes are no whole number of records of 37 bytes"),
-        (name(0xFF), b"x", "1 bytes are no whole number of records of 37 bytes"),
-        (b"\0" * 33, records((P, 1), (name(0), 1)), "record 1 announces a prefix that headers"),
+        (b"", b"", "a key of 0 bytes, less than 33"),
+        (b"\1" * 32, b"", "a key of 32 bytes, less than 33"),
+        (b"\0" * 34, b"", "a header's key must have 33 bytes, not 34"),
+        (b"\0" * 33, bytes(36), "36 bytes are not a whole number of 37-byte records"),
+        (name(0xFF), b"x", "1 bytes are not a whole number of 37-byte records"),
+        (b"\0" * 33, records((P, 1), (name(0), 1)), "record 1 announces a prefix of headers"),
     ],
 )
 def test_malformed(key: bytes, value: bytes, reason: str) -> None:
@@ -499,17 +499,17 @@ def test_wrong_options(wrong: dict[str, Any]) -> None:
 
 def test_wrong_arguments() -> None:
     reassembler = Reassembler()
-    with pytest.raises(TypeError, match="a source is named by a str, not int"):
+    with pytest.raises(TypeError, match="the name of a source must be a str, not int"):
         reassembler.receive(P, b"", 7)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         reassembler.receive("text", b"")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="positions run to"):
+    with pytest.raises(ValueError, match="a position must be at most"):
         reassembler.receive(P, b"", "a", 2**64 - 1)
-    with pytest.raises(TypeError, match="a subscription is bytes"):
+    with pytest.raises(TypeError, match="a subscription must be bytes"):
         Reassembler(["0x01"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="id has 32 bytes"):
+    with pytest.raises(ValueError, match="id must have 32 bytes"):
         Reassembler(resume=Checkpoint({}, {}, [(b"x", [])]))
-    with pytest.raises(ValueError, match="prefix has 33 bytes"):
+    with pytest.raises(ValueError, match="prefix must have 33 bytes"):
         Reassembler(resume=Checkpoint({}, {}, [(A, [b"x"])]))
     # All of them left it as it was.
     assert whole(feed(reassembler, header(A))) == [(A, [])]

@@ -157,7 +157,7 @@ def test_a_checkpoint_is_a_line_of_text(made: list[Made]) -> None:
     ],
 )
 def test_text_that_is_no_checkpoint(text: str) -> None:
-    with pytest.raises(BadPosition, match="no checkpoint of a reassembly"):
+    with pytest.raises(BadPosition, match="not a checkpoint of a reassembly"):
         Checkpoint.from_json(text)
 
 

@@ -108,11 +108,11 @@ def test_the_default_limit_fills_an_entry() -> None:
 @pytest.mark.parametrize(
     "id, parts, why",
     [
-        (b"short", {}, "id has 32 bytes, not 5"),
-        (ID, {b"x": b""}, "0x78 is no prefix"),
-        (ID, {name(0): b""}, "is no prefix"),
-        (ID, {name(0xFF): b""}, "is no prefix"),
-        (ID, {name(1): [(b"a", b"1"), (b"a", b"2")]}, "there twice"),
+        (b"short", {}, "id must have 32 bytes, not 5"),
+        (ID, {b"x": b""}, "invalid prefix 0x78"),
+        (ID, {name(0): b""}, "invalid prefix 0x"),
+        (ID, {name(0xFF): b""}, "invalid prefix 0x"),
+        (ID, {name(1): [(b"a", b"1"), (b"a", b"2")]}, "is duplicated"),
         (ID, {name(1): [(b"a", bytes(200))]}, "above the limit of 200"),
     ],
 )

@@ -111,8 +111,8 @@ def test_it_goes_on_in_a_stream_that_is_there(split: Split, tmp_path: Path) -> N
         ({"id": told(ID), "parts": [{"key": told(P)}]}, "a part is"),
         ({"id": told(ID), "parts": [{"key": told(P), "value": "61"}]}, '"61" is no hex'),
         ({"id": 7, "parts": []}, "7 is no hex"),
-        ({"id": "0x00", "parts": []}, "a payload's id has 32 bytes, not 1"),
-        ({"id": told(ID), "blobs": {"0x01": "0x"}}, "0x01 is no prefix"),
+        ({"id": "0x00", "parts": []}, "a payload's id must have 32 bytes, not 1"),
+        ({"id": told(ID), "blobs": {"0x01": "0x"}}, "invalid prefix 0x01"),
         ({"id": told(ID), "parts": [{"key": told(P), "value": told(bytes(300))}]}, "limit of 200"),
         (
             {"id": told(ID), "parts": [{"key": told(P), "value": "0x"}], "blobs": {told(P): "0x"}},

@@ -140,7 +140,7 @@ def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
         ("an entry of 0 bytes does not hold its key", b"", "7", 0),
         ("an entry of 1 bytes does not hold its key", b"", "7", 1),
         ("an entry of 5 bytes does not hold its key", b"key", "7", 2),
-        ("a key of 5 bytes, under 33", b"short", "7", 3),
+        ("a key of 5 bytes, less than 33", b"short", "7", 3),
     ]
     assert [bytes(row.id) for row in found.payloads.collect()] == [name(0, b"p")[1:]]
 
