@@ -1,6 +1,6 @@
-# Every target sets up all it needs in a virtual environment inside the checkout;
-# when pyproject.toml, setup.py or a Cython source changes, what depends on it is
-# made again. `make` alone lists the targets.
+# Every target sets up what it needs in a virtual environment inside the checkout, and
+# rebuilds it after a change of pyproject.toml, setup.py or a Cython source. `make` alone
+# lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
-# Files of tests side by side: most of them wait for a disk, a socket or a JVM now and then.
-# A process that crashes ends the run: one started in its place makes the rest hang.
+# Run test files in parallel: most of them wait for a disk, a socket or a JVM at times.
+# A process that crashes ends the run, because a replacement makes the rest hang.
 SIDE_BY_SIDE ?= -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
@@ -19,13 +19,13 @@ FIGURES := .benchmarks/latest.json
 
 help:
 	@echo "make test       run all tests            make demo      see it work, in a minute"
-	@echo "make spark-demo the pipeline on a live server: tables, answers, charts; needs Java"
+	@echo "make spark-demo the pipeline on a live server: tables, a report, charts; needs Java"
 	@echo "make lint       ruff                     make types     mypy, strict"
 	@echo "make format     let ruff format          make build     wheel and sdist, in dist/"
 	@echo "make bench      measure, one table       make soak      the long tests"
 	@echo "make sanitize   the tests of the C code with bounds checks and AddressSanitizer"
-	@echo "make proto      the protobuf classes again, after a change of the .proto"
-	@echo "make clean      remove what was built    make distclean and the environment too"
+	@echo "make proto      generate the protobuf classes, after a change of the .proto"
+	@echo "make clean      remove what was built    make distclean  ... and the environment"
 	@echo "PYTHON=... (now $(PYTHON), 3.10 or later), VENV=..., ARGS='options for pytest',"
 	@echo "BENCH=bench/bench_codec.py (a part of the benchmarks)"
 

@@ -1,9 +1,9 @@
-"""Follow a stream and keep one's place in a file: each entry is dealt with at least once.
+"""Follow a stream and keep the position in a file: each entry is processed at least once.
 
     python examples/at_least_once.py HOST PORT CURSOR [STOP]
 
-The place is saved behind a batch when the next one is asked for. After a crash, the batch
-that was underway comes again; nothing is left out. Lost connections need no care.
+The position after a batch is saved when the next one is asked for. After a crash, the batch that
+was in progress comes again; nothing is left out. The client handles lost connections.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 from datastreamer import BlockingClient, EntryBatch, FileCursor
 
 
-def deal_with(batch: EntryBatch) -> None:
-    """What this program is for; here, to say what came."""
+def process(batch: EntryBatch) -> None:
+    """What this program is for; here, it prints which entries arrived."""
     print(f"entries {batch.first_number} to {batch.next_number - 1}", flush=True)
 
 
 def follow(host: str, port: int, cursor: str, stop: int | None) -> None:
-    """Go on where the last run stopped, without end or up to entry `stop`, not included."""
+    """Continue where the last run stopped, forever or up to, not including, entry `stop`."""
     with (
         BlockingClient(host, port, heartbeat=30) as client,
         client.batches(cursor=FileCursor(cursor), stop=stop) as batches,
     ):
         for batch in batches:
-            deal_with(batch)
+            process(batch)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from datastreamer.reassembly import CardinalPayload, CardinalReassembler, Checkp
 TABLES = """
     CREATE TABLE IF NOT EXISTS block (hash BLOB PRIMARY KEY, number INTEGER, parent BLOB);
     CREATE TABLE IF NOT EXISTS value (hash BLOB, key BLOB, value BLOB, PRIMARY KEY (hash, key));
-    CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY, told TEXT);
+    CREATE TABLE IF NOT EXISTS checkpoint (one INTEGER PRIMARY KEY, json TEXT);
 """
 BEGINNING = -2  # confluent_kafka.OFFSET_BEGINNING
 
@@ -30,7 +30,7 @@ def main() -> None:
     from confluent_kafka import Consumer, TopicPartition
 
     brokers, topic, path, *prefixes = sys.argv[1:]
-    # Where we are is in the database, beside what we have; Kafka keeps nothing for us.
+    # The position is in the database, with the blocks; Kafka stores none.
     consumer = Consumer(
         {"bootstrap.servers": brokers, "group.id": "unused", "enable.auto.commit": False}
     )
@@ -44,16 +44,16 @@ def main() -> None:
 
 def follow(
     consumer: Any,
-    place: Callable[[str, int, int], Any],
+    partition_at: Callable[[str, int, int], Any],
     database: sqlite3.Connection,
     topic: str,
     prefixes: Iterable[str],
     clock: Callable[[], float] = time.monotonic,
     most: int | None = None,
 ) -> None:
-    """Take messages, for ever or `most` times a batch; blocks and place go into one transaction."""
+    """Consume messages, forever or `most` batches; one transaction has blocks and checkpoint."""
     database.executescript(TABLES)
-    found = database.execute("SELECT told FROM checkpoint").fetchone()
+    found = database.execute("SELECT json FROM checkpoint").fetchone()
     before = Checkpoint.from_json(found[0]) if found else None
     reassembler = CardinalReassembler(prefixes, resume=before)
 
@@ -62,7 +62,7 @@ def follow(
     partitions = consumer.list_topics(topic).topics[topic].partitions
     consumer.assign(
         [
-            place(topic, partition, positions.get(f"{topic}/{partition}", BEGINNING))
+            partition_at(topic, partition, positions.get(f"{topic}/{partition}", BEGINNING))
             for partition in partitions
         ]
     )
@@ -84,12 +84,12 @@ def follow(
                     store(database, event)
                 else:
                     print(event, file=sys.stderr)
-            told = reassembler.checkpoint().to_json()
-            database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?)", [told])
+            checkpoint = reassembler.checkpoint().to_json()
+            database.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?)", [checkpoint])
 
 
 def store(database: sqlite3.Connection, payload: CardinalPayload) -> None:
-    """A block and its values. That it is there already would be an error: each comes once."""
+    """Insert a block and its values. A second one would be an error: each comes once."""
     block = payload.block
     database.execute("INSERT INTO block VALUES (?, ?, ?)", [block.hash, block.number, block.parent])
     database.executemany(

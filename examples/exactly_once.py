@@ -2,8 +2,8 @@
 
     python examples/exactly_once.py HOST PORT DATABASE [STOP]
 
-Entries and the place behind them are written in one transaction: both are there, or
-neither. Where the server took entries back, so does the database.
+Entries and the position after them are written in one transaction. If the server truncates
+entries, they are deleted from the database.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ CREATE TABLE IF NOT EXISTS place (id INTEGER PRIMARY KEY CHECK (id = 0), positio
 
 
 def load(database: sqlite3.Connection) -> Position | None:
-    """The place that the last run had come to."""
+    """The position at which the last run stopped."""
     row = database.execute("SELECT position FROM place").fetchone()
     return None if row is None else Position.from_json(row[0])
 
 
-def keep(database: sqlite3.Connection, position: Position | None) -> None:
-    """A part of the caller's transaction."""
+def save(database: sqlite3.Connection, position: Position | None) -> None:
+    """Store the position, in the caller's transaction."""
     if position is not None:
         database.execute("REPLACE INTO place VALUES (0, ?)", (position.to_json(),))
 
 
 def follow(host: str, port: int, path: str, stop: int | None) -> None:
-    """Go on where the last run stopped, without end or up to entry `stop`, not included."""
+    """Continue where the last run stopped, forever or up to, not including, entry `stop`."""
     database = sqlite3.connect(path)
     database.executescript(TABLES)
 
-    def go_back(rollback: Rollback) -> None:
+    def rewind(rollback: Rollback) -> None:
         with database:
             database.execute("DELETE FROM entry WHERE number >= ?", (rollback.to_entry,))
-            keep(database, rollback.position)
+            save(database, rollback.position)
 
     with (
         BlockingClient(host, port, heartbeat=30) as client,
-        client.batches(from_position=load(database), stop=stop, on_rollback=go_back) as batches,
+        client.batches(from_position=load(database), stop=stop, on_rollback=rewind) as batches,
     ):
         for batch in batches:
             with database:  # one transaction
@@ -51,7 +51,7 @@ def follow(host: str, port: int, path: str, stop: int | None) -> None:
                     "INSERT INTO entry VALUES (?, ?, ?)",
                     ((entry.number, entry.type, entry.data) for entry in batch),
                 )
-                keep(database, batches.position)
+                save(database, batches.position)
             print(f"up to entry {batch.next_number - 1}", flush=True)
     database.close()
 

@@ -1,10 +1,10 @@
-"""A sequencer's stream in Spark: history and live tail, each entry once, and what they tell.
+"""A sequencer's stream in Spark: history and live tail, each entry once, and a report.
 
     python examples/spark_pipeline.py SOURCE OUT    a file, or HOST:PORT of a server
-    python examples/spark_pipeline.py --demo OUT    a server of our own, with a sequencer at work
+    python examples/spark_pipeline.py --demo OUT    a server of its own, with a running sequencer
 
-The same as `datastreamer spark ingest` and `datastreamer spark report`, to be changed at will.
-Needs pip install 'datastreamer[spark,zkevm,charts]' and a Java 17 or 21.
+The same as `datastreamer spark ingest` and `datastreamer spark report`, to be adapted.
+Needs pip install 'datastreamer[spark,zkevm,charts]' and Java 17 or 21.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 class Live(NamedTuple):
-    """How the pipeline and a publisher of our own hear of each other."""
+    """How the pipeline and the demo's publisher notify each other."""
 
     following: threading.Event
     published: threading.Event
 
 
 def pipeline(source: dict[str, str], out: str, live: Live | None = None) -> None:
-    """Ingest what there is, then what comes until it is all `published`; tell and draw."""
+    """Ingest the history, then new entries until all is `published`; print and draw a report."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -74,13 +74,13 @@ def pipeline(source: dict[str, str], out: str, live: Live | None = None) -> None
             print(f"\n{query.title}")
             spark.sql(query.sql).show(truncate=False)
         for path in draw(spark, Path(out) / "charts"):
-            print(f"drawn: {path}")
+            print(f"chart: {path}")
     finally:
         spark.stop()
 
 
 def demo(out: str) -> None:
-    """A sequencer that has a history, and publishes while the pipeline is at work."""
+    """Run the pipeline on a sequencer that has a history and continues to publish."""
     os.makedirs(out, exist_ok=True)
     with StreamServer(
         Path(out) / "demo.bin", host="127.0.0.1", port=0, version=3, system_id=1101
@@ -89,8 +89,8 @@ def demo(out: str) -> None:
         publish(publisher, 500)
         live = Live(threading.Event(), threading.Event())
 
-        def go_on() -> None:
-            # Batches come while Spark starts and reads the history, and some when it follows.
+        def publish_more() -> None:
+            # Some batches while Spark starts and reads the history, and some while it follows.
             left = 20
             while left and not live.published.is_set():
                 publish(publisher, 10)
@@ -98,7 +98,7 @@ def demo(out: str) -> None:
                 live.published.wait(0.5)
             live.published.set()
 
-        publishing = threading.Thread(target=go_on)
+        publishing = threading.Thread(target=publish_more)
         publishing.start()
         try:
             pipeline({"server": f"127.0.0.1:{server.port}"}, out, live)
@@ -108,11 +108,11 @@ def demo(out: str) -> None:
 
 
 def publish(sequencer: Sequencer, batches: int) -> None:
-    """Batches of one to three blocks, with up to four transactions each."""
+    """Publish batches of one to three blocks, with up to four transactions each."""
     for _ in range(batches):
         with sequencer.batch() as batch:
             newest = batch.number
-            chance = random.Random(newest)  # noqa: S311 - a made-up stream, the same each time
+            chance = random.Random(newest)  # noqa: S311 - the same stream each time
             for at in range(chance.randint(1, 3)):
                 seconds = 1_700_000_000 + 300 * newest + 90 * at + chance.randint(0, 60)
                 root = hashlib.sha256(b"%d %d" % (newest, at)).digest()

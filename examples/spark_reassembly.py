@@ -1,10 +1,10 @@
-"""Whole payloads of what several producers published, by Spark, into Parquet.
+"""Complete payloads of what several producers published, by Spark, into Parquet.
 
     python examples/spark_reassembly.py OUT SOURCE...
 
-A SOURCE is a stream's file, or HOST:PORT of a server. OUT/payloads has the payloads, OUT/events
-where producers disagree and what is missing of what. Needs
-pip install 'datastreamer[spark-reassembly]' and a Java 17 or 21.
+A SOURCE is a stream's file, or HOST:PORT of a server. OUT/payloads gets the payloads, OUT/events
+the conflicts between producers and what is missing. Needs
+pip install 'datastreamer[spark-reassembly]' and Java 17 or 21.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def main() -> None:
 
 
 def run(spark: SparkSession, out: str, sources: list[str]) -> None:
-    """Reassemble the messages of all sources into the folder `out`, which is made."""
-    told = reassemble(reduce(DataFrame.union, [read(spark, source) for source in sources])).rows
-    # In one pass: what is told goes to disk once, and the rest is read from there.
-    told.write.parquet(f"{out}/told")
-    told = spark.read.parquet(f"{out}/told")
-    payloads_of(told).write.parquet(f"{out}/payloads")
-    events_of(told).write.parquet(f"{out}/events")
-    print(f"{payloads_of(told).count():,} payloads")
-    for row in events_of(told).groupBy("event", "what").count().orderBy("event", "what").collect():
+    """Reassemble the messages of all sources into the new folder `out`."""
+    rows = reassemble(reduce(DataFrame.union, [read(spark, source) for source in sources])).rows
+    # Reassemble once: write all rows, and read the two views from there.
+    rows.write.parquet(f"{out}/rows")
+    rows = spark.read.parquet(f"{out}/rows")
+    payloads_of(rows).write.parquet(f"{out}/payloads")
+    events_of(rows).write.parquet(f"{out}/events")
+    print(f"{payloads_of(rows).count():,} payloads")
+    for row in events_of(rows).groupBy("event", "what").count().orderBy("event", "what").collect():
         print(f"{row['count']:,} {row.event}: {row.what}")
 
 
 def read(spark: SparkSession, source: str) -> DataFrame:
-    """The messages of a source, which is named by where it is."""
-    place = ("path", source) if os.path.exists(source) else ("server", source)
-    entries = spark.read.format("datastream").option(*place).load()
+    """The messages of a source; `source` is its name too."""
+    option = ("path", source) if os.path.exists(source) else ("server", source)
+    entries = spark.read.format("datastream").option(*option).load()
     return messages(entries, source=source)
 
 

@@ -1,9 +1,9 @@
 // A stream's source in Go, with the standard library alone, written from docs/PUBLISHING.md.
 //
 // It reads lines, makes each line an atomic operation of a bookmark (the line's number, u64) and an
-// event of type 3 (the line), and publishes them, many underway at once. It prints a line for each
-// operation that is on disk. A connection that is lost is made again, and whatever was not
-// acknowledged is sent again: each operation is in the stream once.
+// event of type 3 (the line), and publishes them, many in flight at once. It prints a line for each
+// operation that is durable. After a lost connection it connects again and sends again what was not
+// acknowledged: each operation is in the stream once.
 //
 //	publisher -server 127.0.0.1:6900 -token-file token < lines
 package main
@@ -40,7 +40,7 @@ const (
 	resultNoLease = 19
 	resultTooSlow = 26
 
-	maxUnderway = 256
+	maxInFlight = 256
 	patience    = 10 * time.Second
 )
 
@@ -54,7 +54,7 @@ func (r *refusal) Error() string {
 	return fmt.Sprintf("the server refused: %s (error %d)", r.text, r.number)
 }
 
-// passes says whether another connection may put it right.
+// passes says whether a new connection may help.
 func (r *refusal) passes() bool { return r.number == resultNoLease || r.number == resultTooSlow }
 
 // operation is an atomic operation that has no receipt yet.
@@ -77,7 +77,7 @@ type publisher struct {
 	begun      bool
 	connection net.Conn
 	answers    *bufio.Reader
-	underway   []operation
+	inFlight   []operation
 }
 
 func (p *publisher) head(command uint64) []byte {
@@ -85,7 +85,7 @@ func (p *publisher) head(command uint64) []byte {
 		binary.BigEndian.AppendUint64(nil, command), p.streamType)
 }
 
-// packet reads a whole packet and checks its type; gives what stands behind type and length.
+// packet reads a whole packet and checks its type; returns what follows type and length.
 func (p *publisher) packet(kind byte, least int) ([]byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(p.answers, head[:]); err != nil {
@@ -93,7 +93,7 @@ func (p *publisher) packet(kind byte, least int) ([]byte, error) {
 	}
 	size := int(binary.BigEndian.Uint32(head[1:]))
 	if head[0] != kind || size < 5+least || size > 8192 {
-		return nil, fmt.Errorf("a packet of type %#x, %d bytes, where %#x is due", head[0], size, kind)
+		return nil, fmt.Errorf("a packet of type %#x, %d bytes, instead of %#x", head[0], size, kind)
 	}
 	body := make([]byte, size-5)
 	_, err := io.ReadFull(p.answers, body)
@@ -112,7 +112,7 @@ func (p *publisher) result() error {
 	return nil
 }
 
-// connect makes a connection, asks for the lease, and sends again what has no receipt.
+// connect connects, asks for the lease, and sends again what has no receipt.
 func (p *publisher) connect() error {
 	p.disconnect()
 	connection, err := net.DialTimeout("tcp", p.server, patience)
@@ -133,7 +133,7 @@ func (p *publisher) connect() error {
 		return err
 	}
 	if binary.BigEndian.Uint64(body[4:])&featurePublish == 0 {
-		return &refusal{9, "it takes no publishers"}
+		return &refusal{9, "it accepts no publishers"}
 	}
 
 	request := p.head(commandPublish)
@@ -160,7 +160,7 @@ func (p *publisher) connect() error {
 		return &refusal{21, "the server has another stream than before"}
 	}
 	p.lease = time.Duration(binary.BigEndian.Uint32(body[32:])) * time.Millisecond
-	for _, made := range p.underway {
+	for _, made := range p.inFlight {
 		if _, err = connection.Write(made.request); err != nil {
 			return err
 		}
@@ -175,7 +175,7 @@ func (p *publisher) disconnect() {
 	}
 }
 
-// insist does what a connection is needed for, over as many of them as it takes.
+// insist runs work on a connection, and again on new ones while they are lost.
 func (p *publisher) insist(work func() error) error {
 	wait, until := 50*time.Millisecond, time.Now().Add(time.Minute)
 	for {
@@ -191,8 +191,8 @@ func (p *publisher) insist(work func() error) error {
 			return nil
 		}
 		p.disconnect()
-		var told *refusal
-		if errors.As(err, &told) && !told.passes() || time.Now().After(until) {
+		var refused *refusal
+		if errors.As(err, &refused) && !refused.passes() || time.Now().After(until) {
 			return err
 		}
 		time.Sleep(wait)
@@ -209,7 +209,7 @@ func (p *publisher) commit(key, data []byte) error {
 	request = binary.BigEndian.AppendUint32(request, 2)
 	request = binary.BigEndian.AppendUint32(request, uint32(len(payload)))
 	made := operation{p.next, 2, append(request, payload...)}
-	p.underway = append(p.underway, made)
+	p.inFlight = append(p.inFlight, made)
 	p.next += 2
 	if p.connection != nil {
 		p.connection.SetDeadline(time.Now().Add(patience))
@@ -218,7 +218,7 @@ func (p *publisher) commit(key, data []byte) error {
 		}
 		p.disconnect()
 	}
-	// A connection that is new has it sent with the others.
+	// connect sends it with the others.
 	return p.insist(func() error { return nil })
 }
 
@@ -230,9 +230,9 @@ func appendEntry(to []byte, kind uint32, number uint64, data []byte) []byte {
 	return append(to, data...)
 }
 
-// receipt waits until the oldest operation is on disk, and says so.
+// receipt waits until the oldest operation is durable, and prints that.
 func (p *publisher) receipt() error {
-	oldest := p.underway[0]
+	oldest := p.inFlight[0]
 	err := p.insist(func() error {
 		if err := p.result(); err != nil {
 			return err
@@ -250,7 +250,7 @@ func (p *publisher) receipt() error {
 	if err != nil {
 		return err
 	}
-	p.underway = p.underway[1:]
+	p.inFlight = p.inFlight[1:]
 	fmt.Printf("entries %d to %d are on disk\n", oldest.first, oldest.first+uint64(oldest.count)-1)
 	return nil
 }
@@ -281,8 +281,8 @@ func (p *publisher) publish(lines <-chan []byte) error {
 		select {
 		case line, more = <-lines:
 		default:
-			// Nothing to send: hear what became of what was sent, or wait for one of three.
-			if len(p.underway) > 0 {
+			// Nothing to send: read a receipt, or wait for a line or the time to renew.
+			if len(p.inFlight) > 0 {
 				quiet.Stop()
 				if err := p.receipt(); err != nil {
 					return err
@@ -307,13 +307,13 @@ func (p *publisher) publish(lines <-chan []byte) error {
 		if err := p.commit(key, line); err != nil {
 			return err
 		}
-		if len(p.underway) >= maxUnderway {
+		if len(p.inFlight) >= maxInFlight {
 			if err := p.receipt(); err != nil {
 				return err
 			}
 		}
 	}
-	for len(p.underway) > 0 {
+	for len(p.inFlight) > 0 {
 		if err := p.receipt(); err != nil {
 			return err
 		}
@@ -325,7 +325,7 @@ func main() {
 	server := flag.String("server", "127.0.0.1:6900", "the server's `HOST:PORT`")
 	streamType := flag.Uint64("stream-type", 1, "the stream's type")
 	tokenFile := flag.String("token-file", "", "the `FILE` with the token")
-	epoch := flag.Uint64("epoch", 0, "the epoch to have; 0: the next, where nobody has the lease")
+	epoch := flag.Uint64("epoch", 0, "the epoch to have; 0: the next, if no source holds the lease")
 	flag.Parse()
 
 	source := publisher{server: *server, streamType: *streamType, epoch: *epoch}

@@ -42,14 +42,14 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import at_least_once
 
-deal_with = at_least_once.deal_with
+process = at_least_once.process
 
 def and_die(batch):
-    deal_with(batch)
+    process(batch)
     if batch.next_number == 200:
         os.kill(os.getpid(), signal.SIGKILL)
 
-at_least_once.deal_with = and_die
+at_least_once.process = and_die
 at_least_once.follow(sys.argv[2], int(sys.argv[3]), sys.argv[4], None)
 """
 
