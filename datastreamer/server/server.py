@@ -12,8 +12,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import trio
@@ -38,6 +37,7 @@ from datastreamer.transport.server_stream import Transport
 from datastreamer.transport.tcp_info import keep_alive
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import transport_over
+from datastreamer.transport.trio_thread import current_loop, outside_of_loops
 
 _log = logging.getLogger(__name__)
 
@@ -500,26 +500,10 @@ def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> Change
         def hand_over() -> None:
             trio.from_thread.run_sync(callback, start, stop, done, trio_token=token)
 
-        if _loop_here() is token:
+        if current_loop() is token:
             callback(start, stop, done)
         else:
             with contextlib.suppress(trio.RunFinishedError):
                 outside_of_loops(hand_over)
 
     return call
-
-
-def outside_of_loops(call: Callable[[], T]) -> T:
-    """`call()`, in another thread if this one runs an event loop: trio does not allow a thread
-    with a loop to wait for another loop."""
-    if _loop_here() is None:
-        return call()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result()
-
-
-def _loop_here() -> trio.lowlevel.TrioToken | None:
-    try:
-        return trio.lowlevel.current_trio_token()
-    except RuntimeError:
-        return None

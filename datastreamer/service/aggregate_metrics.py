@@ -1,29 +1,28 @@
-"""Metrics of several serving processes, gathered and answered with by the one above them.
+"""Metrics of several serving processes, collected and exposed by their parent.
 
-Owns a thread with a loop for the endpoint (`scrape.py`), since the process above may have none.
-Knows the processes only as the one who asks them all.
+Owns a thread with an event loop for the endpoint (`metrics_http.py`), since the parent may have
+none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterable
 
 import trio
 
 from datastreamer.metrics.exposition import MetricsSnapshot
 from datastreamer.server.metrics_http import serve_metrics
+from datastreamer.transport.trio_thread import TrioThread
 
 _log = logging.getLogger(__name__)
 
 
 class GatheredMetrics:
-    """Answers on copies of `listeners`, from when this is made until `close`.
+    """Answers on copies of `listeners`, from its construction until `close`.
 
-    `ask(limit)` gives what all processes tell together; it may block. `unready` is that of
+    `ask(limit)` returns the merged snapshot of all processes; it may block. `unready` is that of
     `serve_metrics`.
     """
 
@@ -34,40 +33,24 @@ class GatheredMetrics:
         unready: Callable[[], str],
     ) -> None:
         self._copies = [listener.dup() for listener in listeners]
-        self._ask = ask
-        self._unready = unready
-        self._scope = trio.CancelScope()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._thread.start()
-        self._ready.wait()
 
-    def _run(self) -> None:
         async def gather(*, limit: int) -> MetricsSnapshot:
-            return await trio.to_thread.run_sync(self._ask, limit, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(ask, limit, abandon_on_cancel=True)
 
-        async def main() -> None:
-            self._token = trio.lowlevel.current_trio_token()
-            self._ready.set()
-            with self._scope:
-                await serve_metrics(self._copies, gather, self._unready)
+        async def main(started: Callable[[], None]) -> None:
+            started()
+            try:
+                await serve_metrics(self._copies, gather, unready)
+            except Exception:  # noqa: BLE001 - clients are served without metrics
+                _log.exception("the metrics endpoint has failed")
 
-        try:
-            trio.run(main)
-        except Exception:  # noqa: BLE001 - clients are served all the same
-            _log.exception("metrics are not answered with any more")
-        finally:
-            self._ready.set()
+        self._thread = TrioThread("metrics", main)
 
     def close(self) -> None:
-        """Answer nobody any more."""
-        if self._token is not None:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._scope.cancel)
-        self._thread.join()
+        """Stop answering."""
+        self._thread.close()
 
     def abandon(self) -> None:
-        """In the child of a fork: give up what is the parent's."""
+        """In the child of a fork: close copies of the parent's descriptors."""
         for listener in self._copies:
             listener.close()

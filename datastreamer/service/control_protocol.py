@@ -1,10 +1,9 @@
-"""What a writing process and the one that serves for it say to each other.
+"""The protocol between a writing process and its serving processes.
 
-Owns the bytes on their control socket. The writing side asks: a letter, the question's
-number (u32), and what belongs to it. The serving one answers with ``y`` or ``n`` and that
-number, so that an answer that comes too late is not taken for another's, and with the
-length (u32) and the bytes of what was asked for, which is nothing in most cases; its first
-byte, unasked, says that it serves (``r``).
+Owns the bytes on their control socket. The writing process sends requests: a letter, the request's
+number (u32), and its arguments. The serving process answers with ``y`` or ``n``, that number, so
+that a late answer is not taken for another one, and the length (u32) and bytes of the result, empty
+for most requests. Its first byte, without a request, reports that it serves (``r``).
 """
 
 from __future__ import annotations
@@ -14,37 +13,37 @@ import struct
 from typing import Final
 
 OF_PARENT: Final = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask for the end: the writing side's to answer, the serving one ignores them."""
+"""Signals that end the program: the writing process handles them, serving processes ignore them."""
 
 READY: Final = b"r"
 YES: Final = b"y"
 NO: Final = b"n"
 
 DRAIN: Final = b"d"
-"""Wait until every client has been sent all, at most so many ms (u32)."""
+"""Wait until every client was sent all entries, for at most this many ms (u32)."""
 
 QUIT: Final = b"q"
-"""End in good order, within so many ms (u32)."""
+"""Shut down in order, within this many ms (u32)."""
 
 CHANGE: Final = b"c"
-"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to
-change: answered when nobody is sent any of them any more."""
+"""Entries from a number (u64) to another (u64, excluded; the highest: all) are about to change:
+answered when none of them is sent any more."""
 
 CHANGED: Final = b"e"
 """They have changed."""
 
 RELOAD: Final = b"t"
-"""Read certificates and keys again: answered when they are in use."""
+"""Read TLS certificates and keys again: answered when they are in use."""
 
 STATS: Final = b"s"
-"""Tell what was done so far: answered with a JSON object."""
+"""Counters since the start: answered with a JSON object."""
 
 METRICS: Final = b"m"
 """Send the metrics, with at most N (u32) clients: answered with a `MetricsSnapshot` as JSON."""
 
 NUMBER: Final = struct.Struct(">I")
 ANSWER: Final = struct.Struct(">cII")
-"""``y`` or ``n``, the question's number, the length of what follows."""
+"""``y`` or ``n``, the request's number, the length of the result."""
 MILLISECONDS: Final = struct.Struct(">I")
 RANGE: Final = struct.Struct(">QQ")
 SIZES: Final = {
@@ -56,4 +55,4 @@ SIZES: Final = {
     STATS: 0,
     METRICS: NUMBER.size,
 }
-"""The bytes that follow the letter and the number."""
+"""The size of a request's arguments, by its letter."""

@@ -1,6 +1,6 @@
-"""Programs that serve: from the first listener to the signal that ends them.
+"""The life of a serving program, from its listeners to the signal that ends it.
 
-For callers that know no event loop, the command line above all.
+For callers without an event loop, such as the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.service import systemd
 from datastreamer.service.worker_pool import Workers
-from datastreamer.service.worker_process import Unwanted
+from datastreamer.service.worker_process import StartAbandoned
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
@@ -29,7 +29,7 @@ from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
 
 _log = logging.getLogger(__name__)
 
-# How often it is looked whether anybody serves.
+# Interval between checks that a worker serves.
 _LOOK_SECONDS = 1.0
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,51 +47,53 @@ def serve_until_signal(
     publishing: Publishing | None = None,
     listening: Callable[[DataStream, list[tuple[str, int]]], None],
 ) -> str:
-    """Serve a stream until SIGINT or SIGTERM; gives the signal's name. In the main thread.
+    """Serve a stream until SIGINT or SIGTERM; returns the signal's name. In the main thread.
 
-    The signal lets nobody in any more and gives clients the limits' grace to take what is
-    committed; a second one ends that at once; more are ignored, while the stream is closed.
-    SIGHUP has the files of `tls` read again. `metrics` is host and port for those who ask for
-    metrics (`scrape.py`).
+    On the first signal the server stops accepting connections and gives clients the limits' grace
+    period to receive committed entries; a second signal ends that at once; more are ignored while
+    the stream is closed. On SIGHUP the files of `tls` are read again. `metrics` is host and port
+    of the metrics endpoint (`metrics_http.py`).
 
-    The addresses are bound before the stream is opened, so that a port in use leaves no
-    trace on disk; where systemd hands listeners down, these are used. systemd is told when
-    clients can connect, when the end begins, and between that the process is alive, where it
-    asks for that. `listening` is told the addresses once clients can connect. Raises
-    `ListenFailed` and what `open_stream` raises.
+    The addresses are bound before the stream is opened, so that a port in use leaves no trace on
+    disk; listeners passed by systemd are used instead. systemd is notified when clients can
+    connect, when the shutdown begins, and, with a watchdog, that the process is alive.
+    `listening` is called with the addresses once clients can connect. Raises `ListenFailed` and
+    what `open_stream` raises.
 
-    `publishing` says who may publish into the stream; this process serves it then, and no others.
+    `publishing` accepts publishers; then this process serves alone.
 
-    With more than one of `workers` this process keeps the stream open, the writer's lock with
-    it, and so many others serve it (`workers.py`); `ServerFailed` is raised where none of them
-    can be kept alive, and `UsageError` where there are more of them than clients.
+    With more than one of `workers` this process keeps the stream open, with the writer's lock, and
+    worker processes serve it (`worker_pool.py`); `ServerFailed` is raised if none of them can be
+    kept alive, and `UsageError` if there are more workers than clients.
     """
-    ending = Shutdown()
+    shutdown = Shutdown()
 
     async def main(stream: DataStream) -> None:
         server = Server(stream, limits=limits, tls=tls, publishing=publishing)
         async with trio.open_nursery() as nursery:
-            ending.enter_loop(nursery.cancel_scope)
-            if ending.begun.is_set():
+            shutdown.enter_loop(nursery.cancel_scope)
+            if shutdown.begun.is_set():
                 return
             if tls is not None:
                 await nursery.start(reload_on_hangup, tls)
             addresses = await nursery.start(server.run, listeners)
-            if asked:
-                await nursery.start(serve_metrics_of, server, asked, stream.share_numbers())
+            if metrics_sockets:
+                await nursery.start(
+                    serve_metrics_of, server, metrics_sockets, stream.share_numbers()
+                )
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
-                nursery.start_soon(show_life, seconds)
+                nursery.start_soon(send_watchdog, seconds)
             listening(stream, addresses)
             systemd.notify(systemd.READY)
-            await ending.begun.wait()
+            await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             await server.finish()
             nursery.cancel_scope.cancel()
 
     async def look_after(many: Workers, stream: DataStream) -> None:
         async with trio.open_nursery() as nursery:
-            ending.enter_loop(nursery.cancel_scope)
+            shutdown.enter_loop(nursery.cancel_scope)
             nursery.start_soon(_hurry_when_cancelled, many)
             if stream.follows:
                 nursery.start_soon(_adopt_successors, many, stream)
@@ -99,54 +101,60 @@ def serve_until_signal(
                 await nursery.start(_reload_all_on_hangup, tls, many)
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
-                nursery.start_soon(show_life, seconds)
-            if not ending.begun.is_set():
+                nursery.start_soon(send_watchdog, seconds)
+            if not shutdown.begun.is_set():
                 listening(stream, [name_of(listener) for listener in listeners])
                 systemd.notify(systemd.READY)
-            while not ending.begun.is_set() and many.serving:
+            while not shutdown.begun.is_set() and many.serving:
                 with trio.move_on_after(_LOOK_SECONDS):
-                    await ending.begun.wait()
+                    await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
-            # Whoever comes now is refused by the system, and does not wait for nobody.
+            # The system refuses new connections from now on, instead of queueing them.
             for listener in listeners:
                 listener.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(many.close)
             nursery.cancel_scope.cancel()
 
-    limits.share(0, workers)  # whether they go together
+    limits.share(0, workers)  # raises if they do not fit
     if publishing is not None and workers != 1:
-        raise UsageError("publishing needs the one process that writes to serve: one worker")
-    asked = [] if metrics is None else metrics_listeners(*metrics)
+        raise UsageError("publishing needs a single worker: the process that writes has to serve")
+    metrics_sockets = [] if metrics is None else metrics_listeners(*metrics)
     try:
         listeners = systemd.take_listeners() or open_listeners(host, port, unix)
     except BaseException:
-        for listener in asked:
+        for listener in metrics_sockets:
             listener.close()
         raise
     try:
-        with ending.noted(), open_stream() as stream:
+        with shutdown.handling_signals(), open_stream() as stream:
             if workers == 1:
                 trio.run(main, stream)
             else:
-                with contextlib.suppress(Unwanted):
+                with contextlib.suppress(StartAbandoned):
                     many = Workers(
-                        stream, listeners, limits, tls, workers, asked, lambda: bool(ending.caught)
+                        stream,
+                        listeners,
+                        limits,
+                        tls,
+                        workers,
+                        metrics_sockets,
+                        lambda: bool(shutdown.caught),
                     )
                     try:
                         trio.run(look_after, many, stream)
-                        if not ending.caught:
+                        if not shutdown.caught:
                             many.check()
                     finally:
                         many.close()
     finally:
-        for listener in (*listeners, *asked):
+        for listener in (*listeners, *metrics_sockets):
             listener.close()
-    return ending.name
+    return shutdown.name
 
 
 class Shutdown:
-    """What signals have asked for, noted wherever they arrive."""
+    """The signals received so far, and the shutdown that they ask for."""
 
     def __init__(self) -> None:
         self.caught: list[int] = []
@@ -156,13 +164,13 @@ class Shutdown:
 
     @property
     def name(self) -> str:
-        """The first signal's."""
+        """The name of the first signal."""
         return signal.Signals(self.caught[0]).name
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Within this, no signal is raised as an exception where it happens to arrive: that
-        may be anywhere in the event loop."""
+    def handling_signals(self) -> Iterator[None]:
+        """Within this context signals raise no exception, which could arrive anywhere in the event
+        loop."""
         before = [(number, signal.signal(number, self.note)) for number in _ENDING]
         try:
             yield
@@ -171,19 +179,19 @@ class Shutdown:
                 signal.signal(number, handler)
 
     def enter_loop(self, scope: trio.CancelScope) -> None:
-        """From now on a signal is passed on to the loop; `scope` is what the second ends."""
+        """From now on signals are delivered to the event loop; the second one cancels `scope`."""
         self._scope = scope
         self._token = trio.lowlevel.current_trio_token()
-        self._pass_on()
+        self._deliver()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         self.caught.append(number)
         if self._token is not None:
-            # The loop may be over already; what is left to do is the close.
+            # The loop may have ended; only closing the stream is left then.
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._pass_on, idempotent=True)
+                self._token.run_sync_soon(self._deliver, idempotent=True)
 
-    def _pass_on(self) -> None:
+    def _deliver(self) -> None:
         if self.caught:
             self.begun.set()
         if len(self.caught) > 1:
@@ -198,8 +206,8 @@ async def _hurry_when_cancelled(workers: Workers) -> None:
 
 
 async def _adopt_successors(workers: Workers, stream: DataStream) -> None:
-    """Where the file that the workers follow is replaced, hold the new one open for those that
-    are started again, and the old one no longer."""
+    """If the file that the workers follow is replaced, keep the new one open for workers that are
+    restarted, and close the old one."""
     watch = FileWatch(stream, logs=False)
     try:
         while True:
@@ -218,7 +226,7 @@ async def _adopt_successors(workers: Workers, stream: DataStream) -> None:
 async def _reload_all_on_hangup(
     tls: ServerTLS, workers: Workers, task_status: trio.TaskStatus[None]
 ) -> None:
-    """As `reload_on_hangup`, for every worker; where this process can read the files."""
+    """As `reload_on_hangup`, for every worker, if this process can read the files."""
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:
@@ -229,8 +237,8 @@ async def _reload_all_on_hangup(
                     _log.error("%s", error)
 
 
-async def show_life(seconds: float) -> None:
-    """Tell systemd every so many seconds that the loop turns."""
+async def send_watchdog(seconds: float) -> None:
+    """Notify systemd's watchdog every `seconds` seconds that the event loop runs."""
     while True:
         systemd.notify(systemd.WATCHDOG)
         await trio.sleep(seconds)

@@ -1,17 +1,15 @@
-"""A server for plain synchronous code: what a sequencer embeds.
+"""A server for synchronous programs that write a stream, such as a sequencer.
 
-The caller's process writes. Child processes (`workers.py`), one unless told otherwise,
-follow the file and serve it, so that a writer that keeps its interpreter busy moves no
-client's latency; or a thread of the caller's, where that is asked for. Owns the listeners.
+The caller's process writes. Child processes (`worker_pool.py`), one by default, follow the file and
+serve it, so that a writer that keeps its interpreter busy does not delay clients; or a thread of
+the caller's process does. Owns the listeners.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -34,31 +32,28 @@ _open_servers: weakref.WeakSet[StreamServer] = weakref.WeakSet()
 
 
 class StreamServer:
-    """A stream that is open for writing, and a server of it.
+    """A stream that is open for writing, and its server.
 
     ``with StreamServer(path, port=6900) as server:
     with server.stream.atomic_op() as op: ...``
 
-    `create` says what to do where there is no file: make one with `version`,
-    `system_id` and `stream_type` (the default), or raise `FileMissing`. `host`, `port`,
-    `unix`, `tls` and `limits` are those of `serve`; `sync` and `index` those of
-    `DataStream`.
+    If there is no file, one is created with `version`, `system_id` and `stream_type`; with
+    `create=False`, `FileMissing` is raised. `host`, `port`, `unix`, `tls` and `limits` are those of
+    `serve`; `sync` and `index` those of `DataStream`.
 
-    `workers` is how many processes serve: more of them send more at a time, up to the
-    machine's cores. They accept from the same listeners and share `limits`' clients.
-    `in_process` serves from a thread of this process: for tests, and for writers that
-    are mostly idle.
+    `workers` is the number of serving processes: more of them have a higher throughput, up to the
+    machine's cores. They accept from the same listeners and share the limits. `in_process` serves
+    from a thread of this process: for tests, and for writers that are mostly idle.
 
-    `publishing` lets a source elsewhere publish into the stream (``docs/PUBLISHING.md``), with
-    `in_process` alone; while it has the lease no operation begins here.
+    `publishing` accepts publishers into the stream (``docs/PUBLISHING.md``) and needs
+    `in_process`; while a publisher has the lease, this process cannot start an operation.
 
-    `metrics_port` is where Prometheus finds metrics (0: a free port, see `metrics_port`), on
+    `metrics_port` is the port of the Prometheus endpoint (0: a free port, see `metrics_port`), on
     `metrics_host` (None: 127.0.0.1); needs the extra ``metrics``.
 
-    Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises, all before it
-    returns. A serving process that dies takes its own clients along and is started again;
-    should all die again and again, the next commit raises `ServerFailed` (nothing of it is
-    written then).
+    Raises `ListenFailed`, `UsageError` and what `DataStream.open` raises. If a serving process
+    dies, its clients are disconnected and it is restarted; if all processes die repeatedly, the
+    next commit raises `ServerFailed` and writes nothing.
     """
 
     def __init__(
@@ -84,9 +79,13 @@ class StreamServer:
     ) -> None:
         self._closed = False
         if publishing is not None and not in_process:
-            raise UsageError("publishing needs the process that writes to serve: in_process=True")
+            raise UsageError(
+                "publishing needs in_process=True: the process that writes has to serve"
+            )
         if in_process and workers != 1:
-            raise UsageError("workers are processes; in_process serves from one thread")
+            raise UsageError(
+                "workers are processes, but in_process serves from one thread; set one of them"
+            )
         limits = limits or Limits()
         check_client_tokens(limits.client_token_file)
         listeners = open_listeners(host, port, unix)
@@ -109,8 +108,8 @@ class StreamServer:
             else:
                 self.stream = DataStream.open(path, stream_type=stream_type, sync=sync, index=index)
             try:
-                self._serving: _Thread | Workers = (
-                    _Thread(self.stream, listeners, limits, tls, metrics, publishing)
+                self._serving: _ServerThread | Workers = (
+                    _ServerThread(self.stream, listeners, limits, tls, metrics, publishing)
                     if in_process
                     else Workers(self.stream, listeners, limits, tls, workers, metrics)
                 )
@@ -127,23 +126,23 @@ class StreamServer:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """What it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
+        """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
         return self._addresses
 
     @property
     def port(self) -> int:
-        """The TCP port it listens on; 0 where it listens on a Unix socket alone."""
+        """The TCP port it listens on; 0 if it listens only on a Unix socket."""
         return max(port for _, port in self._addresses)
 
     @property
     def metrics_port(self) -> int | None:
-        """Where it answers with metrics; None where it does not."""
+        """The port of its metrics endpoint; None without one."""
         return self._metrics_port
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until every streaming client has been sent all that is committed.
+        """Wait until every streaming client was sent all committed entries.
 
-        True when that is so, False after `timeout` seconds (None: the limits' `grace`).
+        False if that takes more than `timeout` seconds (None: the limits' `grace`).
         """
         if timeout is not None:
             check_seconds("timeout", timeout, zero=True)
@@ -154,8 +153,8 @@ class StreamServer:
     def reload_tls(self) -> None:
         """Read the files of `tls` again, for connections from now on.
 
-        Raises `BadCertificate` (then what was read before stays in use), and `ServerFailed`
-        where the serving process does not say that it has read them.
+        Raises `BadCertificate` (then the files read before stay in use), and `ServerFailed` if a
+        serving process does not confirm that it has read them.
         """
         if self._closed:
             raise StreamClosed("the server is closed")
@@ -164,8 +163,8 @@ class StreamServer:
             self._serving.reload_tls()
 
     def close(self) -> None:
-        """Let nobody in, let the last commit go out, then end everything. Clients have the
-        limits' `grace` for it. Raises what closing the stream raises."""
+        """Stop accepting, send committed entries to clients within the limits' `grace`, then close
+        the server and the stream. Raises what closing the stream raises."""
         if self._closed:
             return
         self._closed = True
@@ -177,7 +176,7 @@ class StreamServer:
             self.stream.close()
 
     def _abandon(self) -> None:
-        """In the child of a fork: give up what is the parent's, and touch nothing."""
+        """In the child of a fork: close copies of the parent's descriptors, and nothing else."""
         if not self._closed:
             self._closed = True
             self._serving.abandon()
@@ -197,8 +196,8 @@ class StreamServer:
             self.close()
 
 
-class _Thread:
-    """Serving from a thread of this process."""
+class _ServerThread:
+    """Serves from a thread of this process."""
 
     def __init__(
         self,
@@ -211,51 +210,37 @@ class _Thread:
     ) -> None:
         import trio
 
+        from datastreamer.server.metrics_http import serve_metrics_of
         from datastreamer.server.server import Server
+        from datastreamer.transport.trio_thread import TrioThread
 
         self._grace = limits.grace
-        self._server = Server(stream, limits=limits, tls=tls, publishing=publishing)
-        self._failure: BaseException | None = None
-        self._scope = trio.CancelScope()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._ready = threading.Event()
-        # The listeners stay this object's: the loop gets copies and closes those.
+        self._server = server = Server(stream, limits=limits, tls=tls, publishing=publishing)
+        # The event loop closes its listeners: it gets copies.
         served = [listener.dup() for listener in listeners]
-        asked = [listener.dup() for listener in metrics]
-        self._copies = [*served, *asked]
-        self._thread = threading.Thread(
-            target=self._run, args=(served, asked), name=f"server of {stream.path}", daemon=True
-        )
-        self._thread.start()
-        self._ready.wait()
+        exposed = [listener.dup() for listener in metrics]
+        self._copies = [*served, *exposed]
+
+        async def main(started: Callable[[], None]) -> None:
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(server.run, served)
+                    if exposed:
+                        numbers = stream.share_numbers()
+                        await nursery.start(serve_metrics_of, server, exposed, numbers)
+                    started()
+            except Exception:
+                _log.exception("the server has failed")
+                raise
+
+        self._thread = TrioThread(f"server of {stream.path}", main)
         self.check()
 
-    def _run(self, listeners: list[socket.socket], metrics: list[socket.socket]) -> None:
-        import trio
-
-        from datastreamer.server.metrics_http import serve_metrics_of
-
-        async def main() -> None:
-            self._token = trio.lowlevel.current_trio_token()
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(self._server.run, listeners)
-                    if metrics:
-                        numbers = self._server.stream.share_numbers()
-                        await nursery.start(serve_metrics_of, self._server, metrics, numbers)
-                    self._ready.set()
-
-        try:
-            trio.run(main)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, `check` raises it
-            self._failure = error
-            _log.exception("the server ended")
-        finally:
-            self._ready.set()
-
     def check(self) -> None:
-        if self._failure is not None:
-            raise ServerFailed(f"the server ended: {_reason(self._failure)}") from self._failure
+        failure = self._thread.failure
+        if failure is not None:
+            reason = str(failure) or type(failure).__name__
+            raise ServerFailed(f"the server has failed: {reason}") from failure
 
     def drain(self, timeout: float | None) -> bool:
         return self._ask(self._server.drain, self._grace if timeout is None else timeout)
@@ -263,38 +248,22 @@ class _Thread:
     def _ask(self, what: Callable[[float], Awaitable[bool]], seconds: float) -> bool:
         import trio
 
-        from datastreamer.server.server import outside_of_loops
-
-        def ask() -> bool:
-            return trio.from_thread.run(what, seconds, trio_token=self._token)
-
         try:
-            return outside_of_loops(ask)
+            return self._thread.call(lambda: what(seconds))
         except (trio.RunFinishedError, trio.Cancelled):
             return False
 
     def reload_tls(self) -> None:
-        """The server looks at the same object."""
+        """The server uses the same object, which was reloaded."""
 
     def close(self) -> None:
-        import trio
-
-        if self._failure is None and self._token is not None:
+        if self._thread.failure is None:
             self._ask(self._server.finish, self._grace)
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._scope.cancel)
-        self._thread.join()
+        self._thread.close()
 
     def abandon(self) -> None:
         for listener in self._copies:
             listener.close()
-
-
-def _reason(error: BaseException) -> str:
-    """What failed in the end: nurseries wrap it in groups."""
-    while inner := getattr(error, "exceptions", ()):
-        error = inner[0]
-    return str(error) or type(error).__name__
 
 
 def _abandon_all() -> None:

@@ -1,7 +1,7 @@
-"""The log on stderr: lines for people, or JSON with the fields of what happened.
+"""The log on stderr: text lines, or JSON lines with the fields of each event.
 
-Owns the forms of a line, which a serving process shares with its parent. Who is logging says
-what happened in the message, and the same in fields (``extra``), named as docs/OPERATING.md says.
+Owns the format of a line, which a serving process shares with its parent. A caller passes the event
+as a message and as fields (``extra``) with the names in docs/OPERATING.md.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from datastreamer.printable import PrintableStream, cut, json_text, one_line, pr
 Style = Literal["text", "json"]
 
 _NAMES = {"warning": "warn", "critical": "error"}
-# What every record has; the rest are an event's own fields.
+# Attributes of every record; all others are fields of the event.
 _RECORD = frozenset(
     (*vars(logging.makeLogRecord({})), "message", "asctime", "time", "level", "logger")
 )
 
 
 class StderrLog(logging.Handler):
-    """Writes to whatever stderr is at the moment, as text or as JSON lines."""
+    """Writes to the current ``sys.stderr``, as text or as JSON lines."""
 
     style: Style = "text"
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A log that nobody reads any more is no reason to stop.
+        # A closed log must not stop the program.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -49,15 +49,15 @@ class StderrLog(logging.Handler):
                 "logger": record.name,
                 "message": cut(message) + f"\n{trace}" * bool(trace),
             }
-            told = vars(record).items()
-            line.update((key, value) for key, value in told if key not in _RECORD)
+            fields = vars(record).items()
+            line.update((key, value) for key, value in fields if key not in _RECORD)
             return json_text(line)
         shown = time.strftime("%Y-%m-%d %H:%M:%S", moment)
         return f"{shown}.{milliseconds:03} {level:5} {one_line(message)}{_indented(trace)}"
 
 
 class _Plain(logging.Formatter):
-    """For a log in the application's form."""
+    """The formatter for a parent with its own log format."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return one_line(super().formatMessage(record))
@@ -67,12 +67,12 @@ class _Plain(logging.Formatter):
 
 
 def _indented(trace: str) -> str:
-    """A traceback, no line of which can be taken for one of the log."""
+    """A traceback, indented so that none of its lines looks like a log line."""
     return "".join([f"\n    {line}" for line in printable(trace).splitlines()])
 
 
 def style_of_log() -> Style | None:
-    """How this process logs to stderr; None where its log is the application's own."""
+    """The style of this process's log on stderr; None if the application set up its own log."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, StderrLog):
             return handler.style
@@ -80,7 +80,7 @@ def style_of_log() -> Style | None:
 
 
 def log_to_stderr(style: Style | None, level: int) -> None:
-    """Set up a process that was started to serve another, which logs in this style."""
+    """Set up the log of a serving process in the style of its parent."""
     sys.stderr = PrintableStream(sys.stderr)
     handler: logging.Handler
     if style is None:

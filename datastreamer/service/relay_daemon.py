@@ -1,6 +1,6 @@
-"""Relays as programs: from the first listener to the signal that ends them.
+"""The life of a relay program, from its listeners to the signal that ends it.
 
-For callers that know no event loop, the command line above all.
+For callers without an event loop, such as the command line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from datastreamer.service import systemd
-from datastreamer.service.daemon import Shutdown, show_life
+from datastreamer.service.daemon import Shutdown, send_watchdog
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls_stream import reload_on_hangup
 
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 def relay_until_signal(
     relay: Relay, listening: Callable[[Relay, list[tuple[str, int]]], None]
 ) -> str:
-    """Relay until SIGINT or SIGTERM; gives the signal's name. In the main thread.
+    """Relay until SIGINT or SIGTERM; returns the signal's name. In the main thread.
 
-    Signals, systemd and `listening` as `serve_until_signal` has them. Raises what `Relay.run`
-    raises.
+    Signals, systemd and `listening` as for `serve_until_signal`. Raises what `Relay.run` raises.
     """
-    ending = Shutdown()
+    shutdown = Shutdown()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            ending.enter_loop(nursery.cancel_scope)
+            shutdown.enter_loop(nursery.cancel_scope)
 
             async def begin() -> None:
                 addresses = await nursery.start(relay.run, listeners)
@@ -42,19 +41,19 @@ def relay_until_signal(
                 await nursery.start(reload_on_hangup, relay.tls)
             seconds = systemd.watchdog_seconds()
             if seconds is not None:
-                nursery.start_soon(show_life, seconds)
-            # Without a file it takes an upstream to begin, and a signal may come first.
+                nursery.start_soon(send_watchdog, seconds)
+            # Without a file the start waits for an upstream, and a signal may arrive first.
             nursery.start_soon(begin)
-            await ending.begun.wait()
+            await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             await relay.finish()
             nursery.cancel_scope.cancel()
 
     listeners = systemd.take_listeners() or open_listeners(*relay.listen)
     try:
-        with ending.noted():
+        with shutdown.handling_signals():
             trio.run(main)
     finally:
         for listener in listeners:
             listener.close()
-    return ending.name
+    return shutdown.name

@@ -1,8 +1,8 @@
-"""What systemd and a service say to each other: readiness, the end, signs of life, sockets.
+"""systemd: readiness, shutdown, watchdog and socket activation.
 
 Owns the protocols of sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3), which are
-environment variables and datagrams: no library is needed. Where systemd did not start the
-process, nothing happens. Synchronous, and knows nothing of what is served.
+environment variables and datagrams: no library is needed. If systemd did not start the process,
+nothing happens. Synchronous; knows nothing of streams.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
 
-# Descriptors that are handed down begin here, sd_listen_fds(3).
+# The first descriptor that systemd passes, sd_listen_fds(3).
 _FIRST_DESCRIPTOR = 3
 
 
 def notify(*states: str) -> bool:
-    """Tell the service manager; whether there is one and it was told."""
+    """Send states to the service manager; whether there is one and they were sent."""
     name = os.environ.get("NOTIFY_SOCKET", "")
     if not name.startswith(("/", "@")):
         return False
     address = "\0" + name[1:] if name.startswith("@") else name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
-            # Never to wait for a manager that does not read.
+            # Never wait for a manager that does not read.
             link.setblocking(False)
             link.sendto("\n".join(states).encode(), address)
     except OSError as error:
-        _log.debug("the service manager at %s was not told: %s", name, error.strerror or error)
+        _log.debug("cannot notify the service manager at %s: %s", name, error.strerror or error)
         return False
     return True
 
 
 def watchdog_seconds() -> float | None:
-    """How often a sign of life is due, which is half of what the manager waits; None: never."""
+    """The interval of watchdog notifications, half of the manager's timeout; None: no watchdog."""
     micros, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not micros.isdecimal() or not int(micros) or process not in ("", str(os.getpid())):
         return None
@@ -52,10 +52,10 @@ def watchdog_seconds() -> float | None:
 
 
 def take_listeners() -> list[socket.socket]:
-    """The listening sockets that systemd has opened for this process; none where it has not.
+    """The listening sockets that systemd opened for this process; empty without any.
 
-    They are taken once: the variables are removed, so that no child takes them again.
-    Raises `ListenFailed` for descriptors that do not listen on a stream socket.
+    The variables are removed, so that no child process uses the sockets again. Raises
+    `ListenFailed` for a descriptor that is not a listening stream socket.
     """
     process = os.environ.pop("LISTEN_PID", "")
     count = os.environ.pop("LISTEN_FDS", "")
@@ -76,8 +76,8 @@ def take_listeners() -> list[socket.socket]:
 
 def _listener(fd: int, name: str) -> socket.socket:
     trouble = (
-        f"descriptor {fd} ({name}), handed down by systemd, is no listening stream socket; "
-        f"the socket unit wants ListenStream= and Accept=no"
+        f"descriptor {fd} ({name}), passed by systemd, is not a listening stream socket; "
+        f"set ListenStream= and Accept=no in the socket unit"
     )
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFD)
@@ -90,7 +90,7 @@ def _listener(fd: int, name: str) -> socket.socket:
         if listener.type == socket.SOCK_STREAM:
             listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not listening:
-        listener.detach()  # whatever it is, it is not ours to close
+        listener.detach()  # not ours to close
         raise ListenFailed(trouble)
     listener.setblocking(False)
     return listener

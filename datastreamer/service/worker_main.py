@@ -1,7 +1,7 @@
 """The serving process of a `StreamServer`: ``python -m datastreamer.service.worker_main ORDER``.
 
-Follows the file on a descriptor that it was given, serves on listeners that it was
-given, and ends with its parent. What the two say to each other stands in `control.py`.
+Follows the file through an inherited descriptor, serves on inherited listeners, and ends with its
+parent. `control_protocol.py` has the protocol between the two.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
 
 
-async def _obey(
+async def _serve_parent(
     link: trio.abc.Stream, server: Server, tls: ServerTLS | None, scope: trio.CancelScope
 ) -> None:
-    """Say that clients are served, and do what the parent asks until it asks for the end, or
-    is gone; then `scope` is cancelled. Nobody else sends: the parent may ask before a send has
-    returned."""
-    # It may be gone at any moment, before it heard that clients are served or an answer.
+    """Report that clients are served, and execute the parent's requests until it asks for the end
+    or has died; then cancel `scope`. Only this task sends: the parent may send a request before a
+    send has returned."""
+    # The parent may die at any moment.
     with contextlib.suppress(trio.BrokenResourceError):
         await _answer_all(link, server, tls)
     scope.cancel()
 
 
 async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | None) -> None:
-    """Until the parent asks for the end. Raises `trio.BrokenResourceError` where it is gone."""
+    """Execute requests up to the request for the end. Raises `trio.BrokenResourceError` if the
+    parent has died."""
     await link.send_all(control.READY)
     waiting = b""
-    # Changes that this process was told of; one that restarted in the middle was not.
+    # Changes whose begin this process was notified of; one that restarted meanwhile was not.
     begun: set[bytes] = set()
     while got := await link.receive_some():
         waiting += got
         while waiting and len(waiting) >= (size := 5 + control.SIZES[waiting[:1]]):
             what, number, words = waiting[:1], waiting[1:5], waiting[5:size]
             waiting = waiting[size:]
-            told = b""
+            answer = b""
             if what in (control.DRAIN, control.QUIT):
                 (milliseconds,) = control.MILLISECONDS.unpack(words)
                 wait = server.drain if what == control.DRAIN else server.finish
@@ -65,10 +66,10 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
             elif what == control.RELOAD:
                 done = tls is not None and reload_and_log(tls)
             elif what == control.STATS:
-                told, done = json.dumps(_stats(server)).encode(), True
+                answer, done = json.dumps(_stats(server)).encode(), True
             elif what == control.METRICS:
                 (limit,) = control.NUMBER.unpack(words)
-                told, done = json.dumps(await collect(server, limit=limit)).encode(), True
+                answer, done = json.dumps(await collect(server, limit=limit)).encode(), True
             else:
                 start, stop = control.RANGE.unpack(words)
                 if what == control.CHANGE or words in begun:
@@ -77,13 +78,13 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
                 done = True
             verdict = control.YES if done else control.NO
             (asked,) = control.NUMBER.unpack(number)
-            await link.send_all(control.ANSWER.pack(verdict, asked, len(told)) + told)
+            await link.send_all(control.ANSWER.pack(verdict, asked, len(answer)) + answer)
             if what == control.QUIT:
                 return
 
 
 def _stats(server: Server) -> dict[str, Any]:
-    """The server's counts by their names, and how many clients it has."""
+    """The server's counters by name, and its number of clients."""
     counts = server.counts
     names = [field.name for field in dataclasses.fields(counts)]
     values = {name: getattr(counts, name) for name in names}
@@ -110,7 +111,7 @@ async def _serve(order: dict[str, Any]) -> None:
         stream = stack.enter_context(
             DataStream.open(order["file"], follow=True, name=order["name"], index=order["index"])
         )
-        # The stream has its own, and closes that where its file is replaced.
+        # The stream has its own copy, and closes that if its file is replaced.
         os.close(order["file"])
         balance = None
         if order["turns"] is not None:
@@ -134,13 +135,13 @@ async def _serve(order: dict[str, Any]) -> None:
                 await nursery.start(reload_on_hangup, tls)
             if order["parent"] >= 0:
                 nursery.start_soon(_end_with, order["parent"], nursery.cancel_scope)
-            nursery.start_soon(_obey, link, server, tls, nursery.cancel_scope)
+            nursery.start_soon(_serve_parent, link, server, tls, nursery.cancel_scope)
 
 
 def main() -> None:
-    """Serve as the order in the first argument says, until the parent ends it."""
-    # Ctrl-C in the parent's terminal is the parent's, and so is what a service manager sends
-    # to all processes; the parent ends this one in good order, and should it die this one does.
+    """Serve as the JSON in the first argument says, until the parent ends it."""
+    # The parent handles Ctrl-C in its terminal and signals that a service manager sends to all
+    # processes: it shuts this process down in order, and if it dies, this process ends.
     for number in control.OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, control.OF_PARENT)

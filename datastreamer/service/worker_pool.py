@@ -1,9 +1,8 @@
-"""The processes that serve what this one writes, or what another writes: one or several.
+"""The worker processes that serve a stream which this process, or another one, writes.
 
-Owns what they are told together: every change of what was committed, before its first
-byte is touched, the end, new certificates. All accept from the same inherited listeners;
-together they let in as many clients as the limits say. A process's own life is
-`process.py`'s.
+Owns the requests to all of them: each truncation or update before its first byte is written, the
+shutdown, new certificates, metrics. All accept from the same inherited listeners and share the
+limits. `worker_process.py` starts, watches and restarts one process.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# So long a truncation or update waits for the processes to say that it may begin.
+# Time limit for workers to answer that a truncation or update may begin.
 _CHANGE_SECONDS = 10.0
-# So long they may take to read certificates and keys.
+# Time limit for workers to read certificates and keys.
 _RELOAD_SECONDS = 10.0
 _STATS_SECONDS = 2.0
-# More seconds than that are not waited for.
+# Upper limit of any timeout.
 _LONGEST = 1_000_000.0
 
 
 class Workers:
-    """`count` processes that serve `stream`; all of them do when this is made.
+    """`count` processes that serve `stream`; all of them serve when the constructor returns.
 
-    Metrics are answered with on the listeners `metrics`, by a single process itself, for several
-    of them by this one.
+    The metrics endpoint on the listeners `metrics` is in the worker if there is only one, else in
+    this process.
 
-    Raises `ServerFailed` where one does not start, `UsageError`, and `Unwanted` when `unwanted()`
-    has become true before all serve; then nothing is left.
+    Raises `ServerFailed` if a process does not start, `UsageError`, and `StartAbandoned` if
+    `abandoned()` becomes true before all serve; then no process is left.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class Workers:
         tls: ServerTLS | None,
         count: int = 1,
         metrics: Sequence[socket.socket] = (),
-        unwanted: Callable[[], bool] = never,
+        abandoned: Callable[[], bool] = never,
     ) -> None:
         if count < 1:
-            raise UsageError(f"workers are a whole number from 1, not {count!r}")
+            raise UsageError(f"workers must be a whole number from 1, not {count!r}")
         shares = [limits.share(at, count) for at in range(count)]
         self._stream = stream
         self._grace = limits.grace
@@ -76,11 +75,11 @@ class Workers:
         self._numbers = stream.share_numbers() if several else None
         own = () if several else metrics
         try:
-            # As many start together as there are processors: with all of them none were quick.
+            # As many start at a time as there are processors: all at once would all be slow.
             together = max(2, os.cpu_count() or 1)
             for at, share in enumerate(shares):
                 if at >= together:
-                    self.processes[at - together].wait_until_ready(unwanted)
+                    self.processes[at - together].wait_until_ready(abandoned)
                 self.processes.append(
                     ServingProcess(
                         *(stream, listeners, share, tls),
@@ -91,13 +90,13 @@ class Workers:
                     )
                 )
             for process in self.processes[-together:]:
-                process.wait_until_ready(unwanted)
+                process.wait_until_ready(abandoned)
         except BaseException:
             for process in self.processes:
                 process.give_up()
             self._release()
             raise
-        self._end_telling = stream.on_change(self._changing)
+        self._stop_reporting = stream.on_change(self._changing)
         if several:
             from datastreamer.service.aggregate_metrics import GatheredMetrics
 
@@ -105,52 +104,52 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """The serving processes."""
+        """The ids of the serving processes."""
         return [process.pid for process in self.processes]
 
     @property
     def serving(self) -> bool:
-        """Whether one is left; the others may have died again and again, which the log says."""
+        """Whether a process is left that is running or being restarted."""
         return any(process.failure is None for process in self.processes)
 
     def check(self) -> None:
-        """Raises `ServerFailed` where none is left that serves."""
+        """Raises `ServerFailed` if no process is left."""
         if not self.serving:
-            raise ServerFailed(f"{self.processes[-1].failure}; nobody is served")
+            raise ServerFailed(f"{self.processes[-1].failure}; clients are not served")
 
     def adopt(self, stream: DataStream) -> None:
-        """Processes that are started from now on begin with `stream`, which is at the path of
-        the one before; those that run find it by themselves."""
+        """Restarted processes begin with `stream`, which replaced the previous one at its path;
+        running processes find it by themselves."""
         self._stream = stream
         for process in self.processes:
             process.adopt(stream)
 
-    # Questions.
+    # Requests.
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until every client has been sent all that is committed; whether that is so."""
+        """Wait until every client was sent all committed entries; False after the timeout."""
         seconds = self._grace if timeout is None else timeout
         answers = self._ask_in(control.DRAIN, seconds)
         return bool(answers) and None not in answers
 
     def reload_tls(self) -> None:
-        """Have them read the files for TLS again. Raises `ServerFailed`."""
+        """Let all processes read the TLS files again. Raises `ServerFailed`."""
         if None in self._ask(control.RELOAD, b"", _RELOAD_SECONDS):
             raise ServerFailed(
-                f"{self._stream.path}: a serving process did not read the TLS files again; its "
-                "own message says why"
+                f"{self._stream.path}: a serving process could not read the TLS files again; see "
+                "its message in the log"
             )
 
     def stats(self) -> list[dict[str, Any]]:
-        """What each process has done since it was started, by the names of `Counts`, and how
-        many "clients" it has. One that does not answer, or is just started again, is left out.
+        """The counters of each process since its start, by the names of `Counts`, and its number of
+        "clients". A process that does not answer is left out.
         """
         answers = self._ask(control.STATS, b"", _STATS_SECONDS)
         return [json.loads(told) for told in answers if told is not None]
 
     def snapshot(self, limit: int) -> MetricsSnapshot:
-        """What they tell together, with the `limit` clients furthest behind; one that does not
-        answer is left out. What they have counted begins again with a process."""
+        """The merged metrics, with the `limit` clients that have the largest lag. A process that
+        does not answer is left out; counters start at 0 when a process restarts."""
         answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _STATS_SECONDS)
         parts: list[MetricsSnapshot] = [json.loads(told) for told in answers if told is not None]
         written = {} if self._numbers is None else self._numbers.samples()
@@ -168,8 +167,8 @@ class Workers:
     def _ask(
         self, what: bytes, words: bytes, timeout: float, *, last: bool = False
     ) -> list[bytes | None]:
-        """Ask all at once; the answers, as `ServingProcess.answer` gives them, of those that
-        are there: one that has just died has no clients, and begins anew with all there is."""
+        """Send a request to all processes at once; returns the answers of `ServingProcess.answer`
+        of those that are alive: a process that has just died has no clients."""
         with contextlib.ExitStack() as stack:
             for process in self.processes:
                 stack.enter_context(process.guard)
@@ -183,8 +182,8 @@ class Workers:
             return [told for process, told in answers if told is not None or process.alive]
 
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
-        """Committed entries are about to change, or have changed: the processes end whom that
-        concerns, and no other, before the first byte is touched."""
+        """Committed entries are about to change, or have changed: before the first byte is
+        written, the processes disconnect the clients that this affects."""
         what = control.CHANGED if done else control.CHANGE
         words = control.RANGE.pack(start, U64_MAX if stop is None else stop)
         with contextlib.ExitStack() as stack:
@@ -198,18 +197,18 @@ class Workers:
             for each, number in zip(told, asked, strict=True):
                 if each.answer(number, until) is None:
                     _log.error(
-                        "%s: the serving process does not answer; it is ended, and started again",
+                        "%s: the serving process does not answer; killing and restarting it",
                         self._stream.path,
                     )
                     each.kill()
 
-    # The end.
+    # Shutdown.
 
     def close(self) -> None:
-        """End them in good order, within the limits' grace; return when they are gone."""
+        """Shut all processes down within the limits' grace; return when they have ended."""
         if not self._closed.acquire(blocking=False):
             return
-        self._end_telling()
+        self._stop_reporting()
         if self._metrics is not None:
             self._metrics.close()
         until = time.monotonic() + self._grace + 1
@@ -219,13 +218,13 @@ class Workers:
         self._release()
 
     def hurry(self) -> None:
-        """While `close` waits, in another thread: wait for nobody any more."""
+        """Called in another thread while `close` waits: end the grace period."""
         for process in self.processes:
             if process.closing:
                 process.kill()
 
     def abandon(self) -> None:
-        """In the child of a fork: give up what is the parent's."""
+        """In the child of a fork: close copies of the parent's descriptors."""
         if self._metrics is not None:
             self._metrics.abandon()
         for process in self.processes:

@@ -1,7 +1,7 @@
-"""A process that serves what this one writes: `child.py`, seen from its parent.
+"""One serving process (`worker_main.py`), seen from its parent.
 
-Owns the child's life: it is woken by every commit, ends with its parent and is started
-again if it dies; and how it is asked. What it is asked is `workers.py`'s to know.
+Owns the child's life: it is woken by every commit, ends with its parent and is restarted if it
+dies; and the exchange of requests and answers, which `worker_pool.py` chooses.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ from datastreamer.transport.tls import ServerTLS
 _log = logging.getLogger(__name__)
 
 _READY_SECONDS = 30.0
-# So often it is looked whether one that starts is still wanted.
+# Interval between checks that a starting process is still wanted.
 _LOOK_SECONDS = 0.1
-# How often a child that dies is started again before that is given up, and how long
-# one has to live to be counted from the beginning.
+# Number of restarts in a row before giving up; a process that lives this long resets the count.
 _ATTEMPTS = 5
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE = 0.1
-# So long a question may wait for its place on the way to the child.
+# Time limit for sending a request to the child.
 _LONGEST = 10.0
 
 
-class Unwanted(Exception):
-    """The end came before the beginning was over."""
+class StartAbandoned(Exception):
+    """A signal ended the program before all processes were started."""
 
 
 def never() -> bool:
-    """For what is wanted whatever happens."""
+    """The default of `abandoned`: the start goes on."""
     return False
 
 
 class ServingProcess:
-    """A child that serves what this process writes: started, watched, asked, ended.
+    """A child process that serves the stream.
 
-    It is started when this is made and serves when `wait_until_ready` has returned.
-    `shared` is the memory that it shares with the others behind the same listeners
-    (`turns.py`), `at` its number among them. It answers with metrics on the listeners
-    `metrics`; where it is to be asked for them instead they are `gathered`.
+    The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
+    memory that it shares with the other processes behind the same listeners
+    (`accept_balance.py`), `at` its number among them. It exposes metrics on the listeners
+    `metrics`, or, with `gathered`, on request of its parent.
     """
 
     def __init__(
@@ -74,19 +73,19 @@ class ServingProcess:
         self._metrics = metrics
         self._gathered = gathered
         self._numbers = stream.share_numbers() if metrics else None
-        # As it is now: a child that is started later finds the index by it, too.
+        # The absolute path, by which a child that is started later finds the index.
         self._name = os.path.abspath(stream.path)
         self._listeners = listeners
         self._limits = limits
         self._tls = tls
         self._at = at
         self._shared = shared
-        self._turns = None if shared is None else AcceptBalance(shared, at)
+        self._balance = None if shared is None else AcceptBalance(shared, at)
         self._waking, self._waker = _waker()
         self.guard = threading.Lock()
-        """Held by who asks, and while it is started again: `post` and `answer` need it."""
+        """Held during requests and restarts: `post` and `answer` need it."""
         self.failure: str | None = None
-        """Why it is not started again any more."""
+        """Why it is not restarted any more."""
         self.closing = False
         self._control: socket.socket | None = None
         self._asked = 0
@@ -98,13 +97,13 @@ class ServingProcess:
             self._release()
             raise
 
-    def wait_until_ready(self, unwanted: Callable[[], bool] = never) -> None:
-        """Return when it serves; it is watched, and woken by commits, from then on.
+    def wait_until_ready(self, abandoned: Callable[[], bool] = never) -> None:
+        """Return when it serves; from then on it is watched, and woken by commits.
 
-        Raises `ServerFailed`, and `Unwanted` when `unwanted()` has become true; then it is still
-        to be given up.
+        Raises `ServerFailed`, and `StartAbandoned` if `abandoned()` becomes true; then call
+        `give_up`.
         """
-        self._control = self._ready(self._process, self._starting, unwanted)
+        self._control = self._ready(self._process, self._starting, abandoned)
         self._stream.add_waker(self._waker)
         self._watcher = threading.Thread(
             target=self._watch, name=f"watcher of a server of {self._stream.path}", daemon=True
@@ -112,12 +111,12 @@ class ServingProcess:
         self._watcher.start()
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """Start a child; what it says on the socket tells when it serves."""
+        """Start a child; it reports on the socket when it serves."""
         ours, theirs = socket.socketpair()
         passed: list[int] = []
 
         def hand_down(fd: int) -> int:
-            # Not as 0, 1 or 2, which mean something else in the child.
+            # Not as 0, 1 or 2, the standard streams.
             passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
             return passed[-1]
 
@@ -130,7 +129,7 @@ class ServingProcess:
                 "parent": self._hand_down_parent(hand_down),
                 "turns": None if self._shared is None else hand_down(self._shared),
                 "at": self._at,
-                # Of what this process writes there is no other.
+                # A stream that this process writes is not replaced.
                 "changes_streams": self._stream.follows,
                 "metrics": [hand_down(listener.fileno()) for listener in self._metrics],
                 "gathered": self._gathered,
@@ -142,7 +141,7 @@ class ServingProcess:
                 "log_style": style_of_log(),
                 "log_level": logging.getLogger("datastreamer").getEffectiveLevel(),
             }
-            # Until the child ignores these they wait: a service manager signals all at once.
+            # Block these until the child ignores them: a service manager signals all processes.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, control.OF_PARENT)
             try:
                 process = subprocess.Popen(
@@ -167,15 +166,15 @@ class ServingProcess:
         self,
         process: subprocess.Popen[bytes],
         ours: socket.socket,
-        unwanted: Callable[[], bool] = never,
+        abandoned: Callable[[], bool] = never,
     ) -> socket.socket:
-        """Wait until the child serves. Raises `ServerFailed`, `Unwanted`; then it is gone."""
+        """Wait until the child serves. Raises `ServerFailed`, `StartAbandoned`; then it is gone."""
         until = time.monotonic() + _READY_SECONDS
         try:
             ours.settimeout(_LOOK_SECONDS)
             while True:
-                if unwanted():
-                    raise Unwanted
+                if abandoned():
+                    raise StartAbandoned
                 try:
                     told = ours.recv(1)
                 except TimeoutError:
@@ -183,7 +182,7 @@ class ServingProcess:
                         continue
                     raise ServerFailed(
                         f"{self._stream.path}: the serving process did not start within "
-                        f"{_READY_SECONDS:g} s; the machine may have too much to do"
+                        f"{_READY_SECONDS:g} s; the machine may be overloaded"
                     ) from None
                 except OSError:
                     told = b""
@@ -193,7 +192,7 @@ class ServingProcess:
                 process.wait()
                 raise ServerFailed(
                     f"{self._stream.path}: the serving process did not start "
-                    f"(exit code {process.returncode}); its own message stands above"
+                    f"(exit code {process.returncode}); see its message above"
                 )
         except BaseException:
             process.kill()
@@ -204,8 +203,8 @@ class ServingProcess:
         return ours
 
     def _hand_down_file(self, passed: list[int]) -> int:
-        """A description of its own, for reading: the writer's holds the lock."""
-        # Elsewhere than on Linux /dev/fd gives the same description once more.
+        """A separate open file description, for reading: the writer's holds the lock."""
+        # On systems other than Linux, /dev/fd duplicates the same description.
         linux = sys.platform == "linux"
         name = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
@@ -217,7 +216,7 @@ class ServingProcess:
 
     @staticmethod
     def _hand_down_parent(hand_down: Callable[[int], int]) -> int:
-        """What tells the child that this process is gone; -1: the control socket alone."""
+        """A pidfd that shows the child that this process died; -1: not on this system."""
         if not hasattr(os, "pidfd_open"):
             return -1
         parent = os.pidfd_open(os.getpid())
@@ -227,13 +226,13 @@ class ServingProcess:
             os.close(parent)
 
     def _watch(self) -> None:
-        """Start the child again where it dies."""
+        """Restart the child if it dies."""
         failures, pause = 0, _FIRST_PAUSE
         while True:
             started = time.monotonic()
             code = self._process.wait()
-            if self._turns is not None:
-                self._turns.leave()
+            if self._balance is not None:
+                self._balance.leave()
             with self.guard:
                 if self.closing:
                     return
@@ -242,7 +241,7 @@ class ServingProcess:
                 failures, pause = 0, _FIRST_PAUSE
             failures += 1
             _log.error(
-                "%s: the serving process ended (exit code %d) after %.1f s; it is started again",
+                "%s: the serving process ended (exit code %d) after %.1f s; restarting it",
                 self._stream.path,
                 code,
                 lived,
@@ -252,7 +251,7 @@ class ServingProcess:
                 if failures > _ATTEMPTS:
                     self.failure = (
                         f"{self._stream.path}: the serving process died {failures} times in a "
-                        f"row (last exit code {code}); it is not started again"
+                        f"row (last exit code {code}); it is not restarted"
                     )
                     _log.error("%s", self.failure)
                     return
@@ -273,23 +272,23 @@ class ServingProcess:
                         failures += 1
 
     def adopt(self, stream: DataStream) -> None:
-        """Begin with this stream, which another process writes, when it is started again."""
+        """Serve this stream, which another process writes, after the next restart."""
         with self.guard:
             self._stream = stream
 
     @property
     def pid(self) -> int:
-        """The serving process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    # What it is asked. The caller holds the guard from the question to its answer.
+    # Requests. The caller holds the guard from the request to its answer.
 
     def post(self, what: bytes, words: bytes = b"", timeout: float = _LONGEST) -> bytes | None:
-        """Ask; gives the question's number, None where nobody is there to hear it."""
+        """Send a request; returns its number, or None if the process cannot be reached."""
         link = self._control
         if link is None or self.failure is not None:
             return None
@@ -303,15 +302,15 @@ class ServingProcess:
         return number
 
     def answer(self, number: bytes | None, until: float) -> bytes | None:
-        """What it says to a question by `until` on the monotonic clock: b"" or more for yes;
-        None for no, and where it says nothing in time."""
+        """The answer to a request, by `until` on the monotonic clock: the result for yes, None for
+        no and without an answer in time."""
         link = self._control
         if number is None or link is None:
             return None
         head = control.ANSWER.size
         try:
             while True:
-                # Earlier questions' may come first, too late.
+                # Late answers to earlier requests may arrive first.
                 while len(self._unread) >= head:
                     verdict, asked, size = control.ANSWER.unpack_from(self._unread)
                     if len(self._unread) < head + size:
@@ -328,15 +327,15 @@ class ServingProcess:
         except OSError:
             return None
 
-    # The end.
+    # Shutdown.
 
     def kill(self) -> None:
-        """End it now. It is started again, unless it is being closed."""
+        """Kill it. It is restarted, unless it is being closed."""
         self._process.kill()
 
     def reap(self, until: float) -> None:
-        """After it was asked to quit, with `closing` set: return when it is gone, at the
-        latest some time after `until`."""
+        """After the request to quit, with `closing` set: return when it has ended; it is killed
+        after `until`."""
         if self._control is not None:
             self._control.close()
         try:
@@ -350,7 +349,7 @@ class ServingProcess:
         self._release()
 
     def give_up(self) -> None:
-        """Of one that was not ready yet, or whose fellows are not: end it, and wait for that."""
+        """End a process that is not ready, or is not needed because another did not start."""
         with self.guard:
             self.closing = True
         self._starting.close()
@@ -358,21 +357,21 @@ class ServingProcess:
         self.reap(0)
 
     def abandon(self) -> None:
-        """In the child of a fork: give up what is the parent's."""
+        """In the child of a fork: close copies of the parent's descriptors."""
         if self._control is not None:
             self._control.close()
         self._release()
 
     def _release(self) -> None:
-        if self._turns is not None:
-            self._turns.close()
-            self._turns = None
+        if self._balance is not None:
+            self._balance.close()
+            self._balance = None
         for fd in {self._waking, self._waker}:
             os.close(fd)
 
 
 def _waker() -> tuple[int, int]:
-    """Two ends, to read and to write, of what tells the child of commits."""
+    """The reading and the writing end of the child's wake-up descriptor for commits."""
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return fd, fd
@@ -383,7 +382,7 @@ def _waker() -> tuple[int, int]:
 
 
 def _environment() -> dict[str, str]:
-    """The child imports what the parent does, wherever that was found."""
+    """The child's environment: it imports modules from the same places as the parent."""
     found = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    # And does not take a stray file in the working directory for a module of the library.
+    # PYTHONSAFEPATH: a file in the working directory is not taken for a module.
     return {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1"}

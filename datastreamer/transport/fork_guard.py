@@ -1,7 +1,7 @@
-"""What belongs to one process: its copy in a forked child is not to be used.
+"""Guards objects of one process against use in a forked child.
 
-Of two processes that read one connection each gets some of its bytes, from the middle of
-entries; of two that write to it neither is understood. Must not import trio.
+Two processes that read one connection would each get some of its bytes; the bytes of two that write
+to it would be mixed. Must not import trio.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datastreamer.errors import UsageError
 
 
 class ForkGuard:
-    """Made in one process, and used there."""
+    """An object that only the process that made it may use."""
 
     _called = "client"
 
@@ -21,12 +21,12 @@ class ForkGuard:
 
     @property
     def _ours(self) -> bool:
-        """Whether this is not the copy in a forked child."""
+        """Whether this is the process that made the object."""
         return os.getpid() == self._process
 
     def _ensure_ours(self) -> None:
         """Raises `UsageError` in a forked child."""
         if not self._ours:
             raise UsageError(
-                f"this {self._called} is of the process that was forked; make one in this process"
+                f"this {self._called} belongs to the parent process; create one in this process"
             )

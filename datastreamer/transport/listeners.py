@@ -1,7 +1,7 @@
 """Listening sockets, the names of addresses, and the options of connections.
 
-Synchronous, so that a process can bind before any event loop runs and hand the
-sockets to another. Knows nothing of what is said on a connection.
+Synchronous, so that a process can bind before any event loop runs and pass the sockets to another.
+Knows no protocol.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any, Protocol
 from datastreamer.errors import ExtraMissing, ListenFailed
 
 BACKLOG = 1024
-# How much may wait in the kernel unsent for one connection: enough to keep the wire
-# busy, little enough that a stalled client costs next to nothing (0.2 MB, not 4).
+# Maximum unsent bytes in the kernel for one connection: enough to keep the network busy, few enough
+# that a stalled client costs little memory (0.2 MB, not 4).
 NOTSENT_LOWAT = 128 * 1024
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else 0x201)
 UNIX = "unix:"
-"""What the name of a Unix socket's address begins with; its path follows."""
-# A free port of one address may be taken on the next: so often another is tried.
+"""The prefix of a Unix socket's path in addresses."""
+# A free port of one address may be in use on the next: number of ports to try.
 _FREE_PORT_TRIES = 20
-# So long two servers that begin at once wait for each other at a Unix socket's place.
+# Time limit for two servers that start at once to wait for each other at a Unix socket's path.
 _TURN_SECONDS = 2.0
 _CREDENTIALS = struct.Struct("iII")
-# An IPv4 address behind an IPv6 listener that takes both, as systemd makes them.
+# The prefix of an IPv4 address at an IPv6 listener that accepts both, as systemd makes them.
 _MAPPED = bytes(10) + b"\xff\xff"
 
 Hosts = str | Iterable[str] | None
-# Metrics name the clients' addresses: they are shown to others where that is asked for.
+# Metrics contain the clients' addresses, so the default is this machine only.
 _METRICS_HOST = "127.0.0.1"
 
-# Family, kind, protocol, and the address as the system takes it.
+# Family, kind, protocol, and the address as for bind.
 _Place = tuple[int, int, int, tuple[object, ...]]
 
 
@@ -51,11 +51,11 @@ def open_listeners(
     """Non-blocking sockets that listen: on `host` and `port`, and on the Unix socket `unix`.
 
     `host` is an address or name, or several; None is every interface. A link-local IPv6
-    address names its interface (``fe80::1%eth0``). Port 0 takes a free one, the same for
-    all addresses; None leaves TCP out. Raises `ListenFailed`.
+    address includes its interface (``fe80::1%eth0``). Port 0 selects a free one, the same for all
+    addresses; None: no TCP. Raises `ListenFailed`.
     """
     if port is None and unix is None:
-        raise ListenFailed("nothing to listen on: name a port, or a path for a Unix socket")
+        raise ListenFailed("nothing to listen on: give a port, or a path for a Unix socket")
     listeners: list[socket.socket] = []
     try:
         if unix is not None:
@@ -69,7 +69,7 @@ def open_listeners(
 
 
 def metrics_listeners(host: Hosts, port: int) -> list[socket.socket]:
-    """Sockets for who asks for metrics; `host` None: this machine alone.
+    """Listening sockets of the metrics endpoint; `host` None: only this machine.
 
     Raises `ListenFailed`, and `ExtraMissing` without prometheus-client.
     """
@@ -81,7 +81,7 @@ def metrics_listeners(host: Hosts, port: int) -> list[socket.socket]:
 def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
     hosts: list[str | None] = [host] if host is None or isinstance(host, str) else list(host)
     if not hosts:
-        raise ListenFailed(f"cannot listen on port {port}: no address is named")
+        raise ListenFailed(f"cannot listen on port {port}: the list of addresses is empty")
     places: dict[_Place, str] = {}
     for each in hosts:
         for place in _resolve(each, port):
@@ -106,17 +106,19 @@ def _open_tcp(host: Hosts, port: int) -> list[socket.socket]:
             raise _failed(shown, error) from error
         if not listeners:
             names = ", ".join(dict.fromkeys(places.values()))
-            raise ListenFailed(f"cannot listen on {names}: it has no IPv4 or IPv6 address here")
+            raise ListenFailed(
+                f"cannot listen on {names}: this machine has no IPv4 or IPv6 address for it"
+            )
         return listeners
 
 
 def unbracketed(host: str) -> str:
-    """An IPv6 address that is written as before a port, without its brackets."""
+    """An IPv6 address without the brackets that it has in front of a port."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _resolve(host: str | None, port: int) -> Iterator[_Place]:
-    """What to bind for one host."""
+    """The addresses to bind for one host."""
     host = host and unbracketed(host)
     shown = address_of((host or "*", port))
     if not 0 <= port < 1 << 16:
@@ -137,8 +139,8 @@ def _failed(shown: str, error: OSError) -> ListenFailed:
     hint = {
         errno.EADDRINUSE: "; stop the program that listens there, or choose another port",
         errno.EACCES: "; choose a port above 1023",
-        errno.EADDRNOTAVAIL: "; that is no address of this machine",
-        errno.EINVAL: "; a link-local address names its interface, as in fe80::1%eth0",
+        errno.EADDRNOTAVAIL: "; this machine does not have that address",
+        errno.EINVAL: "; a link-local address needs its interface, as in fe80::1%eth0",
     }.get(error.errno or 0, "")
     return ListenFailed(f"cannot listen on {shown}: {error.strerror or error}{hint}")
 
@@ -154,7 +156,7 @@ def _listen(
     try:
         listener = socket.socket(family, kind, protocol)
     except OSError:
-        return None  # a family that this machine does not speak
+        return None  # an address family that this machine does not support
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -165,7 +167,7 @@ def _listen(
     except OSError as error:
         listener.close()
         if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL and _is_any(address):
-            return None  # IPv6 is known and switched off
+            return None  # IPv6 is disabled
         raise
     return listener
 
@@ -177,8 +179,8 @@ def _is_any(address: tuple[object, ...]) -> bool:
 class UnixListener(socket.socket):
     """A listening Unix socket, and the file that is its address.
 
-    `close` takes the file away in the process that made it; a copy of the descriptor
-    leaves it where it is.
+    `close` removes the file in the process that created it; closing a copy of the descriptor does
+    not.
     """
 
     # Its path, device and inode, and the process that made it.
@@ -186,11 +188,11 @@ class UnixListener(socket.socket):
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> UnixListener:
-        """Listen at a path where nothing is, or the socket of a server that is gone.
+        """Listen at a path that does not exist, or is the socket of a server that has ended.
 
         Raises `ListenFailed`.
         """
-        # A later change of the working directory is not to hide it from `close`.
+        # An absolute path, because the working directory may change before `close`.
         name = os.path.abspath(path)
         made = cls(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -205,9 +207,9 @@ class UnixListener(socket.socket):
             if not isinstance(error, OSError) or isinstance(error, ListenFailed):
                 raise
             hint = {
-                errno.EADDRINUSE: "; another server has just begun there",
-                errno.ENOENT: "; make the folder first",
-                errno.EACCES: "; the folder wants to be writable by this user",
+                errno.EADDRINUSE: "; another server has just started there",
+                errno.ENOENT: "; create the folder first",
+                errno.EACCES: "; make the folder writable for this user",
             }.get(error.errno or 0, "")
             why = error.strerror or f"{error}; choose a shorter one"
             raise ListenFailed(f"cannot listen on {UNIX}{name}: {why}{hint}") from error
@@ -215,7 +217,7 @@ class UnixListener(socket.socket):
         return made
 
     def close(self) -> None:
-        """Take the file away, if it is still this socket's, and close."""
+        """Remove the file, if it is still this socket's, and close."""
         file, self._file = self._file, None
         if file is not None and file[3] == os.getpid():
             with contextlib.suppress(OSError):
@@ -226,15 +228,15 @@ class UnixListener(socket.socket):
 
 
 def _make_room(path: str) -> None:
-    """Take away the socket that a server left which is gone. Raises `ListenFailed`."""
+    """Remove the socket of a server that has ended. Raises `ListenFailed`."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise ListenFailed(
-            f"cannot listen on {UNIX}{path}: something that is no socket is there; move it away, "
-            "or choose another path"
+            f"cannot listen on {UNIX}{path}: the path exists and is not a socket; move it away, or "
+            "choose another path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -244,7 +246,7 @@ def _make_room(path: str) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # alive, and many wait for it
+            pass  # it is alive, with a full queue
     raise ListenFailed(
         f"cannot listen on {UNIX}{path}: another server listens there; stop it, or choose "
         "another path"
@@ -253,9 +255,9 @@ def _make_room(path: str) -> None:
 
 @contextlib.contextmanager
 def _turn_at(folder: str) -> Iterator[None]:
-    """One after the other: else a second server takes a first one's new socket for a stale one.
+    """One server at a time: a second one could take the new socket of the first for a stale one.
 
-    Where somebody keeps the folder locked for his own purposes it goes on without.
+    If another program keeps the folder locked, this goes on without the lock.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -274,7 +276,7 @@ def _turn_at(folder: str) -> Iterator[None]:
 
 
 def tune(connection: socket.socket) -> None:
-    """The options every served or made connection has."""
+    """Set the options of an accepted or outgoing connection."""
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
@@ -296,14 +298,14 @@ def name_of(listener: socket.socket) -> tuple[str, int]:
 
 
 class _Named(Protocol):
-    """As much of a connection's socket as tells where it leads."""
+    """The two ends of a connection's socket."""
 
     def getsockname(self) -> Any: ...
     def getpeername(self) -> Any: ...
 
 
 def leads_to(connection: _Named, listeners: Iterable[socket.socket]) -> bool:
-    """Whether `connection`, which this process has made, ends at one of its own `listeners`."""
+    """Whether `connection`, opened by this process, ends at one of its own `listeners`."""
     try:
         here, there = connection.getsockname(), connection.getpeername()
         names = [listener.getsockname() for listener in listeners]
@@ -312,20 +314,20 @@ def leads_to(connection: _Named, listeners: Iterable[socket.socket]) -> bool:
     if not isinstance(there, tuple):
         return bool(there) and there in names
     ended = _plain(there)
-    # The name of a listener on every address is that of no connection.
+    # A listener on every address has a name that no connection has.
     inside = ended.is_loopback or ended == _plain(here)
     listening = (_plain(name) for name in names if isinstance(name, tuple) and name[1] == there[1])
     return any(inside if at.is_unspecified else at == ended for at in listening)
 
 
 def _plain(name: tuple[object, ...]) -> IPv4Address | IPv6Address:
-    """The address alone; an IPv4 one as such where an IPv6 socket has it."""
+    """The address without its interface; an IPv4-mapped address as IPv4."""
     found = ip_address(str(name[0]).partition("%")[0])
     return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
 def peer_of(connection: socket.socket, address: object) -> str:
-    """How messages name who is at the other end of an accepted connection."""
+    """The name of the client of an accepted connection in messages."""
     if connection.family == socket.AF_UNIX and hasattr(socket, "SO_PEERCRED"):
         with contextlib.suppress(OSError):
             packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -334,10 +336,10 @@ def peer_of(connection: socket.socket, address: object) -> str:
 
 
 def host_of(address: object) -> str:
-    """Whose connection an accepted one is, where clients are limited by address.
+    """The address by which clients are limited.
 
-    That is a host's own address, and of IPv6 the network of 64 bits that a host has for itself;
-    on one link all hosts are in the same one. Who comes over a Unix socket is "local".
+    That is the IPv4 address, or the /64 network of an IPv6 address, which belongs to one host; a
+    link-local address is used whole. For a Unix socket it is "local".
     """
     if not isinstance(address, tuple):
         return "local"
@@ -358,7 +360,7 @@ def is_local(host: str) -> bool:
 
 
 def address_of(name: object) -> str:
-    """`host:port` of what getsockname or getpeername gave."""
+    """`host:port` of the result of getsockname or getpeername."""
     if isinstance(name, tuple) and len(name) >= 2:
         host, port = _host(name), name[1]
         if host.startswith(UNIX):
@@ -368,7 +370,7 @@ def address_of(name: object) -> str:
 
 
 def _host(name: tuple[object, ...]) -> str:
-    """A link-local address says nothing without its interface."""
+    """The host, with the interface of a link-local address."""
     host = str(name[0])
     if len(name) == 4 and isinstance(name[3], int) and name[3] and "%" not in host:
         try:

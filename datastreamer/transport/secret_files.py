@@ -1,9 +1,9 @@
-"""Files with secrets - tokens, private keys - and the check that they are no other user's to read.
+"""Files with secrets - tokens, private keys - and the check that other users cannot read them.
 
 The rule is PostgreSQL's: the file belongs to this process's user or to root; a file of root may be
-readable by its group, any other file by its owner alone. Where a mount decides owner and mode
-(Docker's and Kubernetes' secrets are often readable by everybody), the operator allows it with an
-environment variable, which the processes that are started from here inherit.
+readable by its group, any other file by its owner alone. If a mount determines owner and mode
+(Docker's and Kubernetes' secrets are often readable by all users), the operator allows it with an
+environment variable, which child processes inherit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ALLOW: Final = "DATASTREAMER_ALLOW_READABLE_SECRETS"
 
 
 def read_secret(path: str | os.PathLike[str], size: int = -1) -> bytes:
-    """The content of the file, `size` bytes of it at most.
+    """The content of the file, at most `size` bytes.
 
-    Raises `OSError`, and `UsageError` if another user owns, can read or can write the file. What is
-    not a regular file - a pipe - is read as it is.
+    Raises `OSError`, and `UsageError` if another user owns, can read or can write the file. A pipe
+    or device is read without a check.
     """
     with open(path, "rb") as file:
         found = os.fstat(file.fileno())

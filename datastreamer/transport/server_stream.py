@@ -1,7 +1,7 @@
-"""What a session talks through: a socket, or any stream of trio's (in memory, for tests).
+"""The byte stream of a server's connection: a socket, or a Trio stream (in memory, for tests).
 
-Owns the descriptor. Knows no protocol; TLS stands in `secure.py`. All errors of a
-connection that is gone come as `trio.BrokenResourceError` or `trio.ClosedResourceError`.
+Owns the descriptor. Knows no protocol; `tls_stream.py` has TLS. A lost connection raises
+`trio.BrokenResourceError` or `trio.ClosedResourceError`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from datastreamer.transport.listeners import address_of, tune
 Buffer = bytes | bytearray | memoryview
 
 RECEIVE_SIZE = 64 * 1024
-# What is read of a file where the kernel cannot be pointed to it.
+# Bytes read from a file at a time if sendfile cannot be used.
 _FILE_BYTES = 128 * 1024
-# A peer that always has something to say lets the others have a turn after so many.
+# Receives in a row before other tasks run.
 _RECEIVES_A_TURN = 16
 _RESET = struct.pack("ii", 1, 0)
 
@@ -34,49 +34,49 @@ class Transport(Protocol):
 
     @property
     def socket_fd(self) -> int | None:
-        """The descriptor for sends that never wait; None where there is no plain socket."""
+        """The descriptor for sends that never wait; None without a plain socket."""
 
     @property
     def by_reference(self) -> bool:
-        """Whether `send_file` only points the kernel to the file: what is changed there before
-        the peer has it is what the peer gets."""
+        """Whether `send_file` passes references to the file's pages: the peer receives a change
+        that is made before it has the bytes."""
 
     @property
     def certified(self) -> bool:
-        """Whether the peer has shown a certificate that is accepted."""
+        """Whether the peer has presented a certificate that is accepted."""
 
     async def receive(self) -> bytes:
-        """Some bytes; none at the end of what the peer sends."""
+        """Receive some bytes; empty at the end of the peer's stream."""
 
     async def send(self, data: Buffer) -> None:
-        """All of `data`. Cancelled or failed, the connection is of no more use."""
+        """Send all of `data`. After a cancellation or failure the connection is unusable."""
 
     def send_now(self, data: Buffer) -> int:
-        """As much of `data` as goes without waiting: bytes taken, maybe 0."""
+        """Send as much of `data` as possible without waiting; returns the number of bytes."""
 
     async def wait_writable(self) -> None:
-        """Return when `send_now` or `send_file` may get further."""
+        """Return when `send_now` or `send_file` may send more."""
 
     def send_file(self, file: int, offset: int, count: int) -> int:
-        """As `send_now`, straight from a file. Only where there is a `socket_fd`.
+        """As `send_now`, from a file. Only with a `socket_fd`.
 
-        Raises `EOFError` where the file has nothing at `offset`.
+        Raises `EOFError` if the file ends at `offset`.
         """
 
     async def end_sending(self) -> None:
-        """Tell the peer that nothing more comes."""
+        """Close the sending side."""
 
     def reset(self) -> None:
-        """Have the connection closed in a way that drops what is still under way."""
+        """Close the connection and drop bytes that are not sent yet."""
 
     async def close(self) -> None: ...
 
 
 class SocketTransport:
-    """A connected TCP or Unix socket, driven directly.
+    """A connected TCP or Unix socket, used directly.
 
-    trio's own socket methods pass through the scheduler at every call; here only a
-    call that has to wait does.
+    Trio's socket methods pass through the scheduler at every call; here only calls that have to
+    wait do.
     """
 
     def __init__(self, connection: socket.socket, peer: str | None = None) -> None:
@@ -84,8 +84,8 @@ class SocketTransport:
         self._socket = connection
         self._fd = connection.fileno()
         self._unpaused = 0
-        # A Unix socket's bytes stand in the peer's queue at once, and a reset does not take
-        # them back: a reference would show what is written over a truncated tail.
+        # Bytes of a Unix socket are in the peer's queue at once and a reset does not remove them: a
+        # reference to a page would show what is written after a truncation.
         self._by_reference = sys.platform == "linux" and connection.family != socket.AF_UNIX
         if peer is None:
             with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ class SocketTransport:
 
 
 class StreamTransport:
-    """Any half-closable stream of trio's."""
+    """Any half-closable Trio stream."""
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, peer: str = "stream") -> None:
         self._stream = stream
@@ -219,7 +219,7 @@ class StreamTransport:
         await self._stream.wait_send_all_might_not_block()
 
     def send_file(self, file: int, offset: int, count: int) -> int:
-        raise RuntimeError("there is no socket to send a file through")
+        raise RuntimeError("a file cannot be sent without a socket")
 
     async def end_sending(self) -> None:
         await self._stream.send_eof()

@@ -1,7 +1,7 @@
-"""What the system knows of a TCP connection, and the options that let it find out.
+"""The kernel's information on a TCP connection, and keepalive.
 
-Owns the numbers of `struct tcp_info` and of keepalive. Descriptors that are no TCP
-sockets, and systems that say nothing, are no error: nothing is known of them.
+Owns the layout of `struct tcp_info` and the numbers of keepalive. For descriptors that are not TCP
+sockets, and on systems without the information, there is none; that is not an error.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ import struct
 import sys
 from typing import NamedTuple
 
-# A connection on which nothing is under way is asked after so many seconds whether its
-# host is there, then every so many more, so often. (With data under way the system asks
-# by itself; TCP_USER_TIMEOUT would end living hosts whose programs read nothing.)
+# Keepalive probes of an idle connection: first after this many seconds, then at this interval, this
+# many times. (With unacknowledged data the kernel retransmits; TCP_USER_TIMEOUT would close
+# connections to living hosts whose programs read nothing.)
 _KEEPALIVE_IDLE = 60
 _KEEPALIVE_INTERVAL = 15
 _KEEPALIVE_PROBES = 4
 
-# struct tcp_info, linux/tcp.h: retransmits and probes are the third and fourth byte;
-# unacked, last_ack_recv and bytes_acked stand at these offsets; so many bytes are needed.
+# struct tcp_info, linux/tcp.h: retransmits and probes are the third and fourth byte; these are the
+# offsets of unacked, last_ack_recv, bytes_acked and notsent_bytes, and the size that is needed.
 _UNACKED, _LAST_ACK_RECEIVED, _BYTES_ACKED, _NOTSENT, _INFO_SIZE = 24, 56, 120, 144, 148
-# Questions in a row that a host has left unanswered. One or two may be lost, or on their way.
+# Unanswered probes in a row that mean a dead host. One or two may be lost, or on their way.
 _UNANSWERED = 3
 
 
 class TcpInfo(NamedTuple):
-    """What matters here of a connection's state."""
+    """The state of a connection."""
 
     unanswered: int
     """Retransmissions, or probes of a closed window, in a row without an answer."""
 
     silent_seconds: float
-    """Since the host confirmed anything."""
+    """Seconds since the last acknowledgement."""
 
     acknowledged: int
-    """Bytes that the host has confirmed in all."""
+    """Bytes that the host has acknowledged in all."""
 
     outstanding: bool
-    """Whether there are bytes that it has not confirmed."""
+    """Whether there are unacknowledged bytes."""
 
     def dead_for(self, seconds: float) -> bool:
-        """Whether its host has left us without an answer for so long, asked again and again.
+        """Whether the host has answered none of several probes for `seconds` seconds.
 
-        A host whose program reads nothing answers each probe, minutes apart in the end.
+        A host whose program reads nothing answers each probe; these are minutes apart in the end.
         """
         return (
             self.outstanding and self.silent_seconds >= seconds and self.unanswered >= _UNANSWERED
@@ -52,7 +52,7 @@ class TcpInfo(NamedTuple):
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the system notice a host that is gone while nothing is under way."""
+    """Set keepalive, so that the kernel notices a dead host on an idle connection."""
     idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
     for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -66,7 +66,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
-    """What the system knows; None where it says nothing, or the socket is closed."""
+    """The kernel's information; None if there is none, or the socket is closed."""
     if sys.platform != "linux":
         return None
     try:

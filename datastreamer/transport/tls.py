@@ -1,7 +1,7 @@
-"""TLS: certificates and keys from files, and in words what went wrong between two sides.
+"""TLS: certificates and keys from files, and the messages for failed handshakes.
 
-Owns which versions are spoken (1.3), how a server chooses its certificate, and what is
-checked before any of it is used. Knows neither trio nor sockets nor the protocol.
+Owns the TLS version (1.3), how a server selects its certificate, and the checks of files before
+they are used. Knows neither trio nor sockets nor the protocol.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datastreamer.transport.secret_files import read_secret
 PathLike = str | os.PathLike[str]
 Pair = tuple[str, str]
 
-# What verifying says, by OpenSSL's numbers.
+# OpenSSL's verification errors.
 _NOT_YET_VALID = 9
 _EXPIRED = 10
 _WRONG_PURPOSE = 26
@@ -27,12 +27,12 @@ _OTHER_NAME = (62, 64)
 
 
 class ServerTLS:
-    """What a server shows its clients, and whose clients it takes.
+    """A server's certificates, and the CA of its clients.
 
-    ``ServerTLS(("cert.pem", "key.pem"))``: pairs of a certificate (with the certificates
-    between it and its CA behind it, all in PEM) and its key, which may stand in the same
-    file. Of several pairs a client gets the one for the name that it asks for, and the
-    first where none is. With `client_ca` clients must show a certificate of that CA.
+    ``ServerTLS(("cert.pem", "key.pem"))``: pairs of a certificate, followed by its intermediate
+    certificates, all in PEM, and its key, which may be in the same file. Of several pairs a client
+    gets the one for the name that it requests, by default the first. With `client_ca` clients must
+    present a certificate of that CA.
 
     The files are read at once, and again by `reload`. Raises `BadCertificate`, also if other users
     own or can read a key.
@@ -42,35 +42,35 @@ class ServerTLS:
         self, *pairs: tuple[PathLike, PathLike], client_ca: PathLike | None = None
     ) -> None:
         if not pairs:
-            raise BadCertificate("TLS wants a certificate and its key")
+            raise BadCertificate("TLS needs a certificate and its key")
         self._pairs = [(os.path.abspath(cert), os.path.abspath(key)) for cert, key in pairs]
         self._client_ca = None if client_ca is None else os.path.abspath(client_ca)
         self._context = self._load()
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What the next handshake uses."""
+        """The context for new connections."""
         return self._context
 
     @property
     def asks_clients(self) -> bool:
-        """Whether clients must show a certificate."""
+        """Whether clients must present a certificate."""
         return self._client_ca is not None
 
     def reload(self) -> None:
-        """Read the files again, for the handshakes from now on. From any thread.
+        """Read the files again, for new connections. From any thread.
 
-        Raises `BadCertificate`; then what was read before stays in use.
+        Raises `BadCertificate`; then the files read before stay in use.
         """
         self._context = self._load()
 
     def to_json(self) -> dict[str, Any]:
-        """The files' names, for another process to read them."""
+        """The paths of the files, for another process."""
         return {"pairs": self._pairs, "client_ca": self._client_ca}
 
     @classmethod
     def from_json(cls, order: Mapping[str, Any]) -> ServerTLS:
-        """The same again. Raises `BadCertificate`."""
+        """The inverse of `to_json`. Raises `BadCertificate`."""
         return cls(*map(tuple, order["pairs"]), client_ca=order["client_ca"])
 
     def _load(self) -> ssl.SSLContext:
@@ -79,7 +79,7 @@ class ServerTLS:
         for pair in self._pairs:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-            # Connections are made rarely and last: nothing is gained by resuming one.
+            # Connections are rare and long: session resumption gains nothing.
             context.num_tickets = 0
             _load_pair(context, pair)
             if self._client_ca is not None:
@@ -102,15 +102,15 @@ class ServerTLS:
 def client_tls(
     ca: PathLike | None = None, cert: PathLike | None = None, key: PathLike | None = None
 ) -> ssl.SSLContext:
-    """What a client trusts, and who it says it is: for `connect` and `BlockingClient`.
+    """The TLS context of a client: for `connect` and `BlockingClient`.
 
-    `ca` is a file of CA certificates in PEM (None: the system's); a self-signed
-    certificate of the server's will do. `cert` and `key` (None: it stands in the same
-    file) are for servers that ask for a certificate. Raises `BadCertificate`.
+    `ca` is a file of CA certificates in PEM (None: the system's), or the server's self-signed
+    certificate. `cert` and `key` (None: in the same file) are for servers that require a client
+    certificate. Raises `BadCertificate`.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A certificate that is named is trusted, whoever signed it.
+    # A certificate in `ca` is trusted, whoever signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if ca is None:
         context.load_default_certs()
@@ -121,7 +121,9 @@ def client_tls(
         _load_pair(context, pair)
         _examine(pair, serving=False)
     elif key is not None:
-        raise BadCertificate(f"{os.fspath(key)}: a key without a certificate; name that, too")
+        raise BadCertificate(
+            f"{os.fspath(key)}: a key without a certificate; give the certificate too"
+        )
     return context
 
 
@@ -148,9 +150,9 @@ def _ensure_hidden(path: str) -> None:
 def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     cert, key = pair
     if "CERTIFICATE-----" not in _read(cert):
-        raise BadCertificate(f"{cert}: no certificate in PEM is in this file")
+        raise BadCertificate(f"{cert}: the file has no certificate in PEM")
     if "PRIVATE KEY-----" not in _read(key):
-        raise BadCertificate(f"{key}: no private key in PEM is in this file")
+        raise BadCertificate(f"{key}: the file has no private key in PEM")
     _ensure_hidden(key)
     asked = False
 
@@ -164,8 +166,8 @@ def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     except (ssl.SSLError, ValueError) as error:
         if asked:
             raise BadCertificate(
-                f"{key}: the key is encrypted; `openssl pkey -in {key} -out plain.pem` writes it "
-                "without its password"
+                f"{key}: the key is encrypted; decrypt it with `openssl pkey -in {key} -out "
+                "plain.pem`"
             ) from None
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             raise BadCertificate(
@@ -178,7 +180,7 @@ def _load_pair(context: ssl.SSLContext, pair: Pair) -> None:
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:
     if "CERTIFICATE-----" not in _read(path):
-        raise BadCertificate(f"{path}: no certificate in PEM is in this file")
+        raise BadCertificate(f"{path}: the file has no certificate in PEM")
     try:
         context.load_verify_locations(path)
     except (ssl.SSLError, ValueError) as error:
@@ -186,9 +188,9 @@ def _load_ca(context: ssl.SSLContext, path: str) -> None:
 
 
 def _examine(pair: Pair, *, serving: bool) -> Mapping[str, Any]:
-    """What a certificate says, found in a handshake in memory: so it is known to serve.
+    """The fields of a certificate, read in a handshake in memory, which proves that it works.
 
-    Raises `BadCertificate` where it is past its time or made for something else.
+    Raises `BadCertificate` if it has expired or is for another purpose.
     """
     server, client = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
@@ -217,7 +219,7 @@ def _examine(pair: Pair, *, serving: bool) -> Mapping[str, Any]:
     except ssl.SSLCertVerificationError as error:
         what = {
             _NOT_YET_VALID: "is not valid yet; is this machine's clock right?",
-            _EXPIRED: "has expired; make or ask for a new one",
+            _EXPIRED: "has expired; obtain a new one",
             _WRONG_PURPOSE: f"is not made for a {'server' if serving else 'client'}",
         }.get(error.verify_code, f"cannot be used: {error.verify_message}")
         raise BadCertificate(f"{pair[0]}: the certificate {what}") from None
@@ -226,7 +228,7 @@ def _examine(pair: Pair, *, serving: bool) -> Mapping[str, Any]:
 
 
 def names_of(certificate: Mapping[str, Any]) -> list[str]:
-    """The hosts that a certificate is for, in lower case; of old ones without such, its name."""
+    """The DNS names of a certificate, in lower case; its common name if it has none."""
     found = [name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"]
     if not found:
         subject = (part for parts in certificate.get("subject", ()) for part in parts)
@@ -238,73 +240,73 @@ def _match(by_name: Mapping[str, ssl.SSLContext], name: str) -> ssl.SSLContext |
     return by_name.get(name) or by_name.get("*." + name.partition(".")[2])
 
 
-# Words.
+# Messages.
 
 
 def tls_failed(peer: str, error: BaseException) -> TLSFailed | ConnectFailed:
-    """The exception for a client whose TLS came to nothing.
+    """The exception for a client whose handshake failed.
 
-    `ConnectFailed` where the server just ended it: that may be one which is being ended.
+    `ConnectFailed` if the server only closed the connection: it may be shutting down.
     """
     kind = ConnectFailed if _is_end(error) else TLSFailed
     return kind(f"no TLS connection to {peer}: {server_fault(error)}")
 
 
 def _is_end(error: BaseException) -> bool:
-    """Whether the other side went away, and nothing more is known."""
+    """Whether the other side closed the connection without a reason."""
     is_tls = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
     return not is_tls and not isinstance(error, ValueError)
 
 
 def server_fault(error: BaseException) -> str:
-    """Why a client gives up: what its handshake, or a later look at the connection, raised."""
+    """Why a client's connection failed: `error` is from its handshake or from a later read."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NO_ISSUER:
-            hint = "; name the CA that signed it"
+            hint = "; give the CA that signed it"
         elif error.verify_code in _OTHER_NAME:
-            hint = "; connect by its name, or say which name it has"
+            hint = "; connect by the name in it, or give that name as the TLS server name"
         else:
             hint = ""
         return f"the server's certificate is not accepted: {_verdict(error)}{hint}"
     if reason == "WRONG_VERSION_NUMBER" or _is_end(error):
-        return "it broke off the TLS handshake; does it speak TLS there?"
+        return "it closed the connection in the TLS handshake; does the server use TLS?"
     if reason == "TLSV13_ALERT_CERTIFICATE_REQUIRED":
-        return "it takes only clients with a certificate; name one, with its key"
+        return "it requires a client certificate; give one, with its key"
     if reason in _UNKNOWN_CA:
         return "it does not accept this client's certificate: it does not trust the CA"
     if "ALERT_CERTIFICATE" in reason or "BAD_CERTIFICATE" in reason:
         return f"it does not accept this client's certificate: {why(error)}"
     if "PROTOCOL" in reason:
-        return "it does not speak TLS 1.3"
+        return "it does not support TLS 1.3"
     return f"TLS failed: {why(error)}"
 
 
 def client_fault(error: BaseException) -> str:
-    """Why a server gives up on a client: what its handshake raised."""
+    """Why a server refuses a client: `error` is from its handshake."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {_verdict(error)}"
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it shows no certificate"
+        return "it presents no certificate"
     if reason in _UNKNOWN_CA or "ALERT_CERTIFICATE" in reason or "BAD_CERTIFICATE" in reason:
         return f"it does not accept our certificate ({why(error)})"
     if "PROTOCOL" in reason or reason in ("WRONG_VERSION_NUMBER", "NO_SHARED_CIPHER"):
-        return "it does not speak TLS 1.3"
+        return "it does not support TLS 1.3"
     if _is_end(error):
-        return "it broke off the TLS handshake; does it trust our certificate?"
+        return "it closed the connection in the handshake; does it trust this server's certificate?"
     return f"TLS failed: {why(error)}"
 
 
 def _verdict(error: ssl.SSLCertVerificationError) -> str:
-    told = error.verify_message.rstrip(".")
-    return told[:1].lower() + told[1:]
+    message = error.verify_message.rstrip(".")
+    return message[:1].lower() + message[1:]
 
 
 _UNKNOWN_CA = ("TLSV1_ALERT_UNKNOWN_CA", "SSLV3_ALERT_CERTIFICATE_UNKNOWN")
 
 
 def why(error: BaseException) -> str:
-    """OpenSSL's reason in lower case, without its places in the source."""
+    """OpenSSL's reason in lower case, without its source location."""
     reason = getattr(error, "reason", None)
     return reason.lower().replace("_", " ") if reason else str(error)

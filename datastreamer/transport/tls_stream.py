@@ -1,10 +1,10 @@
 """A server's TLS connections under Trio: handshakes, and the transport that sessions use.
 
-Owns the ciphertext between OpenSSL and the socket, and how a TLS connection begins and
-ends. Which certificates are shown, and what an error means, stands in `tls.py`.
+Owns the ciphertext between OpenSSL and the socket, and how a TLS connection begins and ends.
+`tls.py` has the certificates and the meaning of errors.
 
-OpenSSL is driven directly: trio's `SSLStream` does not send the alert that tells a client
-why it is refused, and holds all of what is being sent in memory twice.
+OpenSSL is used directly: Trio's `SSLStream` does not send the alert with the reason of a refusal,
+and keeps all bytes that are being sent in memory twice.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from datastreamer.transport.tls import ServerTLS, client_fault, names_of, why
 
 _log = logging.getLogger(__name__)
 
-# From the connection to the end of the handshake.
+# Time limit from the connection to the end of the handshake.
 HANDSHAKE_SECONDS = 10.0
-# So long a client that reads nothing is waited for to take the farewell.
+# Time limit for sending the TLS close to a client that reads nothing.
 _FAREWELL_SECONDS = 1.0
-# The first byte of a client that speaks TLS; a command of ours begins with a zero.
+# The first byte of a TLS client; a command of the protocol begins with a zero.
 _HANDSHAKE_RECORD = b"\x16"
-# What is encrypted before the socket is asked to take it: TLS's largest record.
+# Bytes encrypted at a time: the largest TLS record.
 _RECORD_BYTES = 16 * 1024
 
 
 def transport_over(
     connection: socket.socket, peer: str, tls: ServerTLS | None, refusals: RefusalLog
 ) -> Transport:
-    """What a session uses for an accepted connection. Unix sockets are without TLS."""
+    """The transport of an accepted connection. Unix sockets do not use TLS."""
     if tls is None or connection.family == socket.AF_UNIX:
         return SocketTransport(connection, peer)
     return TLSTransport(connection, peer, tls, refusals)
 
 
 class TLSTransport:
-    """A connection with TLS. The handshake is the first `receive`'s.
+    """A connection with TLS. The first `receive` does the handshake.
 
-    Where none comes about the client is told as far as it understands, the log says why,
-    and `receive` gives the end.
+    If that fails, the client gets an alert, the log has the reason, and `receive` returns the end
+    of the stream.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TLSTransport:
         # None before the handshake, and after our end of TLS.
         self._object: ssl.SSLObject | None = None
         self._begun = False
-        # Ciphertext that the socket is to take before any other.
+        # Ciphertext to send before any other.
         self._unsent = memoryview(b"")
 
     @property
@@ -76,7 +76,7 @@ class TLSTransport:
         return False
 
     def peer_names(self) -> list[str]:
-        """Whom the client's certificate is for, in lower case; nobody where it shows none."""
+        """The names in the client's certificate, in lower case; empty without one."""
         certificate = None if self._object is None else self._object.getpeercert()
         return names_of(certificate) if certificate else []
 
@@ -87,7 +87,7 @@ class TLSTransport:
                 return b""
         tls = self._object
         if tls is None:
-            # Nobody looks into what comes behind our end.
+            # Input after our TLS close is not decrypted.
             return await self._socket.receive()
         while True:
             try:
@@ -132,7 +132,7 @@ class TLSTransport:
         raise RuntimeError("a file is not sent through TLS")
 
     def _flush_now(self) -> bool:
-        """Whether the socket took all ciphertext that there is."""
+        """Send ciphertext without waiting; whether all of it was sent."""
         while True:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())
@@ -146,19 +146,21 @@ class TLSTransport:
         while not self._flush_now():
             await self._socket.wait_writable()
 
-    # The beginning.
+    # Handshake.
 
     async def _begin(self) -> bool:
-        """Whether there is a TLS connection now."""
+        """Do the handshake; whether it succeeded."""
         try:
             with trio.fail_after(HANDSHAKE_SECONDS):
                 first = await self._socket.receive()
                 if not first:
                     return False
                 if first[:1] != _HANDSHAKE_RECORD:
-                    told = messages.encode_result(RESULT_INVALID_COMMAND, "This server wants TLS")
+                    told = messages.encode_result(
+                        RESULT_INVALID_COMMAND, "This server requires TLS"
+                    )
                     await self._socket.send(told)
-                    refused = "it does not speak TLS"
+                    refused = "it does not use TLS"
                 else:
                     self._incoming.write(first)
                     refused = await self._shake_hands()
@@ -172,7 +174,7 @@ class TLSTransport:
         return not refused
 
     async def _shake_hands(self) -> str:
-        """What was wrong with it; "" if nothing was."""
+        """Why the handshake failed; "" if it succeeded."""
         tls = self._tls.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         while True:
             try:
@@ -181,8 +183,7 @@ class TLSTransport:
                 await self._flush()
                 await self._take_in()
             except ssl.SSLError as error:
-                # The alert that says why; what the client has still to say runs dry, or it
-                # would be lost.
+                # Send the alert; further input is read, because a reset would destroy the alert.
                 await self._flush()
                 return client_fault(error)
             else:
@@ -191,13 +192,13 @@ class TLSTransport:
                 self.certified = tls.getpeercert(True) is not None
                 return ""
 
-    # The end.
+    # Close.
 
     def _say_farewell(self) -> None:
-        """Put the end of TLS behind what is still to be sent."""
+        """Add the TLS close after the bytes that are still to be sent."""
         tls, self._object = self._object, None
         if tls is not None:
-            # It asks for the peer's own end behind ours, which nobody waits for.
+            # It raises because the peer's own close has not arrived, which is not waited for.
             with contextlib.suppress(ssl.SSLError):
                 tls.unwrap()
 
@@ -224,7 +225,7 @@ async def reload_on_hangup(
 ) -> None:
     """Read certificates and keys again at each SIGHUP, until cancelled. In the main thread.
 
-    Where they are of no use that is logged, and those before go on.
+    If they cannot be used, that is logged, and those read before stay in use.
     """
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
@@ -233,7 +234,7 @@ async def reload_on_hangup(
 
 
 def reload_and_log(tls: ServerTLS) -> bool:
-    """Read certificates and keys again; whether they are in use now. The log says it too."""
+    """Read certificates and keys again and log the result; whether they are in use now."""
     try:
         tls.reload()
     except BadCertificate as error:

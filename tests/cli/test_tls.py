@@ -40,14 +40,14 @@ def test_serving_and_reading_with_tls(
         named = (*known, "--tls-server-name", "stream.example")
         assert invoke("info", place, *named).code == 0
         for more, message in (
-            (("--tls-ca", authority.file), "it takes only clients with a certificate"),
+            (("--tls-ca", authority.file), "it requires a client certificate"),
             ((), "the server's certificate is not accepted: "),
             ((*known, "--tls-server-name", "x.example"), "not valid for 'x.example'"),
         ):
             failed = invoke("info", place, *more).failed()
             assert failed.startswith(f"no TLS connection to {HOST}:{port}: ")
             assert message in failed
-        assert "This server wants TLS" in invoke("info", place.replace("tcps", "tcp")).failed()
+        assert "This server requires TLS" in invoke("info", place.replace("tcps", "tcp")).failed()
         key.write_text("nothing")
         serving.signal(signal.SIGHUP)
         assert "no private key in PEM" in serving.err.until("stay in use: (.*)")[1]
@@ -96,7 +96,7 @@ def test_certificates_that_are_of_no_use(
 ) -> None:
     cert, key = authority.issue("past", first_day=-9, last_day=-1)
     failed = invoke("serve", copy, "--tls-cert", cert, "--tls-key", key, "--port", "0").failed()
-    assert failed == f"{cert}: the certificate has expired; make or ask for a new one"
+    assert failed == f"{cert}: the certificate has expired; obtain a new one"
     failed = invoke("info", "tcps://127.0.0.1:1", "--tls-ca", tmp_path / "nothing").failed()
     assert failed == f"{tmp_path}/nothing: cannot be read: No such file or directory"
 

@@ -330,14 +330,16 @@ def test_a_child_that_dies_again_and_again_is_given_up(
             child._watcher.join(0.01)
         for _ in range(2):
             with (
-                pytest.raises(ServerFailed, match=r"died 3 times in a row .* nobody is served"),
+                pytest.raises(
+                    ServerFailed, match=r"died 3 times in a row .* clients are not served"
+                ),
                 server.stream.atomic_op() as op,
             ):
                 op.add_entry(1, b"lost")
         assert path.read_bytes()[:8192] == before[:8192]
         assert server.stream.total_entries == 1
         assert not server.drain()
-    assert "it is not started again" in caplog.text
+    assert "it is not restarted" in caplog.text
     with DataStream.open(path) as stream:
         append(stream, (1, b"on"))
 
@@ -583,7 +585,7 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
     with serving(path, in_process=True) as server:
         append(server.stream, (1, b"kept"))
         thread = server._serving
-        assert isinstance(thread, embed._Thread)
+        assert isinstance(thread, embed._ServerThread)
 
         def fail(*_: object) -> None:
             raise RuntimeError("made up")
@@ -595,15 +597,15 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
             )
             with contextlib.suppress(ConnectionResetError):
                 client.rest()
-        thread._thread.join(PATIENCE)
+        thread._thread._thread.join(PATIENCE)
         with (
-            pytest.raises(ServerFailed, match="the server ended: made up"),
+            pytest.raises(ServerFailed, match="the server has failed: made up"),
             server.stream.atomic_op() as op,
         ):
             op.add_entry(1, b"lost")
         assert server.stream.total_entries == 1
         assert not server.drain()
-    assert "the server ended" in caplog.text
+    assert "the server has failed" in caplog.text
 
 
 async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
@@ -614,7 +616,7 @@ async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
         await ours.send_all(control.DRAIN + number + control.MILLISECONDS.pack(0))
         async with trio.open_nursery() as nursery:
             server = Server(stream)
-            nursery.start_soon(child._obey, theirs, server, None, nursery.cancel_scope)
+            nursery.start_soon(child._serve_parent, theirs, server, None, nursery.cancel_scope)
             got = b""
             while len(got) < 10:
                 got += await ours.receive_some()
@@ -630,7 +632,9 @@ async def test_a_parent_that_is_killed_before_it_hears(stream: DataStream, asked
         async with trio.open_nursery() as nursery:
             if not asked:
                 await ours.aclose()
-            nursery.start_soon(child._obey, theirs, Server(stream), None, nursery.cancel_scope)
+            nursery.start_soon(
+                child._serve_parent, theirs, Server(stream), None, nursery.cancel_scope
+            )
             if asked:
                 assert await ours.receive_some() == control.READY
                 assert isinstance(ours.receive_stream, trio.testing.MemoryReceiveStream)

@@ -140,7 +140,7 @@ def test_what_is_handed_down_has_to_listen(tmp_path: Path) -> None:
     with one, two, activated(one, *words) as process:
         _, said = process.communicate(timeout=20)
         assert process.returncode == 1
-    assert said.startswith("error: descriptor 3 (stream), handed down by systemd, is no listening")
+    assert said.startswith("error: descriptor 3 (stream), passed by systemd, is not a listening")
     assert len(said.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

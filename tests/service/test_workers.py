@@ -443,4 +443,4 @@ def test_a_signal_while_workers_start(path: Path, begun: Begun) -> None:
 
 
 def never_listens(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
-    raise AssertionError("nobody is served")
+    raise AssertionError("clients are not served")

@@ -102,7 +102,9 @@ def test_one_address_that_cannot_be_had(tmp_path: Path) -> None:
         # Nothing is left.
         socket.create_server(("127.0.0.2", port)).close()
         assert not (tmp_path / "socket").exists()
-    with pytest.raises(ListenFailed, match=r"192\.0\.2\.77:0: .*no address of this machine"):
+    with pytest.raises(
+        ListenFailed, match=r"192\.0\.2\.77:0: .*this machine does not have that address"
+    ):
         open_listeners(["127.0.0.1", "192.0.2.77"], 0)
 
 
@@ -124,9 +126,11 @@ def test_a_free_port_that_is_taken_on_the_next_address(monkeypatch: pytest.Monke
 
 
 def test_nothing_to_listen_on() -> None:
-    with pytest.raises(ListenFailed, match="nothing to listen on: name a port, or a path"):
+    with pytest.raises(ListenFailed, match="nothing to listen on: give a port, or a path"):
         open_listeners(None, None)
-    with pytest.raises(ListenFailed, match="cannot listen on port 0: no address is named"):
+    with pytest.raises(
+        ListenFailed, match="cannot listen on port 0: the list of addresses is empty"
+    ):
         open_listeners([], 0)
 
 
@@ -141,7 +145,7 @@ async def test_a_link_local_address_names_its_interface(stream: DataStream) -> N
             assert client.peer == f"[{host}]:{port}"
             assert (await client.header()).total_entries == 0
         nursery.cancel_scope.cancel()
-    with pytest.raises(ListenFailed, match="a link-local address names its interface, as in"):
+    with pytest.raises(ListenFailed, match="a link-local address needs its interface, as in"):
         open_listeners(host.partition("%")[0], 0)
 
 
@@ -273,7 +277,7 @@ def test_a_live_server_with_a_full_queue_is_alive(tmp_path: Path) -> None:
 def test_something_else_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
-    with pytest.raises(ListenFailed, match="something that is no socket is there; move it away"):
+    with pytest.raises(ListenFailed, match="the path exists and is not a socket; move it away"):
         open_listeners(None, None, path)
     assert path.read_text() == "precious"
     # Nor what came into its place since.
@@ -287,7 +291,7 @@ def test_something_else_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("no/such/folder", "No such file or directory; make the folder first"),
+        ("no/such/folder", "No such file or directory; create the folder first"),
         ("x" * 200, "AF_UNIX path too long; choose a shorter one"),
     ],
 )

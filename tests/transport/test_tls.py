@@ -138,12 +138,12 @@ def test_files_that_are_not_there_or_cannot_be_read(authority: Authority, tmp_pa
 
 def test_files_with_something_else(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.issue("server")
-    refused(r"^\S+server\.key: no certificate in PEM is in this file$", (key, key))
-    refused(r"^\S+server\.pem: no private key in PEM is in this file$", (cert, cert))
-    refused(r"^\S+server\.key: no certificate in PEM is in this file$", (cert, key), key)
+    refused(r"^\S+server\.key: the file has no certificate in PEM$", (key, key))
+    refused(r"^\S+server\.pem: the file has no private key in PEM$", (cert, cert))
+    refused(r"^\S+server\.key: the file has no certificate in PEM$", (cert, key), key)
     text = tmp_path / "text"
     text.write_bytes(bytes(range(256)))
-    refused(r"^\S+text: no certificate in PEM is in this file$", (cert, key), text)
+    refused(r"^\S+text: the file has no certificate in PEM$", (cert, key), text)
     text.write_text(cert.read_text().replace("MII", "AAA"))
     refused(r"^\S+text: cannot be used: ", (cert, key), text)
     refused(r"text, \S+server\.key: certificate or key cannot be used: ", (text, key))
@@ -162,12 +162,15 @@ def test_an_encrypted_key(authority: Authority, tmp_path: Path) -> None:
     locked = tmp_path / "locked.key"
     words = ["-aes256", "-passout", "pass:secret"]
     subprocess.run(["openssl", "pkey", "-in", key, "-out", locked, *words], check=True)
-    refused(r"^\S+locked\.key: the key is encrypted; `openssl pkey -in \S+ -out", (cert, locked))
+    refused(
+        r"^\S+locked\.key: the key is encrypted; decrypt it with `openssl pkey -in \S+ -out",
+        (cert, locked),
+    )
 
 
 def test_certificates_out_of_their_time(authority: Authority) -> None:
     past = authority.issue("past", first_day=-9, last_day=-1)
-    refused(r"^\S+past\.pem: the certificate has expired; make or ask for a new one$", past)
+    refused(r"^\S+past\.pem: the certificate has expired; obtain a new one$", past)
     future = authority.issue("future", first_day=3, last_day=9)
     refused(r"^\S+future\.pem: the certificate is not valid yet; is this machine's clock", future)
 
@@ -188,7 +191,7 @@ def test_a_certificate_for_something_else(authority: Authority, tmp_path: Path) 
 
 def test_what_goes_together(authority: Authority) -> None:
     cert, key = authority.issue("server")
-    with pytest.raises(BadCertificate, match="TLS wants a certificate and its key"):
+    with pytest.raises(BadCertificate, match="TLS needs a certificate and its key"):
         ServerTLS()
     with pytest.raises(BadCertificate, match=r"server\.key: a key without a certificate"):
         client_tls(authority.file, key=key)

@@ -280,7 +280,7 @@ async def test_half_a_handshake_then_a_reset(
         peer = Peer(await dial((HOST, port), context))
         await peer.ask(wire.header(), OK + modelled(stream).header())
         await peer.close()
-    assert refused(caplog, "it broke off the TLS handshake") == 5
+    assert refused(caplog, "it closed the connection in the handshake") == 5
 
 
 @pytest.mark.parametrize(
@@ -325,8 +325,8 @@ async def test_a_client_without_tls_is_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with serving(stream, tls) as port:
-        await ask_both(port, None, InvalidCommand, "This server wants TLS")
-    assert refused(caplog, "it does not speak TLS") == 2
+        await ask_both(port, None, InvalidCommand, "This server requires TLS")
+    assert refused(caplog, "it does not use TLS") == 2
 
 
 async def test_a_server_without_tls_is_told_of(
@@ -334,7 +334,7 @@ async def test_a_server_without_tls_is_told_of(
 ) -> None:
     caplog.set_level(logging.DEBUG, "datastreamer")
     async with serving(stream, None) as port:
-        message = f"no TLS connection to {HOST}:{port}: it broke off .* does it speak TLS there"
+        message = f"no TLS connection to {HOST}:{port}: it closed .* does the server use TLS"
         # Not told from one that is just being ended: it may be tried again.
         await ask_both(port, authority.context(), ConnectFailed, message)
     lines = [r.getMessage() for r in caplog.records]
@@ -352,7 +352,7 @@ async def test_a_server_that_speaks_something_else(authority: Authority) -> None
     async with trio.open_nursery() as nursery:
         [listener] = await nursery.start(functools.partial(trio.serve_tcp, greet, 0, host=HOST))
         port = listener.socket.getsockname()[1]
-        await ask_both(port, authority.context(), TLSFailed, "does it speak TLS there")
+        await ask_both(port, authority.context(), TLSFailed, "does the server use TLS")
         nursery.cancel_scope.cancel()
 
 
@@ -374,13 +374,13 @@ async def test_a_server_that_is_not_trusted(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with serving(stream, ServerTLS(stranger.issue("server"))) as port:
-        message = "the server's certificate is not accepted: .*issuer.*; name the CA"
+        message = "the server's certificate is not accepted: .*issuer.*; give the CA"
         await ask_both(port, authority.context(), TLSFailed, message)
         with pytest.raises(TLSFailed, match="the server's certificate is not accepted"):
             async with connect(HOST, port, tls=True):
                 pass
     async with serving(stream, ServerTLS(authority.issue("named", "stream.example"))) as port:
-        message = "not valid for '127.0.0.1'; connect by its name, or say which name it has"
+        message = "not valid for '127.0.0.1'; connect by the name in it"
         await ask_both(port, authority.context(), TLSFailed, message)
         async with connect(
             HOST, port, tls=authority.context(), tls_server_name="stream.example"
@@ -408,12 +408,12 @@ async def test_mutual_tls(
                 return client.entry(0).data
 
         assert await trio.to_thread.run_sync(block) == b"secret"
-        message = f"no TLS connection to {HOST}:{port}: it takes only clients with a certificate"
+        message = f"no TLS connection to {HOST}:{port}: it requires a client certificate"
         await ask_both(port, authority.context(), TLSFailed, message)
         unknown = client_tls(authority.file, *stranger.issue("client", "client.example"))
         message = "it does not accept this client's certificate: it does not trust the CA"
         await ask_both(port, unknown, TLSFailed, message)
-    assert refused(caplog, "it shows no certificate") == 2
+    assert refused(caplog, "it presents no certificate") == 2
     assert refused(caplog, "its certificate is not accepted: ") == 2
 
 
@@ -424,8 +424,8 @@ async def test_an_older_client(
     old = authority.context()
     old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
     async with serving(stream, tls) as port:
-        await ask_both(port, old, TLSFailed, "it does not speak TLS 1.3")
-    assert any("refused: it does not speak TLS 1.3" in r.getMessage() for r in caplog.records)
+        await ask_both(port, old, TLSFailed, "it does not support TLS 1.3")
+    assert any("refused: it does not support TLS 1.3" in r.getMessage() for r in caplog.records)
 
 
 # Other files, later.
@@ -505,14 +505,14 @@ def test_a_serving_process_that_cannot_read_the_files(
         key.unlink()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tls, "reload", lambda: None)
-            with pytest.raises(ServerFailed, match="did not read the TLS files again"):
+            with pytest.raises(ServerFailed, match="could not read the TLS files again"):
                 server.reload_tls()
         with BlockingClient(HOST, server.port, tls=authority.context()) as client:
             assert client.header().total_entries == 0
     key.write_bytes(b"")
     with pytest.raises(ServerFailed, match="did not start"):
         StreamServer(path, host=HOST, port=0, sync="os", tls=tls)
-    assert "vanishing.key: no private key in PEM is in this file" in capfd.readouterr().err
+    assert "vanishing.key: the file has no private key in PEM" in capfd.readouterr().err
 
 
 # Clients.
