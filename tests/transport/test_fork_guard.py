@@ -34,7 +34,7 @@ with StreamServer(path, host="127.0.0.1", port=0, sync="os", tls=tls) as server:
                 try:
                     use()
                 except UsageError as error:
-                    told += "this client belongs" in str(error) and "in this process" in str(error)
+                    told += "this client belongs to the parent process" in str(error)
             client.stop()
             batches.close()
             client.close()
@@ -68,7 +68,7 @@ with StreamServer(
                 try:
                     use()
                 except UsageError as error:
-                    told += "this publisher belongs" in str(error) and "in this process" in str(error)
+                    told += "this publisher belongs to the parent process" in str(error)
             publisher.close()
             os._exit(told)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
