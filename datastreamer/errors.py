@@ -1,65 +1,63 @@
-"""Every exception that datastreamer raises on purpose: one tree, blame first.
+"""All exceptions that datastreamer raises, as one tree, sorted by who is at fault.
 
 ::
 
     DatastreamerError
-    +-- UsageError                   our caller's mistake; nothing was changed
+    +-- UsageError                   the caller's mistake; nothing was changed
     |   +-- NoOperation              no atomic operation is open
-    |   +-- OperationOpen            an atomic operation is open already
-    |   +-- LeaseHeld                the stream's source publishes from elsewhere
+    |   +-- OperationOpen            an atomic operation is already open
+    |   +-- LeaseHeld                a publisher has the lease
     |   +-- StreamClosed             the stream, client or server is closed
     |   +-- StreamReadOnly           opened for reading only
-    |   +-- BadArgument              a number or word that is none of those it may be
+    |   +-- BadArgument              a value out of range
     |   +-- EntryTooLarge            data of more than 1,048,559 bytes
-    |   +-- BadEntryType             not a u32, or 0xb0 where an event is due
+    |   +-- BadEntryType             not a u32, or 0xb0, the type of bookmarks
     |   +-- BadBookmark              a key that is not 1 to 16 bytes
-    |   +-- BadRange                 a range that runs backwards
-    |   +-- BadPosition              text or numbers that are no place in a stream
+    |   +-- BadRange                 a range whose end precedes its start
+    |   +-- BadPosition              not a valid position in a stream
     |   +-- UpdateRefused            an update that would change more than data
-    |   +-- BadCertificate           a certificate or key for TLS that is of no use
-    |   +-- BadEvent                 a zkEVM event with a value that its field cannot hold
-    |   +-- BadPayload               a payload that cannot be cut into messages
+    |   +-- BadCertificate           an unusable certificate or key
+    |   +-- BadEvent                 a value that does not fit its field of a zkEVM event
+    |   +-- BadPayload               a payload that cannot be split into messages
     |   +-- ExtraMissing             an optional package is not installed
-    +-- NotFound                     what was asked for is not in the stream
+    +-- NotFound                     the stream does not have the entry or bookmark
     |   +-- UnknownEntry
     |   +-- UnknownBookmark
     +-- StreamFileError              the file; carries ``path``
     |   +-- FileMissing              there is no such file
     |   +-- FileExists               create found something there
-    |   +-- NotAStream               no stream file at all
+    |   +-- NotAStream               not a stream file
     |   +-- WrongStreamType          a stream of another type
     |   +-- StreamLocked             another process writes it; carries ``pid``
     |   +-- FileReplaced             its path no longer leads to the open file
-    |   +-- StreamBusy               truncated or updated again and again while it was read
-    |   +-- WriteFailed              the disk refused; the operation is not there
+    |   +-- StreamBusy               truncated or updated repeatedly while it was read
+    |   +-- WriteFailed              a write failed; the operation is not in the stream
     |   |   +-- CommitInDoubt        it may or may not be on disk
-    |   |       +-- EntriesLost      it is not, and others before it are not either
+    |   |       +-- EntriesLost      it is not, and earlier entries are lost too
     |   +-- IndexFailed              the bookmark index cannot be used
-    |   +-- CursorFailed             a reader's position cannot be read or kept
-    |   +-- UntrustedFile            a link, or another user's file, beside a stream
+    |   +-- CursorFailed             a reader's position cannot be read or stored
+    |   +-- UntrustedFile            a link, or a file of another user, beside a stream
     |   +-- DamagedFile              carries ``offset``
     |       +-- DamagedHeader        header, commit record or totals
     |       +-- BadFileSize          not 4096 + k x 1 MiB
     |       +-- DamagedEntry         an entry, padding or page
-    +-- ServerFailed                 our own serving side
-    |   +-- ListenFailed             the address cannot be had
-    +-- CorruptEntries               bytes that are no run of entries (the codec;
-    |                                carries ``offset`` in its buffer)
-    +-- DecodeFailed                 data that is not the event it should be; carries
-    |                                ``number``, its entry's
+    +-- ServerFailed                 the server of this process
+    |   +-- ListenFailed             cannot listen on the address
+    +-- CorruptEntries               bytes that are not a run of entries; carries ``offset``
+    +-- DecodeFailed                 data that is not a valid event; carries ``number``
     +-- UpstreamDiffers              a relay's upstream does not hold the relay's entries
     |   +-- UpstreamMismatch         its header is that of another stream
     |   +-- UpstreamShorter          it holds fewer entries; carries ``total``
     |   +-- UpstreamRewritten        it holds other entries; carries ``first_differing``
     +-- PeerError                    the other side of a connection
-        +-- ConnectFailed            nobody there, or not in time
-        +-- TLSFailed                the two sides do not come to terms on TLS
-        +-- ConnectionLost           ended in the middle
-        |   +-- NoAnswer             gave no answer in time
-        +-- ProtocolViolation        it does not speak the protocol
-        +-- HistoryChanged           it tells other entries than before, or has lost some
+        +-- ConnectFailed            unreachable, or not in time
+        +-- TLSFailed                the TLS handshake failed
+        +-- ConnectionLost           the connection ended unexpectedly
+        |   +-- NoAnswer             no answer in time
+        +-- ProtocolViolation        it breaks the protocol
+        +-- HistoryChanged           its entries were truncated or replaced
         |   +-- DifferentStream      it serves another stream
-        +-- NotSupported             it does not have the extension that was asked for
+        +-- NotSupported             it lacks the requested extension
         +-- ServerRefused            a Result other than OK: ``number``, ``text``
             +-- AlreadyStarted       1
             +-- AlreadyStopped       2
@@ -68,18 +66,18 @@
             +-- BadToBookmark        5
             +-- InvalidCommand       9
             +-- PublishingRefused    16 to 26: a publisher's
-                +-- NotAllowed       16, its token or certificate; a client's token too
-                +-- SourceBusy       17, another source holds the lease
-                +-- Fenced           18, another source has taken over
-                +-- LeaseLost        19, it was silent for too long
+                +-- NotAllowed       16, wrong token or certificate; also a client's
+                +-- SourceBusy       17, another publisher has the lease
+                +-- Fenced           18, another publisher has taken over
+                +-- LeaseLost        19, the lease expired
                 +-- BadOperation     22
                 +-- OperationTooLarge 23
-                +-- NotWritten       24, the server's disk refused; try again
+                +-- NotWritten       24, the server could not write; try again
                 +-- PublishInDoubt   25, it may be on disk; try again
-                +-- OperationTooSlow 26, it was open for too long
+                +-- OperationTooSlow 26, the operation was open for too long
 
-Where a builtin says the same thing (`ValueError`, `LookupError`,
-`FileNotFoundError`, ...) the class is that builtin too.
+A class also inherits the matching builtin exception (`ValueError`, `LookupError`,
+`FileNotFoundError`, ...), if there is one.
 """
 
 from __future__ import annotations
@@ -164,11 +162,11 @@ __all__ = [
 
 
 class DatastreamerError(Exception):
-    """Base of all errors of this package. ``str()`` is one line for people."""
+    """Base of all errors of this package. ``str()`` is a message of one line."""
 
 
 class UsageError(DatastreamerError):
-    """The call cannot be done as asked. Nothing was changed."""
+    """The call is not valid. Nothing was changed."""
 
 
 class NoOperation(UsageError):
@@ -176,11 +174,11 @@ class NoOperation(UsageError):
 
 
 class OperationOpen(UsageError):
-    """An atomic operation is open, and this call needs that none is."""
+    """An atomic operation is open, and the call needs that none is."""
 
 
 class LeaseHeld(UsageError):
-    """The stream's source is another process for now; nobody else writes."""
+    """A publisher has the lease; only its operations can be written."""
 
 
 class StreamClosed(UsageError):
@@ -192,7 +190,7 @@ class StreamReadOnly(UsageError):
 
 
 class BadArgument(UsageError, ValueError):
-    """An argument is none of the numbers or words that it may be."""
+    """An argument is out of range, or not one of the allowed values."""
 
 
 class EntryTooLarge(UsageError, ValueError):
@@ -200,7 +198,7 @@ class EntryTooLarge(UsageError, ValueError):
 
 
 class BadEntryType(UsageError, ValueError):
-    """The entry type is not a u32, or is the bookmarks' own."""
+    """The entry type is not a u32, or is that of bookmarks."""
 
 
 class BadBookmark(UsageError, ValueError):
@@ -208,11 +206,11 @@ class BadBookmark(UsageError, ValueError):
 
 
 class BadRange(UsageError, ValueError):
-    """The end of the range stands before its start."""
+    """The end of the range precedes its start."""
 
 
 class BadPosition(UsageError, ValueError):
-    """What should say where to go on in a stream does not."""
+    """The value is not a valid position in a stream."""
 
 
 class UpdateRefused(UsageError, ValueError):
@@ -220,19 +218,19 @@ class UpdateRefused(UsageError, ValueError):
 
 
 class BadCertificate(UsageError, ValueError):
-    """A file for TLS - a certificate, a key, the certificates of a CA - is of no use."""
+    """A file for TLS - a certificate, a key, the certificates of a CA - cannot be used."""
 
 
 class BadEvent(UsageError, ValueError):
-    """A value does not fit the field of the event that it was given for."""
+    """A value does not fit its field of the event."""
 
 
 class BadPayload(UsageError, ValueError):
-    """What was given as a payload, or a part of one, cannot be cut into messages."""
+    """The payload, or a part of one, cannot be split into messages."""
 
 
 class ExtraMissing(UsageError, ImportError):
-    """A package that only some need is not installed; ``str()`` says how to install it."""
+    """An optional package is not installed; ``str()`` says how to install it."""
 
     def __init__(self, doing: str, extra: str) -> None:
         super().__init__(f"{doing}: install it with pip install 'datastreamer[{extra}]'")
@@ -240,7 +238,7 @@ class ExtraMissing(UsageError, ImportError):
 
 
 class NotFound(DatastreamerError, LookupError):
-    """The stream does not hold what was asked for."""
+    """The stream does not have what was requested."""
 
 
 class UnknownEntry(NotFound):
@@ -254,7 +252,7 @@ class UnknownEntry(NotFound):
 
 
 class UnknownBookmark(NotFound):
-    """No committed bookmark has this key (or no event follows it)."""
+    """No committed bookmark has this key, or no event follows it."""
 
     def __init__(self, key: bytes, why: str = "") -> None:
         super().__init__(why or f"no bookmark 0x{key.hex()} in the stream")
@@ -262,7 +260,7 @@ class UnknownBookmark(NotFound):
 
 
 class StreamFileError(DatastreamerError):
-    """Something is the matter with a file; ``path`` names it."""
+    """A problem with a file; ``path`` names it."""
 
     def __init__(self, path: str | os.PathLike[str], what: str) -> None:
         super().__init__(f"{os.fspath(path)}: {what}")
@@ -279,11 +277,11 @@ class FileExists(StreamFileError, FileExistsError):
 
 
 class NotAStream(StreamFileError):
-    """The path is no stream file (a directory, another format, too short)."""
+    """The path is not a stream file (a directory, another format, too short)."""
 
 
 class WrongStreamType(StreamFileError):
-    """The file holds a stream of another type than was asked for."""
+    """The file holds a stream of another type than requested."""
 
 
 class StreamLocked(StreamFileError):
@@ -296,42 +294,41 @@ class StreamLocked(StreamFileError):
 
 
 class FileReplaced(StreamFileError):
-    """The path of an open stream leads to no file any more, or to another one.
+    """The path of an open stream does not lead to the open file any more.
 
-    The open file still holds everything that was committed: `DataStream.snapshot` copies it.
-    Nothing of the refused operation is visible; it is still open: commit again once the path
-    leads to the file again, or roll back.
+    The open file still has all committed entries: `DataStream.snapshot` copies it. The refused
+    operation is not visible and still open: commit again once the path leads to the file again,
+    or roll back.
     """
 
 
 class StreamBusy(StreamFileError):
-    """A writer truncates or updates the stream faster than it can be read. This says nothing
-    about damage: try again, or end the writer."""
+    """A writer truncates or updates the stream faster than it can be read. The file need not be
+    damaged: try again, or stop the writer."""
 
 
 class WriteFailed(StreamFileError):
-    """The system refused a write or sync. The stream stands at its last commit."""
+    """A write or sync failed. The stream is at its last commit."""
 
 
 class CommitInDoubt(WriteFailed):
-    """A sync failed, or a commit was interrupted: what is on disk is not known.
+    """A sync failed, or a commit was interrupted: it is not known what is on disk.
 
-    Raised by commits, and by a rollback, `sync` or `close` while that is so.
+    Raised by commits, and by a rollback, `sync` or `close` until that is resolved.
     """
 
 
 class EntriesLost(CommitInDoubt):
-    """After a failed sync, committed entries could not be brought to disk any more.
+    """After a failed sync, committed entries could not be written to disk any more.
 
-    The stream went back to `total` entries, as by a truncation.
+    The stream was truncated to `total` entries.
     """
 
     def __init__(self, path: str | os.PathLike[str], total: int, before: int) -> None:
         super().__init__(
             path,
-            f"a sync failed, and entries {total} to {before - 1} are lost: the disk did not "
-            f"take them and the system does not have them any more; the stream goes on with "
-            f"entry {total}",
+            f"a sync failed, and entries {total} to {before - 1} are lost: they are neither on "
+            f"disk nor in the page cache; the stream continues with entry {total}",
         )
         self.total = total
 
@@ -341,7 +338,7 @@ class IndexFailed(StreamFileError):
 
 
 class CursorFailed(StreamFileError):
-    """A reader's position cannot be read or kept."""
+    """A reader's position cannot be read or stored."""
 
 
 class UntrustedFile(StreamFileError):
@@ -357,7 +354,7 @@ class DamagedFile(StreamFileError):
 
 
 class DamagedHeader(DamagedFile):
-    """Header, commit record or totals are not possible."""
+    """Header, commit record or totals are not valid."""
 
 
 class BadFileSize(DamagedFile):
@@ -365,22 +362,21 @@ class BadFileSize(DamagedFile):
 
 
 class DamagedEntry(DamagedFile):
-    """An entry, the padding or a page's start is not as the format has it."""
+    """An entry, the padding or the start of a page breaks the format."""
 
 
 class ServerFailed(DatastreamerError):
-    """The serving side cannot do its work; the stream is not touched by that."""
+    """The server has failed; the stream is not affected."""
 
 
 class ListenFailed(ServerFailed, OSError):
-    """The address to listen on cannot be had."""
+    """Cannot listen on the address."""
 
 
 class CorruptEntries(DatastreamerError, ValueError):
-    """A buffer holds something that is not a run of entries.
+    """A buffer has bytes that are not a run of entries.
 
-    ``offset`` counts from the start of the buffer, ``reason`` is the sentence
-    without it.
+    ``offset`` counts from the start of the buffer, ``reason`` is the message without it.
     """
 
     def __init__(self, offset: int, reason: str) -> None:
@@ -390,10 +386,10 @@ class CorruptEntries(DatastreamerError, ValueError):
 
 
 class DecodeFailed(DatastreamerError, ValueError):
-    """An entry's data is not the event, or the event not the transaction, it should be.
+    """An entry's data is not a valid event, or the event not a valid transaction.
 
-    ``number`` is the entry's, None where the data came without an entry; ``reason`` is the
-    sentence without it.
+    ``number`` is the entry's, None for data without an entry; ``reason`` is the message without
+    it.
     """
 
     def __init__(self, number: int | None, reason: str) -> None:
@@ -430,7 +426,7 @@ class UpstreamRewritten(UpstreamDiffers):
 
 
 class PeerError(DatastreamerError):
-    """The other side of the connection is at fault, or gone."""
+    """The other side of the connection is at fault, or cannot be reached."""
 
 
 class ConnectFailed(PeerError, ConnectionError):
@@ -438,18 +434,18 @@ class ConnectFailed(PeerError, ConnectionError):
 
 
 class TLSFailed(PeerError, ConnectionError):
-    """One side does not speak TLS as the other does, or does not accept its certificate.
+    """One side does not support the other's TLS, or does not accept its certificate.
 
-    Another attempt ends in the same way until somebody changes something.
+    Another attempt fails in the same way until the configuration changes.
     """
 
 
 class ConnectionLost(PeerError, ConnectionError):
-    """The connection ended in the middle of something."""
+    """The connection ended during an exchange or a stream."""
 
 
 class NoAnswer(ConnectionLost):
-    """An answer did not come in time."""
+    """No answer arrived in time."""
 
 
 class ProtocolViolation(PeerError):
@@ -457,11 +453,11 @@ class ProtocolViolation(PeerError):
 
 
 class HistoryChanged(PeerError):
-    """The server does not hold the entries any more that were received before.
+    """The server does not have the entries any more that were received before.
 
-    `next_entry` is where the reader stood, `total_entries` what the server holds now,
-    `first_differing` the first entry that is gone or another: None where it lies before
-    all that is remembered, or the stream is another one altogether.
+    `next_entry` is the reader's next entry, `total_entries` the number of entries on the server,
+    `first_differing` the first entry that was truncated or replaced: None if it precedes all
+    entries that the reader remembers, or the server has another stream.
     """
 
     def __init__(
@@ -474,33 +470,33 @@ class HistoryChanged(PeerError):
 
 
 class DifferentStream(HistoryChanged):
-    """The server serves another stream than the one that was read, by what its header says."""
+    """The server has another stream than the one that was read, according to its header."""
 
 
 class NotSupported(PeerError):
-    """The server does not have the extension, or the client was told not to use it."""
+    """The server lacks the extension, or an option of the client turned it off."""
 
 
 class ServerRefused(PeerError):
     """The server answered with a Result other than OK."""
 
     def __init__(self, number: int, text: str, doing: str = "") -> None:
-        told = f"the server refused{' ' + doing if doing else ''}: {text} (error {number})"
-        super().__init__(told)
+        what = f" {doing}" if doing else ""
+        super().__init__(f"the server refused{what}: {text} (error {number})")
         self.number = number
         self.text = text
 
 
 class AlreadyStarted(ServerRefused):
-    """Result 1: the connection streams already."""
+    """Result 1: the connection is already streaming."""
 
 
 class AlreadyStopped(ServerRefused):
-    """Result 2: the connection does not stream."""
+    """Result 2: the connection is not streaming."""
 
 
 class BadFromEntry(ServerRefused):
-    """Result 3: the entry to start from lies past the end."""
+    """Result 3: the entry to start from is past the end."""
 
 
 class BadFromBookmark(ServerRefused):
@@ -516,40 +512,39 @@ class InvalidCommand(ServerRefused):
 
 
 class PublishingRefused(ServerRefused):
-    """What a server says to a publisher; below it stands what there is to do."""
+    """The server refused a publisher; the subclass is the reason."""
 
 
 class NotAllowed(PublishingRefused):
-    """Result 16: neither token nor certificate allows it to publish; or the server does not know
-    the token that a client shows."""
+    """Result 16: the publisher's token or certificate is not accepted, or a client's token."""
 
 
 class SourceBusy(PublishingRefused):
-    """Result 17: another source holds the lease."""
+    """Result 17: another publisher has the lease."""
 
 
 class Fenced(PublishingRefused):
-    """Result 18: another source has taken the stream over; this one must not go on."""
+    """Result 18: another publisher has taken over the stream; this one must stop."""
 
 
 class LeaseLost(PublishingRefused):
-    """Result 19: it was silent for longer than its lease."""
+    """Result 19: nothing was received within the lease."""
 
 
 class BadOperation(PublishingRefused):
-    """Result 22: the operation is none."""
+    """Result 22: the operation is not valid."""
 
 
 class OperationTooLarge(PublishingRefused):
-    """Result 23: the operation is larger than the server takes."""
+    """Result 23: the operation is larger than the server's limit."""
 
 
 class NotWritten(PublishingRefused):
-    """Result 24: the server's disk refused. Nothing of the operation is there; try again."""
+    """Result 24: the server could not write the operation. None of it is stored; try again."""
 
 
 class PublishInDoubt(PublishingRefused):
-    """Result 25: the server does not know whether it is on disk. To try again settles it."""
+    """Result 25: the server does not know whether the operation is on disk; try again."""
 
 
 class OperationTooSlow(PublishingRefused):
