@@ -147,7 +147,7 @@ def _client(session: Session, head: Head, now: float) -> ConnectedClient:
 
 def _index(server: Server) -> Samples:
     with contextlib.suppress(DatastreamerError, OSError):
-        entries, size = server.stream.bookmarks.behind()
+        entries, size = server.stream.bookmarks.index_lag()
         return {
             "datastreamer_index_lag_entries": [([], entries)],
             "datastreamer_index_lag_bytes": [([], size)],

@@ -270,11 +270,7 @@ class QueryAnswers:
                         number = await broadcast.cold.run(self._look_up, key)
                     else:
                         with contextlib.suppress(NotAtHandError):
-                            found = broadcast.cold.look_up(stream.bookmarks.newest_at_hand, key)
-                            if found is None:
-                                return None
-                            if self._is_warm(found) and stream.carries(found, key):
-                                return found
+                            return broadcast.cold.look_up(self._bookmark_at_hand, key)
                         # It needs the disk, or the index has to be repaired first.
                         number = await broadcast.cold.run(stream.bookmark, key)
             except DamagedFile:
@@ -287,6 +283,9 @@ class QueryAnswers:
 
     def _look_up(self, key: bytes) -> int:
         return self._broadcast.cold.look_up(self._stream.bookmark, key)
+
+    def _bookmark_at_hand(self, key: bytes) -> int | None:
+        return self._stream.find_bookmark(key, is_resident=self._is_warm)
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)

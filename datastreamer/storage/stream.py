@@ -397,12 +397,10 @@ class DataStream(StreamView):
         keeper = self._keeper
         if keeper is None:
             keeper = self._bookmarks()
-        if bookmarks is None:
-            keeper.committed_unread(start, head, synced)
-        elif bookmarks:
-            keeper.committed(bookmarks, start, head, synced)
-        else:
+        if bookmarks == []:
             keeper.passed(start, head, synced)
+        else:
+            keeper.committed(bookmarks, start, head, synced)
 
     def rollback_atomic_op(self) -> None:
         """Forget the open operation, and return what it took of the file. Whatever happens, no

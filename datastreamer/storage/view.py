@@ -30,7 +30,7 @@ from datastreamer.format import (
     TYPE_BOOKMARK,
     Header,
 )
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.keeper import BookmarkKeeper, NotAtHandError
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer
 from datastreamer.storage.disk.identity import LOOK_SECONDS
@@ -292,26 +292,41 @@ class StreamView:
             key = bytes(memoryview(key))
         if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
             raise BadBookmark(f"a bookmark is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+        number = self.find_bookmark(key)
+        if number is None:
+            raise UnknownBookmark(key)
+        return number
+
+    def find_bookmark(
+        self, key: bytes, *, is_resident: Callable[[int], bool] | None = None
+    ) -> int | None:
+        """The number of the newest entry that is this bookmark; None if there is none.
+
+        With `is_resident`, which says whether an entry is in the page cache, raises
+        `NotAtHandError` instead of reading the disk or repairing the index.
+        """
         keeper, doubts = self._bookmarks(), 0
         while doubts < 3:
             changes = self._file.reader.changes
             try:
-                number = keeper.newest(key)
+                number = keeper.newest(key, at_hand=is_resident is not None)
                 if number is None:
-                    raise UnknownBookmark(key)
-                if self.carries(number, key):
+                    return None
+                resident = is_resident is None or is_resident(number)
+                if resident and self._is_bookmark(number, key):
                     return number
             except DamagedEntry:
                 if not self._is_another_history(changes):
                     raise
                 continue
-            # The stream was cut back meanwhile, or the index is wrong.
+            if is_resident is not None:
+                raise NotAtHandError
+            # The stream was truncated meanwhile, or the index is wrong.
             if not (self._follows and self.refresh_open_file()):
                 doubts += keeper.distrust(key, number)
-        raise UnknownBookmark(key)
+        return None
 
-    def carries(self, number: int, key: bytes) -> bool:
-        """Whether entry `number` is this bookmark."""
+    def _is_bookmark(self, number: int, key: bytes) -> bool:
         try:
             packed = self._file.reader.packed(number)
         except UnknownEntry:

@@ -1,9 +1,9 @@
-"""How far an index can be believed, and what stands in memory beyond it.
+"""How far a stream's index can be believed.
 
-The scan of the file is the truth and the index is derived from it: it says which file it was
-made from, up to where, and after which changes. Where that does not fit, all of it is
-doubted. Owns the backend, the locks around it, and the way back from anything half done.
-Neither asks nor fills it; `keeper.py` and `builder.py` do.
+A scan of the file is the truth and the index is derived from it. The index records which file it
+was made from, up to where, and after which changes; if that does not match, all of it is
+doubted. Owns the backend, the locks around it, and the recovery from anything half done.
+Neither asks nor fills it: `keeper.py` and `builder.py` do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from xxhash import xxh3_128_digest
 
 from datastreamer.errors import IndexFailed
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
-from datastreamer.storage.bookmarks._pairs import Pairs
+from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexElsewhere,
@@ -25,29 +24,26 @@ from datastreamer.storage.bookmarks.interface import (
     IndexUntrusted,
     Watermark,
 )
+from datastreamer.storage.bookmarks.recent import RecentBookmarks
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Reader
-from datastreamer.storage.read.spans import Cursor
 
-# One name for all that is said about bookmarks.
+# One logger for all messages about bookmarks.
 _log = logging.getLogger(__package__)
 
 _DIGEST_SIZE = 64 * 1024
-# At most this many bookmarks are kept in memory; the file has all of them.
-_MOST_KEYS = 200_000
-# Of entries that nobody reported, at most this many bytes are read for one look-up and kept.
-_MOST_UNTOLD_BYTES = 16 * PAGE_SIZE
-
-
-class MovedError(Exception):
-    """The index, or the stream, changed while it was asked."""
 
 
 class TrustedIndex:
-    """The index of one stream, and the bookmarks that are newer than it."""
+    """The index of one stream, and the bookmarks in memory that are newer than it.
+
+    `index` is None while there is none; it covers the entries before `indexed`. Two locks:
+    `writing` is held around changes of the index, `guard` around changes of the fields. If both
+    are held, `writing` was acquired first.
+    """
 
     def __init__(
         self,
@@ -61,249 +57,216 @@ class TrustedIndex:
         epoch: Callable[[], int],
         opened_by: OpenPath | None = None,
     ) -> None:
+        self.path = path
+        self.file = file
+        self.reader = reader
+        self.write = write
         self._backend = backend
         self._opened_by = opened_by
-        self._path = path
-        self._file = file
-        self._reader = reader
-        self._write = write
         self._stream_id = stream_id
         self._epoch = epoch
-        # The epoch that a writer's index says; None where nothing is in it.
-        self._said: int | None = None
-        # Two locks: `_writing` around what changes the index, `_guard` around the fields
-        # here; where both are held, `_writing` was taken first.
-        self._writing = threading.Lock()
-        # Who waits for `_writing` and must not wait long; how often what stood in the file or
-        # the index was taken back.
+        # The epoch in a writer's index; None if the index is empty.
+        self._recorded_epoch: int | None = None
+        self.writing = threading.Lock()
+        self.guard = threading.Lock()
+        self.changed = threading.Condition(self.guard)
+        # Callers that wait for `writing` and must not wait long.
         self._urgent: set[object] = set()
-        self._taken_back = 0
-        # True between the begin and the end of a truncation, also after one that an exception
-        # ended: what stands here is doubtful then.
-        self._unfinished = False
-        self._guard = threading.Lock()
-        self._work = threading.Condition(self._guard)
-        # Bookmarks of the entries from `_known_from` on, in memory.
-        self._recent: dict[bytes, int] = {}
-        self._known_from = Cursor(*reader.head)
-        self._known_to = reader.head
-        # The writer's: the same, in the order of the file, all of them.
-        self._waiting = Pairs()
-        self._synced = reader.head
-        # A reader's: up to which change of the stream the fields here are right; whether the
-        # index is one of its own, in memory; where it is not, whether it was opened when nobody
-        # wrote; the head at the last look at where it stands.
-        self._changes = reader.changes
-        self._private = False
-        self._alone = False
-        self._looked_at = reader.head
-        self._questions = 0
-        self._index: BookmarkIndex | None = None
-        self._indexed = Head()
-        self._open()
+        # How often the file or the index was truncated.
+        self.truncations = 0
+        # True from the begin of a truncation to its end, and after one that an exception ended:
+        # the fields are doubtful then.
+        self.unfinished = False
+        self.recent = RecentBookmarks(reader.head, for_writer=write)
+        self.synced = reader.head
+        # A reader's: whether the index is its own, in memory; if not, whether it was opened
+        # while no process wrote the stream.
+        self.private = False
+        self.unlocked = False
+        self.index: BookmarkIndex | None = None
+        self.indexed = Head()
+        self.open()
 
-    def _open(self) -> None:
-        self._alone = not (self._write or self._file.locked_elsewhere())
+    def open(self) -> None:
+        self.unlocked = not (self.write or self.file.locked_elsewhere())
         try:
-            self._index = self._opened(self._backend, write=self._write)
+            self.index = self.opened(self._backend, write=self.write)
         except IndexReadOnly as error:
             foreign = isinstance(error.__cause__, IndexUntrusted)
             level = logging.WARNING if foreign else logging.DEBUG
             _log.log(level, "%s; bookmarks are looked up in the stream itself", error)
             return
         try:
-            self._indexed = self._trusted(self._index)
+            self.indexed = self.trusted(self.index)
         except IndexFailed as error:
-            _log.warning("%s: the bookmark index cannot be read: %s", self._path, error)
-            if not self._write:
-                self._drop_index()
+            _log.warning("%s: the bookmark index cannot be read: %s", self.path, error)
+            if not self.write:
+                self.drop()
                 return
             try:
-                self._clear(self._index)
+                self.clear(self.index)
             except IndexFailed:
-                self._drop_index()
+                self.drop()
                 raise
 
-    def _opened(self, backend: str, *, write: bool = True) -> BookmarkIndex:
-        return index_opener(backend)(self._path, write, self._file.access())
+    def opened(self, backend: str, *, write: bool = True) -> BookmarkIndex:
+        return index_opener(backend)(self.path, write, self.file.access())
 
     # Whether the index belongs to the file.
 
-    def _identity(self, length: int) -> bytes:
-        return fingerprint(self._file, self._stream_id, self._epoch(), length)
+    def identity(self, length: int) -> bytes:
+        return fingerprint(self.file, self._stream_id, self._epoch(), length)
 
-    def _clear(self, index: BookmarkIndex) -> None:
-        """Begin anew with an empty index. Raises `IndexFailed`."""
-        self._ensure_in_place()
+    def clear(self, index: BookmarkIndex) -> None:
+        """Begin again with an empty index. Raises `IndexFailed`."""
+        self.ensure_in_place()
         index.clear()
 
-    def _ensure_in_place(self) -> None:
-        """Raises `IndexElsewhere` where the index at the stream's path is another file's by now."""
+    def ensure_in_place(self) -> None:
+        """Raises `IndexElsewhere` if the index at the stream's path belongs to another file now."""
         why = "" if self._opened_by is None else self._opened_by.difference()
         if why:
             what = f"{why}; the bookmark index there is not this stream's"
-            raise IndexElsewhere(self._path, what)
+            raise IndexElsewhere(self.path, what)
 
-    def _mark(self, upto: Head) -> Watermark:
-        return Watermark(upto.length, upto.entries, self._identity(upto.length))
+    def mark(self, upto: Head) -> Watermark:
+        return Watermark(upto.length, upto.entries, self.identity(upto.length))
 
-    def _trusted(self, index: BookmarkIndex) -> Head:
+    def trusted(self, index: BookmarkIndex) -> Head:
         """How far the index can be believed: all of it or nothing."""
-        mark, head = index.watermark(), self._reader.head
+        mark, head = index.watermark(), self.reader.head
         if (
             mark is not None
             and mark.entries <= head.entries
             and mark.length <= head.length
-            and mark.identity == self._identity(mark.length)
+            and mark.identity == self.identity(mark.length)
         ):
-            self._said = self._epoch()
+            self._recorded_epoch = self._epoch()
             return Head(mark.length, mark.entries)
-        if not self._write:
-            # Somebody who writes is about to fill it, or to say that it is right.
-            if not self._file.locked_elsewhere():
-                self._drop_index()
+        if not self.write:
+            # A writer, if there is one, is about to fill it or to confirm it.
+            if not self.file.locked_elsewhere():
+                self.drop()
         elif mark is not None or index:
-            _log.info("%s: the bookmark index is not this file's; it is built again", self._path)
-            self._clear(index)
+            _log.info("%s: the bookmark index is not this file's; it is rebuilt", self.path)
+            self.clear(index)
         return Head()
 
-    def _say_again(self) -> None:
-        """Have the index say how the file is now, where that was changed. Holds `_writing`."""
-        if self._index is None or self._said in (None, self._epoch()):
+    def record(self, index: BookmarkIndex, upto: Head) -> None:
+        """The index covers the entries before `upto`."""
+        with self.guard:
+            if self.index is index:
+                self.indexed, self._recorded_epoch = upto, self._epoch()
+
+    def renew_mark(self, *, always: bool = False) -> None:
+        """Write a new watermark if the epoch has changed, or `always` if the index has one.
+        Requires `writing`."""
+        recorded = self._recorded_epoch
+        if self.index is None or recorded is None or (recorded == self._epoch() and not always):
             return
         try:
-            self._index.add((), self._mark(self._indexed))
-            self._said = self._epoch()
+            self.index.add((), self.mark(self.indexed))
+            self._recorded_epoch = self._epoch()
         except IndexFailed as error:
-            _log.warning("%s: the bookmark index will be built again: %s", self._path, error)
+            if always:
+                self._recorded_epoch = -1
+            _log.warning("%s: the bookmark index will be rebuilt: %s", self.path, error)
 
-    # What memory holds.
+    # Recovery.
 
-    def _take_in(self) -> None:
-        """Read the bookmarks of what was committed and has not been told. Holds the guard.
-
-        A writer is told of his own commits; but a signal may have come between a commit and
-        the telling, or another thread may ask before it.
-        """
-        head = self._reader.head
-        if head.length - self._known_to.length > _MOST_UNTOLD_BYTES:
-            self._known_to = head
-            self._forget_memory()
+    def settle(self) -> None:
+        """After a truncation that did not finish: believe the file, and the index as at an open.
+        Requires `writing`."""
+        if not self.unfinished:
             return
-        while self._known_to.entries < self._reader.head.entries:
-            batch, cursor = self._reader.run(Cursor(*self._known_to))
-            if not batch:
-                raise MovedError
-            found = batch.bookmarks()
-            self._recent.update(found)
-            if self._write:
-                self._waiting.extend(found)
-            self._known_to = Head(*cursor)
-        self._limit_memory()
-
-    def _limit_memory(self) -> None:
-        """Forget the bookmarks in memory where they are too many. Holds the guard."""
-        if len(self._recent) >= _MOST_KEYS or len(self._waiting) >= _MOST_KEYS:
-            self._forget_memory()
-
-    def _forget_memory(self) -> None:
-        """Have the file tell it again. Holds the guard."""
-        self._waiting = Pairs()
-        self._recent.clear()
-        self._known_from = Cursor(*self._known_to)
-
-    # The way back.
-
-    def _settle(self) -> None:
-        """Believe the index as at an open, and the file. Holds `_writing`."""
-        if not self._unfinished:
-            return
-        self._taken_back += 1
-        with self._guard:
-            index, self._indexed, self._said = self._index, Head(), None
-            self._waiting = Pairs()
-            self._recent.clear()
-            self._known_to = self._reader.head
-            self._known_from = Cursor(*self._known_to)
-            self._synced = min(self._synced, self._reader.head)
+        index = self._begin_again()
+        with self.guard:
+            self.synced = min(self.synced, self.reader.head)
         if index is not None:
             try:
-                self._indexed = self._trusted(index)
+                self.indexed = self.trusted(index)
             except IndexFailed:
-                self._forget_index()
-        self._unfinished = False
+                self.reset()
+        self.unfinished = False
 
-    def _forget_index(self) -> None:
-        """Empty the index; it begins again from the file's start. Holds `_writing`."""
-        self._taken_back += 1
-        with self._guard:
-            index, self._indexed, self._said = self._index, Head(), None
-            self._waiting = Pairs()
-            self._recent.clear()
-            self._known_to = self._reader.head
-            self._known_from = Cursor(*self._known_to)
+    def _begin_again(self) -> BookmarkIndex | None:
+        self.truncations += 1
+        with self.guard:
+            self.indexed, self._recorded_epoch = Head(), None
+            self.recent.begin_at(self.reader.head)
+            return self.index
+
+    def reset(self) -> None:
+        """Empty the index; it begins again from the file's start. Requires `writing`."""
+        index = self._begin_again()
         if index is not None:
             try:
-                self._clear(index)
+                self.clear(index)
             except IndexFailed as error:
                 _log.error(
                     "%s: there is no bookmark index until it can be made again: %s",
-                    self._path,
+                    self.path,
                     error,
                 )
-                with self._guard:
-                    self._drop_index()
+                with self.guard:
+                    self.drop()
 
-    def _begin_anew(self) -> None:
-        """Make the index again where a writer has lost it, for want of room perhaps. Raises
+    def recreate(self) -> None:
+        """Make the index again if a writer has lost it, for lack of space perhaps. Raises
         `IndexFailed`."""
-        if self._index is not None or not self._write:
+        if self.index is not None or not self.write:
             return
-        with self._writing:
-            self._settle()
-            if self._index is not None:
+        with self.writing:
+            self.settle()
+            if self.index is not None:
                 return
-            self._ensure_in_place()
-            index = self._opened(self._backend)
+            self.ensure_in_place()
+            index = self.opened(self._backend)
             try:
-                # What stands there may be what was given up.
+                # It may be the index that was given up.
                 index.clear()
             except IndexFailed:
                 index.close()
                 raise
-            with self._guard:
-                self._index = index
+            with self.guard:
+                self.index = index
 
-    def _drop_index(self) -> None:
-        if self._index is not None:
-            self._index.close()
-        self._index, self._indexed, self._private = None, Head(), False
+    def drop(self) -> None:
+        """Go on without an index."""
+        if self.index is not None:
+            self.index.close()
+        self.index, self.indexed, self.private = None, Head(), False
 
-    # Who has to wait.
+    # Urgent changes.
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a caller of `urgently` waits."""
+        return bool(self._urgent)
 
     @contextlib.contextmanager
-    def _urgently(self) -> Iterator[None]:
-        """`_writing`, without waiting for the end of what can be done again."""
-        # A signal's exception may come between any two lines, and leaves no lock behind.
-        who = object()
+    def urgently(self) -> Iterator[None]:
+        """Hold `writing`, without waiting for work that can be repeated."""
+        # A signal's exception may come between any two lines, and must leave no lock behind.
+        caller = object()
         try:
-            self._urgent.add(who)
-            with self._writing:
-                self._has_its_turn(who)
+            self._urgent.add(caller)
+            with self.writing:
+                self._waits_no_more(caller)
                 yield
         finally:
-            self._has_its_turn(who)
+            self._waits_no_more(caller)
 
-    def _has_its_turn(self, who: object) -> None:
-        if who in self._urgent:
-            with self._guard:
-                self._urgent.discard(who)
-                self._work.notify_all()
+    def _waits_no_more(self, caller: object) -> None:
+        if caller in self._urgent:
+            with self.guard:
+                self._urgent.discard(caller)
+                self.changed.notify_all()
 
 
 def fingerprint(file: File, stream_id: bytes, epoch: int, length: int) -> bytes:
-    """Tells the file up to `length` from others: which file it is, after which changes of
-    what was committed, and its bytes before there."""
+    """Distinguishes the file up to `length` from others: which file it is, after which changes of
+    what was committed, and its bytes before that offset."""
     device, inode = file.identity()
     start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
     tail = file.read(length - start, start)

@@ -164,7 +164,7 @@ async def test_more_changes_than_are_known(
     """A client that does not keep up is ended; then it hears that anything may have changed."""
     commit(stream, 40)
     commit(stream, 4, 1_000_000)
-    stream._file._known_changes = type(stream._file._known_changes)(maxlen=4)
+    stream._file.known_changes = type(stream._file.known_changes)(maxlen=4)
     assert storage_file._KNOWN_CHANGES > 1000
     async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
         await peer.ask(follow(stream, 0, 0), OK + begun(stream, 0))

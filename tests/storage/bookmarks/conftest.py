@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from datastreamer.storage.bookmarks import builder
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.builder import IndexBuilder
 from tests.storage.bookmarks.keeping import Gate
 
 
@@ -15,13 +15,13 @@ from tests.storage.bookmarks.keeping import Gate
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """A catch-up does one page a transaction, and stops at the gate before each."""
     gate = Gate()
-    chunk = BookmarkKeeper._catch_up_some
+    chunk = IndexBuilder._catch_up_some
 
-    def held(self: BookmarkKeeper) -> bool:
-        gate.pass_by(self._thread)
+    def held(self: IndexBuilder) -> bool:
+        gate.pass_by(self.thread)
         return chunk(self)
 
-    monkeypatch.setattr(BookmarkKeeper, "_catch_up_some", held)
+    monkeypatch.setattr(IndexBuilder, "_catch_up_some", held)
     monkeypatch.setattr(builder, "_CATCH_UP_BYTES", 1)
     yield gate
     gate.let_go()

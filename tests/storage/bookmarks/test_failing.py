@@ -16,7 +16,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import IndexFailed
-from datastreamer.storage.bookmarks import builder, registry, trust
+from datastreamer.storage.bookmarks import builder, recent, registry
 from datastreamer.storage.bookmarks.interface import IndexDamaged, Pace, Watermark, at_once
 from datastreamer.storage.bookmarks.memory import MemoryIndex
 from datastreamer.storage.disk.access import Access
@@ -97,14 +97,14 @@ def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> N
         stream.bookmarks.wait()
         assert stream.bookmarks.lag() == 0
         check(stream, known_of(path))
-        assert len(stream.bookmarks._index or ()) == len(known_of(path))
+        assert len(stream.bookmarks.trusted.index or ()) == len(known_of(path))
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_memory_while_an_index_cannot_be_written(
     tmp_path: Path, flaky: set[str], lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust, "_MOST_KEYS", 10)
+    monkeypatch.setattr(recent, "_MAX_KEYS", 10)
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="flaky") as stream:
         bookmarks = stream.bookmarks
@@ -115,17 +115,17 @@ def test_memory_while_an_index_cannot_be_written(
                 bookmarks.rebuild()
         else:
             add(stream, operation(b"first"))
-            bookmarks._work_once()
+            bookmarks.builder.work()
         for number in range(35):
             add(stream, [(BOOKMARK, b"%d" % number), (BOOKMARK, b"often")])
-            assert len(bookmarks._waiting) < 10
-            assert len(bookmarks._recent) < 10
+            assert len(bookmarks.trusted.recent.waiting) < 10
+            assert len(bookmarks.trusted.recent.newest) < 10
         check(stream, known_of(path))
         flaky.clear()
         bookmarks.wait()
         assert bookmarks.lag() == 0
         check(stream, known_of(path))
-        assert len(bookmarks._index or ()) == len(known_of(path))
+        assert len(bookmarks.trusted.index or ()) == len(known_of(path))
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
@@ -211,7 +211,7 @@ def test_a_truncation_does_not_need_the_index(
         assert len(stream.bookmarks) == 2
         if "clear" not in fails:
             assert stream.bookmarks.lag() == 0
-    assert [r for r in caplog.records if "cannot go back" in r.message]
+    assert [r for r in caplog.records if "cannot be truncated" in r.message]
 
 
 class Damaged(MemoryIndex):

@@ -139,8 +139,8 @@ def test_room_that_ends_while_it_is_begun(
     with monkeypatch.context() as patch:
         patch.setattr(fallback.lmdb.LmdbIndex, step, fail)
         with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
-            stream.bookmarks._work_once()
-            stream.bookmarks._work_once()
+            stream.bookmarks.builder.work()
+            stream.bookmarks.builder.work()
             assert not stream.bookmarks.on_disk
             assert stream.bookmarks.lag() == 0
             check(stream, known_of(path))
@@ -159,7 +159,7 @@ def test_an_index_that_has_entries_stays_on_disk(
         with monkeypatch.context() as patch:
             patch.setattr(fallback.lmdb.LmdbIndex, "add", fail)
             add(stream, operation(b"more"))
-            stream.bookmarks._work_once()
+            stream.bookmarks.builder.work()
             assert stream.bookmarks.on_disk
             check(stream, known_of(path))
 
@@ -202,8 +202,8 @@ def test_a_real_full_disk(small_disk: Path, left: int, monkeypatch: pytest.Monke
     os.close(file)
     os.truncate(ballast, ballast.stat().st_size - left)
     with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
-        stream.bookmarks._work_once()
-        stream.bookmarks._work_once()
+        stream.bookmarks.builder.work()
+        stream.bookmarks.builder.work()
         check(stream, known_of(path))
         if not left:
             assert not stream.bookmarks.on_disk

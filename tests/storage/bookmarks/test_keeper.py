@@ -20,6 +20,7 @@ import pytest
 from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.bookmarks import builder, keeper, lmdb, registry
+from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import Watermark
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.memory import MemoryIndex
@@ -250,7 +251,7 @@ def test_a_copied_stream_does_not_believe_the_copied_index(
     shutil.copytree(index_of(path), index_of(copy))
     with caplog.at_level(logging.INFO), DataStream.open(copy) as stream:
         check(stream, known_of(path))
-    assert "the bookmark index is not this file's; it is built again" in caplog.text
+    assert "the bookmark index is not this file's; it is rebuilt" in caplog.text
 
 
 # While the stream is written.
@@ -380,7 +381,8 @@ def test_the_index_goes_back_before_the_file_does(
     path = make(tmp_path / "s.bin", *HISTORY)
     seen: list[Watermark | None] = []
     with DataStream.open(path) as stream:
-        truncate = stream._file.truncate
+        changes = stream.writer().changes
+        truncate = changes.truncate
 
         def looked_at(number: int, offset: int) -> None:
             index = registry.index_opener("lmdb")(str(path), False, Access.private())
@@ -388,7 +390,7 @@ def test_the_index_goes_back_before_the_file_does(
             index.close()
             truncate(number, offset)
 
-        monkeypatch.setattr(stream._file, "truncate", looked_at)
+        monkeypatch.setattr(changes, "truncate", looked_at)
         stream.truncate(4)
         assert seen[0] is not None
         assert (seen[0].length, seen[0].entries) == (stream.header.total_length, 4)
@@ -406,7 +408,7 @@ def test_a_wrong_index_is_found_out_and_mended(
     index.close()
     with DataStream.open(path) as stream:
         assert stream.bookmark(b"old") == 0
-        assert "the bookmark index is wrong, it is built again" in caplog.text
+        assert "the bookmark index is wrong, it is rebuilt" in caplog.text
         for key in (b"phantom", b"beyond"):
             with pytest.raises(UnknownBookmark):
                 stream.bookmark(key)
@@ -431,14 +433,14 @@ def test_many_waiting_bookmarks_are_written_at_once(
     monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 3600.0)
     written = threading.Event()
-    flush = BookmarkKeeper._flush
+    flush = IndexBuilder._flush
 
-    def noted(self: BookmarkKeeper) -> None:
+    def noted(self: IndexBuilder) -> None:
         flush(self)
-        if self._indexed.entries:
+        if self._trusted.indexed.entries:
             written.set()
 
-    monkeypatch.setattr(BookmarkKeeper, "_flush", noted)
+    monkeypatch.setattr(IndexBuilder, "_flush", noted)
     with DataStream.create(tmp_path / "s.bin") as stream:
         add(stream, [(BOOKMARK, b"1"), (BOOKMARK, b"2")])
         assert stream.bookmarks.lag() == 2
@@ -452,7 +454,7 @@ def test_the_thread_is_not_woken_for_what_it_may_not_write(
     monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream, monkeypatch.context() as patch:
         woken: list[int] = []
-        patch.setattr(stream.bookmarks._work, "notify", lambda: woken.append(1))
+        patch.setattr(stream.bookmarks.trusted.changed, "notify", lambda: woken.append(1))
         for _ in range(5):
             add(stream, [(BOOKMARK, b"k"), (1, b"")])
         assert woken == []
@@ -470,7 +472,7 @@ def test_while_it_is_counted_nothing_is_written(
         held = []
 
         def count(index: MemoryIndex, length: Any = MemoryIndex.__len__) -> int:
-            held.append(stream.bookmarks._writing.locked())  # type: ignore[attr-defined]
+            held.append(stream.bookmarks.trusted.writing.locked())  # type: ignore[attr-defined]
             return int(length(index))
 
         monkeypatch.setattr(MemoryIndex, "__len__", count)
@@ -489,7 +491,7 @@ def test_a_reader_without_an_index_keeps_one_of_its_own(tmp_path: Path, gate: Ga
     with DataStream.open(path, read_only=True) as stream:
         assert stream.bookmark(b"old") == 0  # one question is answered by a scan
         assert stream.bookmarks.lag() == stream.total_entries
-        assert stream.bookmarks._thread is None
+        assert stream.bookmarks.builder.thread is None
         check(stream, known)
         gate.wait_for_it()
         check(stream, known)
@@ -553,7 +555,7 @@ def test_a_follower_begins_with_the_writer_s_index(tmp_path: Path) -> None:
         follower.refresh()
         check(follower, known_of(path))
         assert follower.bookmarks.lag() == 0
-        assert follower.bookmarks._thread is None
+        assert follower.bookmarks.builder.thread is None
 
 
 def test_a_follower_from_before_the_writer(tmp_path: Path) -> None:

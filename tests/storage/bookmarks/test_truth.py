@@ -24,7 +24,7 @@ from datastreamer import DataStream
 from datastreamer.errors import UnknownBookmark
 from datastreamer.storage.bookmarks import builder, lmdb, registry
 from datastreamer.storage.bookmarks import lmdb_environment as environment
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
+from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.disk.access import Access
 from tests.interop.peer import GoPeer, go_missing
 from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, make, scan_file
@@ -182,7 +182,7 @@ def test_beside_our_writer(tmp_path: Path, does: Callable[[DataStream], None]) -
         stream.bookmarks.wait()
         assert found_by(stream) == found_by(follower) == truth
         # What the writer keeps is not kept once more.
-        assert not follower.bookmarks._private
+        assert not follower.bookmarks.trusted.private
 
 
 @pytest.mark.parametrize("does", WRITES[-3:-1], ids=lambda it: it.__name__)
@@ -465,19 +465,19 @@ def test_a_truncation_does_not_wait_for_a_fill(
     path = tmp_path / "s.bin"
     make(path, *[[(BOOKMARK, b"old"), (1, bytes(90_000))]] * 40, index="memory")
     arrived, go_on = threading.Event(), threading.Event()
-    pause = BookmarkKeeper._pause_or_end
+    pause = IndexBuilder._pause_or_end
 
-    def held(self: BookmarkKeeper) -> None:
+    def held(self: IndexBuilder) -> None:
         arrived.set()
         assert go_on.wait(30)
         pause(self)
 
-    monkeypatch.setattr(BookmarkKeeper, "_pause_or_end", held)
+    monkeypatch.setattr(IndexBuilder, "_pause_or_end", held)
     with DataStream.open(path) as stream:
         assert arrived.wait(30)
         truncated = threading.Thread(target=lambda: stream.truncate(10))
         truncated.start()
-        while not stream.bookmarks._urgent:
+        while not stream.bookmarks.trusted.urgent:
             assert truncated.is_alive()
         go_on.set()
         truncated.join(30)
@@ -495,7 +495,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * 4096
 limit = used + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 with DataStream.open(sys.argv[1]) as stream:
-    before = stream.bookmarks._index._shared.opened.env.info()["map_size"]
+    before = stream.bookmarks.trusted.index._shared.opened.env.info()["map_size"]
     assert before < 1 << 40, before
     for start in range(0, 400_000, 10_000):
         with stream.atomic_op() as op:
@@ -503,7 +503,7 @@ with DataStream.open(sys.argv[1]) as stream:
                 op.add_bookmark(number.to_bytes(16, "little"))
         stream.bookmarks.wait()
         assert stream.bookmarks.lag() == 0
-    after = stream.bookmarks._index._shared.opened.env.info()["map_size"]
+    after = stream.bookmarks.trusted.index._shared.opened.env.info()["map_size"]
     assert after > before, (before, after)
     for number in range(0, 400_000, 4099):
         assert stream.bookmark(number.to_bytes(16, "little")) == number, number

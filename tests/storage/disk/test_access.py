@@ -293,7 +293,7 @@ def test_a_writer_removes_the_lists_of_an_index(stream: Path) -> None:
     access_list(folder, "default", 7, 7, 0)
     with DataStream.open(stream, read_only=True) as reader:
         assert reader.bookmark(KEY) == 2
-        assert reader.bookmarks._index is None
+        assert reader.bookmarks.trusted.index is None
     index(stream)
     assert lists(stream.parent) == {}
 
@@ -496,12 +496,12 @@ def test_an_index_folder_that_others_can_change(stream: Path) -> None:
     folder.chmod(0o777)
     with DataStream.open(stream, read_only=True) as reader:
         assert reader.bookmark(KEY) == 2
-        assert reader.bookmarks._index is None
+        assert reader.bookmarks.trusted.index is None
     index(stream)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     with DataStream.open(stream, read_only=True) as reader:
         assert reader.bookmark(KEY) == 2
-        assert reader.bookmarks._index is not None
+        assert reader.bookmarks.trusted.index is not None
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
@@ -514,7 +514,7 @@ def test_an_index_file_that_others_can_change(
     file.chmod(0o666)
     with DataStream.open(stream, read_only=True) as reader:
         assert reader.bookmark(KEY) == 2
-        assert reader.bookmarks._index is None
+        assert reader.bookmarks.trusted.index is None
     assert f"{name}: can be changed by other users (its mode is 0666)" in caplog.text
     report = verify(stream)
     assert report.ok
@@ -523,7 +523,7 @@ def test_an_index_file_that_others_can_change(
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     with DataStream.open(stream, read_only=True) as reader:
         assert reader.bookmark(KEY) == 2
-        assert reader.bookmarks._index is not None
+        assert reader.bookmarks.trusted.index is not None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="lists the open descriptors")

@@ -479,7 +479,7 @@ def test_a_second_writer_has_an_index_of_its_own(path: Path) -> None:
         assert second.bookmark(b"of the second") == 0
         commit(second, b"later")
     with DataStream.open(path, read_only=True) as reader:
-        index = reader.bookmarks._index
+        index = reader.bookmarks.trusted.index
         assert index is not None
         assert index.newest(b"later") == 2
         assert index.newest(b"shared") is None
@@ -518,7 +518,7 @@ def test_a_second_writer_elsewhere_has_an_index_of_its_own(path: Path) -> None:
         assert process.returncode == 0
     assert (path.parent / "s.bin.index" / "data.mdb").stat().st_ino == before
     with DataStream.open(path, read_only=True) as reader:
-        index = reader.bookmarks._index
+        index = reader.bookmarks.trusted.index
         assert index is not None
         assert index.newest(b"of the second") == 0
         assert index.newest(b"of the first") is None

@@ -73,7 +73,7 @@ def abandon(stream: DataStream) -> None:
     """Let go of a stream whose process has ended, threads and all, without a word to its file."""
     keeper = stream._keeper
     if keeper is not None:
-        keeper._write = False
+        keeper.trusted.write = False
         keeper.close()
     stream._abandon()
 

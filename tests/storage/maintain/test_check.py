@@ -232,7 +232,7 @@ def test_an_index_that_goes_back_meanwhile(
     with DataStream.create(path) as stream:
         add(stream, [(BOOKMARK, b"one")], [(BOOKMARK, b"two")], [(BOOKMARK, b"three")])
         stream.bookmarks.wait()
-        index, passes = stream.bookmarks._index, []
+        index, passes = stream.bookmarks.trusted.index, []
         assert index is not None
 
         def feed(self: audit.IndexAudit, batch: EntryBatch) -> None:

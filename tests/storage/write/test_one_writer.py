@@ -173,8 +173,8 @@ def test_a_follower_beside_another_process(tmp_path: Path) -> None:
                 assert follower.bookmark(number.to_bytes(4, "big")) == number
                 data = number.to_bytes(8, "big") * (number % 300)
                 assert follower.entry(number + 1).data == data
-        assert follower.bookmarks._index is not None
-        assert follower.bookmarks._thread is None  # the writer's index, none of its own
+        assert follower.bookmarks.trusted.index is not None
+        assert follower.bookmarks.builder.thread is None  # the writer's index, none of its own
         other.kill()
         follower.refresh()
         assert [e.number for e in follower.entries()] == [*range(follower.total_entries)]

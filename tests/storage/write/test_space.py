@@ -16,7 +16,7 @@ from datastreamer._codec import scan
 from datastreamer._packer import KEPT_BOOKMARKS
 from datastreamer.errors import WriteFailed
 from datastreamer.format import Header
-from datastreamer.storage.bookmarks import trust
+from datastreamer.storage.bookmarks import recent
 from datastreamer.storage.header import records
 from datastreamer.storage.maintain.repair import repair
 from tests.storage.made import FIRST, PAGE, FaultyDisk, items, size_of
@@ -285,7 +285,7 @@ def test_operations_that_wait_for_the_disk_share_the_bound(
 def test_a_look_up_takes_no_huge_operation_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr(trust, "_MOST_UNTOLD_BYTES", 1000)
+    monkeypatch.setattr(recent, "_MAX_UNREPORTED_BYTES", 1000)
     path = tmp_path / "s.bin"
     with DataStream.create(path, index="memory") as stream:
         if not how:
@@ -302,7 +302,7 @@ def test_a_look_up_takes_no_huge_operation_into_memory(
         asked.refresh()
         assert asked.bookmark(key(150)) == 151
         assert asked.bookmark(b"one") == 0
-        assert len(asked.bookmarks._recent) == 0
+        assert len(asked.bookmarks.trusted.recent.newest) == 0
         if asked is not stream:
             asked.close()
 
