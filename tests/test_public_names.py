@@ -85,6 +85,24 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
     assert lacking == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_see_the_same_names(package: str) -> None:
+    """What is loaded when first used is also imported under TYPE_CHECKING, and nothing else is."""
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(inspect.getfile(module)).read_text())
+    typed = {
+        alias.asname
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    } - {None}
+    defined = set(vars(module)) - typed
+    assert typed <= set(module.__all__)
+    assert set(module.__all__) - typed <= defined
+
+
 def test_finds_deeper_names() -> None:
     page = (
         "`datastreamer.DataStream.open` `datastreamer.storage.stream` `datastreamer.service`\n"
