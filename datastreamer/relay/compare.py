@@ -1,4 +1,4 @@
-"""Compares a relay's older entries with its upstream's by hashes, while streaming goes on.
+"""Compares a relay's older entries with its upstream's by hashes, while streaming continues.
 
 Owns the search for entries that differ, its rate, and its progress in the log. `apply_changes.py`
 replaces entries that differ. Writes nothing.

@@ -128,8 +128,8 @@ def _samples(relay: RelayState) -> Samples:
         "datastreamer_relay_updates_total": [([], relay.updates)],
         "datastreamer_relay_uncompared_entries": [([], relay.uncompared)],
     }
-    told = [(state.upstream.name, lag_behind(relay, state)) for state in relay.states]
-    lags = {name: lag for name, lag in told if lag is not None}
+    known = [(state.upstream.name, lag_behind(relay, state)) for state in relay.states]
+    lags = {name: lag for name, lag in known if lag is not None}
     if lags:
         found["datastreamer_relay_lag_entries"] = [([name], lag) for name, lag in lags.items()]
     return found

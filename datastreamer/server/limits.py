@@ -140,11 +140,11 @@ class Limits:
         return self.reserved_clients
 
     def share(self, at: int, of: int) -> Limits:
-        """Those of number `at` of `of` processes that serve together: all together let in as
-        many, and as fast. Clients of an address are counted together (`balance.py`); what is
-        counted by client each counts by itself. Where places are reserved each has one at least.
+        """The limits of process `at` of `of` processes that serve together and share them. Clients
+        of an address are counted together (`accept_balance.py`); limits for one client are
+        unchanged. If slots are reserved, each process has at least one.
 
-        Raises `UsageError` where there are fewer clients than processes.
+        Raises `UsageError` if there are fewer clients than processes.
         """
         if self.max_clients < of:
             raise UsageError(

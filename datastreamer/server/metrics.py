@@ -54,10 +54,10 @@ _ERRORS: Final = (FAULT, DROPPED, *(k for k in _RESULTS.values() if k not in _OF
 async def collect(
     server: Server, numbers: WriterNumbers | None = None, limit: int = LISTED_CLIENTS
 ) -> MetricsSnapshot:
-    """What there is to tell now, with the `limit` clients furthest behind.
+    """A snapshot of all metrics, with the `limit` clients that have the largest lag.
 
-    `numbers` are the writer's, where it is known here. Plain values: to be handed to another
-    process as JSON. With many clients others have turns in between, so two samples may differ
+    `numbers` are the writer's, if known here. Values are plain, to be sent to another process as
+    JSON. With many clients other tasks run in between, so two samples may differ
     by what happened meanwhile.
     """
     head = server.stream.reader.head

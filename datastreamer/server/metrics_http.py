@@ -135,7 +135,7 @@ class _Endpoint:
     async def _answer_safely(self, request: bytes) -> tuple[int, str, bytes]:
         try:
             return await self._answer(request)
-        except Exception:  # noqa: BLE001 - streaming goes on
+        except Exception:  # noqa: BLE001 - streaming continues
             _log.exception("a request to the metrics port failed")
             return 500, _PLAIN, b"internal error; see the server's log\n"
 

@@ -94,7 +94,7 @@ def _stats(server: Server) -> dict[str, Any]:
 
 
 async def _end_with(parent: int, scope: trio.CancelScope) -> None:
-    """A pidfd can be read once its process is gone."""
+    """Cancel `scope` when the parent has ended: then its pidfd is readable."""
     await trio.lowlevel.wait_readable(parent)
     scope.cancel()
 

@@ -67,8 +67,8 @@ class Workers:
         self._stream = stream
         self._grace = limits.grace
         self._closed = threading.Lock()
-        told = 0 if limits.max_clients_per_address == 0 else shares[0].max_clients
-        self._shared = shared_block(count, told) if count > 1 else None
+        limited = 0 if limits.max_clients_per_address == 0 else shares[0].max_clients
+        self._shared = shared_block(count, limited) if count > 1 else None
         self.processes: list[ServingProcess] = []
         self._metrics: GatheredMetrics | None = None
         several = bool(metrics) and count > 1
@@ -145,13 +145,15 @@ class Workers:
         "clients". A process that does not answer is left out.
         """
         answers = self._ask(control.STATS, b"", _STATS_SECONDS)
-        return [json.loads(told) for told in answers if told is not None]
+        return [json.loads(answer) for answer in answers if answer is not None]
 
     def snapshot(self, limit: int) -> MetricsSnapshot:
         """The merged metrics, with the `limit` clients that have the largest lag. A process that
         does not answer is left out; counters start at 0 when a process restarts."""
         answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _STATS_SECONDS)
-        parts: list[MetricsSnapshot] = [json.loads(told) for told in answers if told is not None]
+        parts: list[MetricsSnapshot] = [
+            json.loads(answer) for answer in answers if answer is not None
+        ]
         written = {} if self._numbers is None else self._numbers.samples()
         own: MetricsSnapshot = {"time": time.time(), "samples": written, "clients": []}
         return merge([*parts, own], limit)
@@ -179,7 +181,7 @@ class Workers:
                 (process, process.answer(number, until))
                 for process, number in zip(self.processes, asked, strict=True)
             ]
-            return [told for process, told in answers if told is not None or process.alive]
+            return [answer for process, answer in answers if answer is not None or process.alive]
 
     def _changing(self, start: int, stop: int | None, done: bool) -> None:
         """Committed entries are about to change, or have changed: before the first byte is
@@ -189,12 +191,12 @@ class Workers:
         with contextlib.ExitStack() as stack:
             for process in self.processes:
                 stack.enter_context(process.guard)
-            told: Sequence[ServingProcess] = [
+            notified: Sequence[ServingProcess] = [
                 each for each in self.processes if not each.closing and each.failure is None
             ]
-            asked = [each.post(what, words) for each in told]
+            asked = [each.post(what, words) for each in notified]
             until = time.monotonic() + _CHANGE_SECONDS
-            for each, number in zip(told, asked, strict=True):
+            for each, number in zip(notified, asked, strict=True):
                 if each.answer(number, until) is None:
                     _log.error(
                         "%s: the serving process does not answer; killing and restarting it",

@@ -44,7 +44,7 @@ class StartAbandoned(Exception):
 
 
 def never() -> bool:
-    """The default of `abandoned`: the start goes on."""
+    """The default of `abandoned`: the start continues."""
     return False
 
 
@@ -52,7 +52,7 @@ class ServingProcess:
     """A child process that serves the stream.
 
     The constructor starts it; it serves when `wait_until_ready` has returned. `shared` is the
-    memory that it shares with the other processes behind the same listeners
+    memory that it shares with the other processes on the same listeners
     (`accept_balance.py`), `at` its number among them. It exposes metrics on the listeners
     `metrics`, or, with `gathered`, on request of its parent.
     """
@@ -168,7 +168,7 @@ class ServingProcess:
         ours: socket.socket,
         abandoned: Callable[[], bool] = never,
     ) -> socket.socket:
-        """Wait until the child serves. Raises `ServerFailed`, `StartAbandoned`; then it is gone."""
+        """Wait until the child serves. After `ServerFailed` or `StartAbandoned` it has ended."""
         until = time.monotonic() + _READY_SECONDS
         try:
             ours.settimeout(_LOOK_SECONDS)
@@ -176,7 +176,7 @@ class ServingProcess:
                 if abandoned():
                     raise StartAbandoned
                 try:
-                    told = ours.recv(1)
+                    answer = ours.recv(1)
                 except TimeoutError:
                     if time.monotonic() < until:
                         continue
@@ -185,9 +185,9 @@ class ServingProcess:
                         f"{_READY_SECONDS:g} s; the machine may be overloaded"
                     ) from None
                 except OSError:
-                    told = b""
+                    answer = b""
                 break
-            if told != control.READY:
+            if answer != control.READY:
                 process.kill()
                 process.wait()
                 raise ServerFailed(
@@ -315,10 +315,10 @@ class ServingProcess:
                     verdict, asked, size = control.ANSWER.unpack_from(self._unread)
                     if len(self._unread) < head + size:
                         break
-                    told = self._unread[head : head + size]
+                    answer = self._unread[head : head + size]
                     self._unread = self._unread[head + size :]
                     if control.NUMBER.pack(asked) == number:
-                        return told if verdict == control.YES else None
+                        return answer if verdict == control.YES else None
                 link.settimeout(max(0.001, until - time.monotonic()))
                 got = link.recv(65536)
                 if not got:

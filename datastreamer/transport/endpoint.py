@@ -1,7 +1,6 @@
-"""Where a server is and how it is spoken to: TCP, TLS, or a Unix socket; for every client.
+"""The endpoint of a server - TCP, TLS or a Unix socket - and blocking connections to it.
 
-Owns what can be said about a place, and the making of a blocking connection to it. Must
-not import trio: `channel` dials the same places for it.
+Owns the address, its checks, and the connection for synchronous clients. Must not import trio.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RECEIVE_SIZE = 4096
-# What TLS has room for.
+# The longest name that TLS can send.
 _LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server's place. Made by `endpoint_of`."""
+    """The address of a server. Made by `endpoint_of`."""
 
     peer: str
-    """As messages name it."""
+    """Its name in messages."""
 
     path: str | None
-    """Of its Unix socket; None: it is reached over TCP."""
+    """The path of its Unix socket; None: TCP."""
 
     host: str
     port: int
@@ -51,10 +50,10 @@ class Endpoint:
     """None: without TLS."""
 
     server_name: str
-    """Whom its certificate is to name."""
+    """The name that its certificate must have."""
 
     token_request: bytes = b""
-    """What is sent first on each connection, to show a token; empty: nothing is."""
+    """The request with a token, sent first on each connection; empty: no token."""
 
 
 def endpoint_of(
@@ -64,9 +63,9 @@ def endpoint_of(
     server_name: str | None = None,
     token_request: bytes = b"",
 ) -> Endpoint:
-    """The place of a server; `host` may be ``unix:PATH``, the port says nothing then.
+    """The endpoint of a server; `host` may be ``unix:PATH``, then `port` is ignored.
 
-    `tls` True is TLS with the CAs that the system trusts. Raises `UsageError`.
+    `tls` True is TLS with the system's CAs. Raises `UsageError`.
     """
     check_endpoint(host, port, tls, server_name)
     if host.startswith(UNIX):
@@ -78,7 +77,7 @@ def endpoint_of(
         from datastreamer.transport.tls import client_tls
 
         context = client_tls() if tls is True else tls
-    # Certificates know nothing of the interface behind a link-local address.
+    # Certificates do not have the interface of a link-local address.
     name = server_name or host.partition("%")[0]
     return Endpoint(address_of((host, port)), None, host, port, context, name, token_request)
 
@@ -86,9 +85,9 @@ def endpoint_of(
 def check_endpoint(
     host: str, port: int, tls: bool | ssl.SSLContext, server_name: str | None
 ) -> None:
-    """Raises `UsageError` for what is no place of a server, wherever it is."""
+    """Raises `UsageError` for an address that no server can have."""
     if server_name is not None and tls is False:
-        raise UsageError("a server name is for TLS; say tls=True or give a context, too")
+        raise UsageError("tls_server_name needs TLS; set tls=True or pass a context")
     if server_name:
         try:
             length = 0 if "\0" in server_name else len(server_name.encode("idna"))
@@ -99,14 +98,14 @@ def check_endpoint(
     if not host.startswith(UNIX):
         check_port(port)
     elif tls is not False:
-        raise UsageError(f"{host}: a Unix socket is spoken to without TLS")
+        raise UsageError(f"{host}: TLS is not used on a Unix socket; leave it out")
 
 
 def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
-    """A connection to `place`, TLS, token and all, each step of it within `timeout` seconds.
+    """Connect to `place`, with TLS and token, each step within `timeout` seconds.
 
-    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
-    `NotAllowed` where the server does not accept the token.
+    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
+    not accept the token.
     """
     made = _connect_blocking(place, timeout)
     if not place.token_request:
@@ -120,7 +119,7 @@ def connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
 
 
 def _introduce_blocking(made: socket.socket, place: Endpoint, timeout: float) -> bool:
-    """Show the token; whether the server knows what that is."""
+    """Send the token; whether the server supports tokens."""
     introduction = Introduction(place.token_request, place.peer)
     try:
         made.settimeout(timeout)
@@ -135,7 +134,7 @@ def _introduce_blocking(made: socket.socket, place: Endpoint, timeout: float) ->
 
 
 def say_no_tokens(place: Endpoint) -> None:
-    """A line in the log: the server does not know tokens, or has closed the connection."""
+    """Log that the server does not support tokens, or has closed the connection."""
     _log.warning("%s accepts no tokens; connected to it without one", place.peer)
 
 
@@ -168,7 +167,7 @@ def _connect_blocking(place: Endpoint, timeout: float) -> socket.socket:
 
 
 def close_blocking(connection: socket.socket) -> None:
-    """Close it; a TLS connection says first that this is its end, and waits for nobody."""
+    """Close a connection, with a TLS close if it fits into the socket."""
     unwrap = getattr(connection, "unwrap", None)
     if unwrap is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -257,7 +257,7 @@ def _make_room(path: str) -> None:
 def _turn_at(folder: str) -> Iterator[None]:
     """One server at a time: a second one could take the new socket of the first for a stale one.
 
-    If another program keeps the folder locked, this goes on without the lock.
+    If another program keeps the folder locked, this continues without the lock.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

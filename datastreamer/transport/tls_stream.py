@@ -156,10 +156,10 @@ class TLSTransport:
                 if not first:
                     return False
                 if first[:1] != _HANDSHAKE_RECORD:
-                    told = messages.encode_result(
+                    answer = messages.encode_result(
                         RESULT_INVALID_COMMAND, "This server requires TLS"
                     )
-                    await self._socket.send(told)
+                    await self._socket.send(answer)
                     refused = "it does not use TLS"
                 else:
                     self._incoming.write(first)

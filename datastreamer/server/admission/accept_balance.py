@@ -1,4 +1,4 @@
-"""Balance between the processes behind one listener: which one accepts the next client.
+"""Balance between the processes that share a listener: which one accepts the next client.
 
 Owns a small block of shared memory: how many clients each process has, how many more it may
 accept, how many with the reserved slots and, if clients are limited by address, how many of each

@@ -74,7 +74,7 @@ class PublishLease:
         self.stream = stream
         self.counts = counts
         self.last = stream.source
-        # What both copies of the record have for sure: not what a write that was cut off left.
+        # The record that is in both copies on disk, not one from an interrupted write.
         self._stored: PublisherRecord | None = None
         self.holder: LeaseHolder | None = None
         self._granting = trio.Lock()

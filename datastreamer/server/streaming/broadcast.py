@@ -217,7 +217,7 @@ class Broadcast:
             sender.nudge()
 
     def _drop_out(self, sender: LiveSender, place: Cursor, start: int, sent: int) -> None:
-        """A client received less than the whole run, or is gone: its own sender continues."""
+        """A client received less than the whole run, or has left: its own sender continues."""
         del self._live[sender]
         if sent < 0 and -sent not in (errno.EAGAIN, errno.EWOULDBLOCK):
             _log.debug("%s: connection lost: %s", sender.transport.peer, os.strerror(-sent))
