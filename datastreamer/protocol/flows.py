@@ -95,7 +95,7 @@ def unexpected(connection: ClientConnection, event: Event) -> PeerError:
         return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
     if not connection.received_bytes:
         return unanswered(connection, told)
-    return ConnectionLost(f"{told}; connect again to go on")
+    return ConnectionLost(f"{told}; connect again")
 
 
 def unanswered(connection: ClientConnection, told: str) -> ConnectionLost:

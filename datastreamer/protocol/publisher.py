@@ -272,7 +272,7 @@ class SourceConnection:
                 " on the first question; servers that take no sources do that, and those of "
                 f"another stream type: is it {self._terms.stream_type}?"
             )
-        return "; connect again to go on"
+        return "; connect again"
 
     def _probed(self, capabilities: Capabilities) -> None:
         if not capabilities.features & FEATURE_PUBLISH:

@@ -1,7 +1,7 @@
-"""A server that cannot be reached, or is gone: the words for it, the same for every client,
-and the system's own watch over a connection.
+"""The errors and log lines for a server that cannot be reached, the same for all clients, and TCP
+keepalive.
 
-Knows neither trio nor what is said on a connection.
+Knows neither trio nor the protocol.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from datastreamer.protocol.arguments import is_number
 
 
 def check_port(port: int) -> None:
-    """Raises `UsageError` for a number that is no port to connect to."""
+    """Raises `UsageError` for a number that is not a port."""
     if not is_number(port, 1, 65535):
-        raise UsageError(f"ports to connect to run from 1 to 65535, not {port!r}")
+        raise UsageError(f"a port to connect to is a number from 1 to 65535, not {port!r}")
 
 
 def connect_failed(peer: str, error: OSError | UnicodeError) -> ConnectFailed:
-    """The exception for a connection that could not be made, or a name that no host can have."""
+    """The exception for a failed connection, or a name that no host can have."""
     return ConnectFailed(f"cannot connect to {peer}: {_reason(error)}; is a server running there?")
 
 
 def connect_timeout(peer: str, timeout: float) -> ConnectFailed:
-    """The exception for a connection that was not made in time."""
+    """The exception for a connection that took too long."""
     return ConnectFailed(f"cannot connect to {peer}: no answer within {timeout:g} s")
 
 
 def answer_timeout(peer: str, timeout: float) -> NoAnswer:
-    """The exception for an answer that did not come in time."""
+    """The exception for an answer that did not arrive in time."""
     return NoAnswer(f"no answer from {peer} within {timeout:g} s")
 
 
 def connection_lost(peer: str, error: Exception) -> PeerError:
     """The exception for a connection that broke.
 
-    Whether a server takes a client's certificate shows only when its answer is read.
+    A server's refusal of the client certificate is only seen when its answer is read.
     """
     inner: BaseException = error
     while inner.__cause__ is not None:
@@ -50,52 +50,52 @@ def connection_lost(peer: str, error: Exception) -> PeerError:
 
         return tls_failed(peer, inner)
     why = _reason(error)
-    return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again to go on")
+    return ConnectionLost(f"the connection to {peer} is lost: {why}; connect again")
 
 
 def closed_here(peer: str) -> ConnectionLost:
-    """The exception for a connection that this side closed while it was waited for."""
+    """The exception for a connection that this side closed during a wait."""
     return ConnectionLost(f"the connection to {peer} was closed here")
 
 
 def silent_server(peer: str, seconds: float, error: PeerError) -> ConnectionLost:
     """The exception for a server that sends nothing and does not answer a second connection."""
     kind = NoAnswer if isinstance(error, NoAnswer) else ConnectionLost
-    return kind(f"nothing from {peer} for {seconds:g} s, and {error}")
+    return kind(f"nothing received from {peer} for {seconds:g} s, and {error}")
 
 
 def silent_twice(peer: str, seconds: float, timeout: float) -> NoAnswer:
     """The exception for a server that is silent, and on another connection too."""
     return NoAnswer(
-        f"nothing from {peer} for {seconds:g} s, and no answer on another connection within "
-        f"{timeout:g} s"
+        f"nothing received from {peer} for {seconds:g} s, and no answer on another connection "
+        f"within {timeout:g} s"
     )
 
 
 def host_silent(peer: str, seconds: float) -> NoAnswer:
-    """The exception for a server whose host does not confirm what was sent to it."""
-    return NoAnswer(f"the host of {peer} has not answered for {seconds:.0f} s")
+    """The exception for a server whose host does not acknowledge sent bytes."""
+    return NoAnswer(f"the host of {peer} has not acknowledged anything for {seconds:.0f} s")
 
 
 def say_lost(log: logging.Logger, peer: str, error: PeerError) -> None:
-    """A line in the log when a server is lost, and none for each attempt after."""
-    log.warning("lost %s, trying again: %s", peer, str(error).partition(";")[0])
+    """Log a lost server once, not at each attempt."""
+    log.warning("lost the connection to %s, trying again: %s", peer, str(error).partition(";")[0])
 
 
 def say_back(log: logging.Logger, peer: str, number: int | None) -> None:
-    """A line in the log when it is back."""
+    """Log that the server is connected again."""
     if number is None:
-        log.warning("%s is back", peer)
+        log.warning("connected to %s again", peer)
     else:
-        log.warning("%s is back, going on from entry %d", peer, number)
+        log.warning("connected to %s again, continuing at entry %d", peer, number)
 
 
-# A host that is gone shows after a minute and a half, not after the system's two hours.
+# A dead host is noticed after 1.5 minutes, not after the system's two hours.
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 def watch_over(set_option: Callable[[int, int, int], object]) -> None:
-    """Have the system ask a quiet server's host whether it is there.
+    """Set TCP keepalive, which notices a dead host on an idle connection.
 
     `set_option` is the `setsockopt` of the connection.
     """
@@ -107,10 +107,10 @@ def watch_over(set_option: Callable[[int, int, int], object]) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system says, without its numbers."""
+    """The system's message, without error numbers."""
     while error.__cause__ is not None:
         error = error.__cause__
-    # trio tells of all addresses that it tried.
+    # Trio reports all addresses that it tried.
     error = next(iter(getattr(error, "exceptions", ())), error)
     # OpenSSL's errors have numbers of their own.
     openssl = getattr(error, "reason", None)

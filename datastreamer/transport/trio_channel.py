@@ -1,10 +1,9 @@
-"""The bytes of one client's connection, under Trio: a raw socket, or any of trio's streams.
+"""The byte stream of a client's connection under Trio: a raw socket, or any Trio stream.
 
-Owns making connections and the meaning of the system's errors. Must not know what the
-bytes say.
+Owns connecting and the meaning of the system's errors. Must not know the protocol.
 
-Sockets are used without trio's wrappers: each of those costs a turn of the event loop
-in which nothing happens, and a query is as quick as its loop has few turns.
+Sockets are used without Trio's wrappers: each call of these costs an additional turn of the event
+loop, which the latency of a query consists of.
 """
 
 from __future__ import annotations
@@ -33,56 +32,56 @@ from datastreamer.transport.listeners import tune
 if TYPE_CHECKING:
     import ssl
 
-# So long a server that takes nothing is waited for to be told of the end.
+# Time limit for sending the TLS close to a server that reads nothing.
 _FAREWELL_SECONDS = 1.0
 
 PIECE_BYTES: Final = 512 << 10
-"""What a thread waits for, a moment long: in smaller pieces a stream takes more work."""
+"""Bytes that a receiving thread waits for, for a moment: smaller pieces cost more work."""
 
 _PIECE_MILLISECONDS: Final = 2
 
 TURN_SECONDS: Final = 0.001
-"""So long a stream that comes fast is taken before other tasks have a turn."""
+"""Time after which a fast stream yields to other tasks."""
 
 _MOMENT_SECONDS: Final = 0.0002
-"""So long, within a turn, what comes next is waited for; it is due after some 30 us."""
+"""Longest wait for more bytes within a turn; they are due after some 30 us."""
 
 _MUCH_BYTES: Final = 32 << 10
 _SOON_SECONDS: Final = 0.00015
-"""Two pieces of so much, one so soon behind the other, are of a stream that comes as fast as it is
-taken: a turn begins."""
+"""Two pieces of `_MUCH_BYTES` within `_SOON_SECONDS` belong to a stream that arrives as fast as it
+is received: a turn begins."""
 
 _GATHERED_BYTES: Final = 64 << 10
-"""Within a turn so much is waited for, a moment long: a stream that is taken as fast as it comes
-is taken in too many pieces. Where that takes the whole moment the turn ends: at a slower pace
-others would be held up and nothing be gained."""
+"""Within a turn, wait for this many bytes for a moment: receiving as fast as possible would split
+the stream into too many pieces. If the wait takes the whole moment, the turn ends: the stream is
+slower, and waiting would only delay other tasks."""
 
 _RECEIVE_SIZE: Final = 4096
 
-# What `select` takes: descriptors below that.
+# `select` accepts descriptors below this.
 _MOST_DESCRIPTORS: Final = 1024
 
 
 class Channel(Protocol):
-    """A connection's bytes. Errors are `ConnectionLost`."""
+    """The byte stream of a connection. Errors are `ConnectionLost`."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Cancelled, it may have sent a part."""
+        """Send all of `data`. If cancelled, it may have sent a part."""
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Wait for bytes; 0 where the other side ended. Cancelled, it took none."""
+        """Receive bytes; 0 if the other side has ended. If cancelled, it has received none."""
 
     def connection(self) -> socket.socket | None:
-        """The socket at this end, to ask the system about; None where there is none."""
+        """The socket, for the system's information; None without one."""
 
     async def aclose(self) -> None:
         """Close at once. A task that waits raises `ConnectionLost`."""
 
 
 class SocketChannel:
-    """A TCP or Unix connection by its raw non-blocking socket, taken out of trio's stream."""
+    """A TCP or Unix connection through its raw non-blocking socket."""
 
-    # Who had a turn last.
+    # The channel that had the last turn.
     _last: ClassVar[SocketChannel | None] = None
 
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
@@ -90,15 +89,15 @@ class SocketChannel:
         tune(self._socket)
         watch_over(self._socket.setsockopt)
         self._peer = peer
-        # Whether a turn goes on, and until when.
+        # Whether a turn is in progress, and until when.
         self._in_turn = False
         self._turn_ends = 0.0
-        # Whether the last wait within it took its whole moment.
+        # Whether the last wait within the turn took the whole moment.
         self._slow = False
-        # When a piece came last, outside of a turn.
+        # When the last piece arrived outside of a turn.
         self._came_at = -math.inf
-        # Whether no other connection was heard of since the last turn or piece: where many are
-        # busy, the moments that each waits would add up.
+        # Whether no other connection received since the last turn or piece: the waits of many busy
+        # connections would add up.
         self._alone = False
         # Whether the socket is ready only for `_GATHERED_BYTES`.
         self._gathers = False
@@ -122,11 +121,10 @@ class SocketChannel:
             raise connection_lost(self._peer, error) from None
 
     async def receive_into(self, buffer: memoryview) -> int:
-        # An attempt before the wait would mostly be in vain: an answer takes longer than
-        # the way back here, and a stream comes in larger pieces when it is left alone. Not
-        # so where much comes.
+        # Wait before the first attempt, which would mostly fail: an answer takes longer than the
+        # way back here, and a stream arrives in larger pieces. Not in a turn, when much arrives.
         if self._in_turn:
-            # By the system's clock, also where the loop has another.
+            # By the system's clock, even if the event loop has another one.
             if time.monotonic() < self._turn_ends:
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
@@ -155,8 +153,8 @@ class SocketChannel:
         return count
 
     def _is_much(self, count: int, room: int) -> bool:
-        """Whether to go on without the loop; of several that are busy only one whose large buffer
-        is filled by what lies ready."""
+        """Whether to receive again without the event loop; among several busy connections only one
+        whose large buffer was filled."""
         return count >= (_MUCH_BYTES if self._alone else max(room, PIECE_BYTES >> 1))
 
     def _begin_turn(self, now: float) -> None:
@@ -174,11 +172,11 @@ class SocketChannel:
             raise connection_lost(self._peer, error) from None
 
     def _gather(self) -> bool:
-        """Wait for a moment without the loop, the way through which takes as long; whether that
-        was shorter than the moment."""
+        """Wait for a moment without the event loop, which would take as long; whether the bytes
+        arrived within it."""
         self._set_gathers(True)
         begin = time.monotonic()
-        # One that was closed meanwhile shows at once, by what is read next.
+        # If the socket was closed meanwhile, the next read reports it.
         with suppress(ValueError, OSError):
             select.select((self._socket,), (), (), _MOMENT_SECONDS)
         return time.monotonic() - begin < _MOMENT_SECONDS
@@ -189,7 +187,7 @@ class SocketChannel:
             self._gathers = gathers
 
     def _set_least(self, least: int) -> None:
-        """The socket is ready from so many bytes on, and at its end."""
+        """Set how many bytes make the socket ready; its end always does."""
         # Some systems refuse it for a connection that has ended.
         with suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -199,8 +197,8 @@ class SocketChannel:
 
     @contextmanager
     def for_thread(self) -> Iterator[Callable[[memoryview], int | None]]:
-        """A `receive_into` for a thread that has the socket for itself: it waits for a large
-        piece, a moment long, and gives None where nothing came."""
+        """A `receive_into` for a thread that uses the socket alone: it waits for a large piece, for
+        a moment, and returns None if nothing arrived."""
         connection = self._socket
         poll = select.poll()
         poll.register(connection, select.POLLIN)
@@ -229,7 +227,7 @@ class SocketChannel:
 
 
 class StreamChannel:
-    """Any of trio's byte streams: TLS, memory streams in tests."""
+    """Any Trio byte stream: TLS, or memory streams in tests."""
 
     def __init__(self, stream: trio.abc.Stream, peer: str) -> None:
         self._stream = stream
@@ -277,10 +275,10 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
 
 
 async def dial(place: Endpoint, timeout: float) -> trio.abc.Stream:
-    """A connection to `place`, TLS, token and all, within `timeout` seconds.
+    """Connect to `place`, with TLS and token, within `timeout` seconds.
 
-    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
-    `NotAllowed` where the server does not accept the token.
+    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
+    not accept the token.
     """
     try:
         with trio.fail_after(timeout):
@@ -306,7 +304,7 @@ async def _dial(place: Endpoint) -> trio.abc.Stream:
 
 
 async def _introduce(stream: trio.abc.Stream, place: Endpoint) -> bool:
-    """Show the token; whether the server knows what that is. Else the connection is closed."""
+    """Send the token; whether the server supports tokens. If not, close the connection."""
     introduction, accepted = Introduction(place.token_request, place.peer), None
     try:
         await stream.send_all(introduction.request)

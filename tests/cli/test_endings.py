@@ -298,12 +298,16 @@ def test_a_followed_server_that_goes_and_comes_back(copy: Path) -> None:
         with running("cat", what, "--follow", cwd=copy.parent) as following:
             following.out.until(f'"number": {ENTRIES - 1}')
             serving.signal(signal.SIGKILL)
-            following.err.until(rf"warn +lost {what}, trying again: {what} closed the connection$")
+            following.err.until(
+                rf"warn +lost the connection to {what}, trying again: {what} closed the connection$"
+            )
             serving.wait()
             with DataStream.open(copy) as stream, stream.atomic_op() as op:
                 op.add_entry(7, b"more")
             with running(*serve, port, cwd=copy.parent):
-                following.err.until(rf"warn +{what} is back, going on from entry {ENTRIES}$")
+                following.err.until(
+                    rf"warn +connected to {what} again, continuing at entry {ENTRIES}$"
+                )
                 following.out.until(f'"number": {ENTRIES}, "type": 7')
                 following.signal(signal.SIGINT)
                 assert following.wait() == 0
@@ -376,7 +380,9 @@ def test_a_server_that_goes_silent(tmp_path: Path) -> None:
     with falling_silent() as what:
         cat = done("cat", what, "--no-batch-reads", "--timeout", "0.05", cwd=tmp_path)
     assert cat.returncode == 1
-    assert cat.stderr.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
+    assert cat.stderr.startswith(
+        f"error: nothing received from {what} for 0.05 s, and {what} closed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,7 +396,7 @@ def test_what_is_there_already_is_not_waited_for_in_silence(
     with falling_silent() as what:
         told = invoke(verb[0], what, *verb[1:])
     assert told.code == 1
-    assert told.err.startswith(f"error: nothing from {what} for 0.05 s, and {what} closed")
+    assert told.err.startswith(f"error: nothing received from {what} for 0.05 s, and {what} closed")
 
 
 def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ async def test_it_goes_on_behind_what_came(method: str, caplog: pytest.LogCaptur
         assert seen == THOUSAND[5:]
     assert back.seen[:2] == [HeaderQuery(), Start(344)]
     assert [record.getMessage() for record in caplog.records] == [
-        "lost stub:1, trying again: stub:1 closed the connection",
-        "stub:1 is back, going on from entry 600",
+        "lost the connection to stub:1, trying again: stub:1 closed the connection",
+        "connected to stub:1 again, continuing at entry 600",
     ]
 
 
@@ -316,7 +316,7 @@ async def test_a_server_that_hangs_up_at_once(
         await seen_of(client.entries(stop=1000), seen)
         assert seen == THOUSAND
     told = [record.getMessage() for record in caplog.records]
-    assert [("another stream type" in line, "is back" in line) for line in told] == [
+    assert [("another stream type" in line, " again, continuing" in line) for line in told] == [
         (False, False),
         (True, False),
         (False, True),
@@ -349,7 +349,7 @@ async def test_each_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async with client_behind(*flapping, *deaf, (Stub(THOUSAND), NONE)) as (client, _):
         await seen_of(client.entries(stop=1000), [])
     told = [record.getMessage().split(",")[0] for record in caplog.records]
-    assert told == ["lost stub:1", "stub:1 is back"] * 3
+    assert told == ["lost the connection to stub:1", "connected to stub:1 again"] * 3
 
 
 async def test_refusals_of_a_server_that_comes_up_are_got_over() -> None:

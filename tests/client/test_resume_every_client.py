@@ -66,8 +66,8 @@ def test_it_goes_on_behind_what_came(
     assert back.seen[:2] == [HeaderQuery(), Start(344)]
     peer = f"127.0.0.1:{server.port}"
     assert [record.getMessage() for record in caplog.records] == [
-        f"lost {peer}, trying again: {peer} closed the connection",
-        f"{peer} is back, going on from entry 600",
+        f"lost the connection to {peer}, trying again: {peer} closed the connection",
+        f"connected to {peer} again, continuing at entry 600",
     ]
 
 

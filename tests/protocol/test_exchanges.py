@@ -121,7 +121,7 @@ def test_an_entry_that_the_header_knows_is_asked_for_again() -> None:
     "says, told",
     [
         ([END], "without an answer: servers do that to a client of another stream type"),
-        ([OK, END], "closed the connection; connect again to go on$"),
+        ([OK, END], "closed the connection; connect again$"),
         ([HEADER[:-1], END], "in the middle of an answer"),
     ],
 )

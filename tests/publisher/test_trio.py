@@ -326,7 +326,7 @@ async def test_a_host_that_is_gone_with_operations_underway(
     between = await silenced(
         stream, token_file, caplog, lambda muting: vanish(muting.accepted[-1].socket)
     )
-    assert f"the host of 127.0.0.1:{between} has not answered for" in caplog.text
+    assert f"the host of 127.0.0.1:{between} has not acknowledged anything for" in caplog.text
 
 
 async def test_a_lease_that_cannot_be_kept_on_disk(

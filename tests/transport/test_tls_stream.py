@@ -535,7 +535,10 @@ async def test_a_client_makes_another_connection(
 def test_where_a_server_cannot_be(authority: Authority) -> None:
     for words, message in (
         ({"tls_server_name": "x"}, "tls_server_name needs TLS"),
-        ({"host": "unix:/x", "tls": True}, "unix:/x: a Unix socket TLS is not used on a Unix socket"),
+        (
+            {"host": "unix:/x", "tls": True},
+            "unix:/x: a Unix socket TLS is not used on a Unix socket",
+        ),
         ({"port": 70_000}, "ports to connect to run from 1 to 65535"),
         ({"port": "1"}, "ports to connect to run from 1 to 65535"),
         *(
