@@ -537,7 +537,7 @@ def test_where_a_server_cannot_be(authority: Authority) -> None:
         ({"tls_server_name": "x"}, "tls_server_name needs TLS"),
         (
             {"host": "unix:/x", "tls": True},
-            "unix:/x: a Unix socket TLS is not used on a Unix socket",
+            "unix:/x: TLS is not used on a Unix socket",
         ),
         ({"port": 70_000}, "ports to connect to run from 1 to 65535"),
         ({"port": "1"}, "ports to connect to run from 1 to 65535"),
