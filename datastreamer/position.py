@@ -1,8 +1,7 @@
-"""A place in a stream that can be found again, and told from the same place in another.
+"""A position in a stream that can be found again, and distinguished from one in another stream.
 
-Owns what a reader keeps between two runs: the number of the next entry, the hashes of
-the last entries before it, and which stream it was. Must not know how or where it is
-kept, nor how entries are hashed.
+Owns what a reader keeps between runs: the number of the next entry, the hashes of the last entries
+before it, and the stream's identity. Must not know how it is stored or how entries are hashed.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ HASH_SIZE: Final = 8
 """Bytes of an entry's hash."""
 
 KEPT: Final = 256
-"""How many of the last entries are remembered."""
+"""Number of the last entries that are remembered."""
 
 SPAN: Final = 1 << 20
-"""Of entries of some types, those among so many of the last ones."""
+"""For entries of some types: the number of last entries of all types among which they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a header says about whose stream it is; the rest of it changes with each commit."""
+    """The fields of a header that identify the stream; the others change with each commit."""
 
     version: int
     system_id: int
@@ -36,7 +35,7 @@ class Identity:
 
     @classmethod
     def of(cls, header: Header) -> Identity:
-        """The identity of the stream that has this header."""
+        """The identity of the stream with this header."""
         return cls(header.version, header.system_id, header.stream_type)
 
     def __str__(self) -> str:
@@ -45,8 +44,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """That a trail is of entries of some types alone: of those from `first_entry` on, these
-    `numbers`, and no others. Types and numbers rise."""
+    """Says that a trail has only entries of some types: among those from `first_entry` on, exactly
+    these `numbers`. Types and numbers rise."""
 
     types: tuple[int, ...]
     first_entry: int
@@ -55,11 +54,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to go on: all entries before `next_entry` are done with.
+    """Where to continue: all entries before `next_entry` have been processed.
 
-    `trail` holds the hashes of the last of them, 8 bytes each, oldest first, up to 256;
-    fewer or none where fewer are known. `stream` is None where it is not known. `chosen` says
-    whose hashes they are where that is not each of the last entries'.
+    `trail` holds the hashes of the last of them, 8 bytes each, oldest first, at most 256 and fewer
+    if fewer are known. `stream` is None if unknown. `chosen` describes a trail of entries of some
+    types.
     """
 
     next_entry: int
@@ -69,12 +68,12 @@ class Position:
 
     def __post_init__(self) -> None:
         if not 0 <= self.next_entry <= U64_MAX:
-            raise BadPosition(f"entry numbers run from 0 to 2**64 - 1, not {self.next_entry}")
+            raise BadPosition(f"entry numbers must be 0 to 2**64 - 1, not {self.next_entry}")
         count, odd = divmod(len(self.trail), HASH_SIZE)
         if odd or count > min(KEPT, self.next_entry):
             raise BadPosition(
-                f"a trail of {len(self.trail)} bytes before entry {self.next_entry} is none: it "
-                f"has {HASH_SIZE} bytes for each of the last entries, at most {KEPT} of them"
+                f"invalid trail of {len(self.trail)} bytes before entry {self.next_entry}: it must "
+                f"have {HASH_SIZE} bytes for each of at most {KEPT} entries"
             )
         if self.chosen is not None:
             self._check(self.chosen, count)
@@ -86,42 +85,42 @@ class Position:
         named = len(types) > 2 and all(a < b for a, b in pairwise(types))
         if chosen.first_entry < 0 or len(chosen.numbers) != count or not rise or not named:
             raise BadPosition(
-                f"a trail of {count} entries from entry {chosen.first_entry} to before "
-                f"{self.next_entry}, of types {list(chosen.types)}, is none: types and numbers "
-                f"rise, and each entry has its number"
+                f"invalid trail of {count} entries from entry {chosen.first_entry} up to "
+                f"{self.next_entry}, of types {list(chosen.types)}: types and numbers must rise, "
+                "and each entry needs its number"
             )
 
     def to_json(self) -> str:
-        """One line of text, some kB at most, from which `from_json` makes the same again."""
-        told: dict[str, Any] = {"next_entry": self.next_entry}
+        """One line of text, at most some kB, for `from_json`."""
+        stored: dict[str, Any] = {"next_entry": self.next_entry}
         if self.stream is not None:
-            told["version"] = self.stream.version
-            told["system_id"] = self.stream.system_id
-            told["stream_type"] = self.stream.stream_type
-        told["trail"] = base64.b64encode(self.trail).decode("ascii")
+            stored["version"] = self.stream.version
+            stored["system_id"] = self.stream.system_id
+            stored["stream_type"] = self.stream.stream_type
+        stored["trail"] = base64.b64encode(self.trail).decode("ascii")
         if self.chosen is not None:
-            # Small numbers: how far it is from one to the next.
+            # Differences of the numbers, which are small.
             first, numbers = self.chosen.first_entry, self.chosen.numbers
-            told["types"] = list(self.chosen.types)
-            told["first_entry"] = first
-            told["steps"] = [b - a for a, b in pairwise((first, *numbers))]
-        return json.dumps(told)
+            stored["types"] = list(self.chosen.types)
+            stored["first_entry"] = first
+            stored["steps"] = [b - a for a, b in pairwise((first, *numbers))]
+        return json.dumps(stored)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Position:
-        """What `to_json` wrote. Raises `BadPosition`."""
+        """The inverse of `to_json`. Raises `BadPosition`."""
         try:
-            told = json.loads(text)
+            stored = json.loads(text)
             names = ("version", "system_id", "stream_type")
-            parts = [told[name] for name in names] if "version" in told else []
-            number = told["next_entry"]
-            trail = base64.b64decode(told.get("trail", ""), validate=True)
-            types, steps = list(told.get("types", ())), list(told.get("steps", ()))
-            first = told["first_entry"] if types else 0
+            parts = [stored[name] for name in names] if "version" in stored else []
+            number = stored["next_entry"]
+            trail = base64.b64decode(stored.get("trail", ""), validate=True)
+            types, steps = list(stored.get("types", ())), list(stored.get("steps", ()))
+            first = stored["first_entry"] if types else 0
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise BadPosition(f"no position in a stream: {_shown(text)}") from error
+            raise BadPosition(f"not a position in a stream: {_shown(text)}") from error
         if any(type(part) is not int for part in (number, *parts, first, *types, *steps)):
-            raise BadPosition(f"no position in a stream: {_shown(text)}")
+            raise BadPosition(f"not a position in a stream: {_shown(text)}")
         chosen = None
         if types:
             numbers = tuple(accumulate(steps, initial=first))[1:]
@@ -130,17 +129,16 @@ class Position:
 
 
 class CursorStore(Protocol):
-    """Where a client keeps its position between two runs.
+    """Stores a client's position between runs.
 
-    The Trio client calls both in a thread, one at a time; what they raise ends the
-    iteration.
+    The Trio client calls both methods in a thread, one at a time; an exception ends the iteration.
     """
 
     def load(self) -> Position | None:
-        """What was saved last; None where nothing was yet."""
+        """The last position saved; None before the first save."""
 
     def save(self, position: Position) -> None:
-        """Keep this instead of what was saved before: all of it, or nothing."""
+        """Replace the saved position, atomically."""
 
 
 def _shown(text: str | bytes) -> str:

@@ -1,8 +1,8 @@
-"""Text from outside, as it may be shown: no terminal and no reader of a log acts on it.
+"""Makes text from outside safe to show in a terminal or a log.
 
-Peers, files, names and answers may contain control characters, escape sequences, characters that
-reverse or hide text, lone surrogates, line breaks. All of these are shown as Python escapes them
-(``\\x1b``, ``\\u202e``). Knows no terminal: `cli.console` and `net.log` write.
+Peers, files and names may contain control characters, escape sequences, characters that reverse or
+hide text, lone surrogates and line breaks. They are shown as Python escapes them (``\\x1b``,
+``\\u202e``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import re
 from typing import Any, Final, TextIO
 
 LONGEST_LINE: Final = 4000
-"""Characters of a message: what is longer is cut in its middle."""
+"""Maximum length of a message in characters; a longer one loses its middle."""
 
-# Printable by their class in Unicode, and yet nothing is seen of them: fillers, selectors, blanks.
-_UNSEEN = re.compile(
+# Printable by their Unicode class, but invisible: fillers, selectors, blanks.
+_INVISIBLE = re.compile(
     "[\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u2800\\u3164\\ufe00-\\ufe0f\\uffa0"
     "\\U000e0100-\\U000e01ef]"
 )
@@ -24,19 +24,19 @@ _PLAIN_BYTES = b"\n" + bytes(range(0x20, 0x7F))
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped but printable characters and line feeds."""
-    if text.replace("\n", "").isprintable() and not _UNSEEN.search(text):
+    """`text` with everything escaped except printable characters and line feeds."""
+    if text.replace("\n", "").isprintable() and not _INVISIBLE.search(text):
         return text
     return "".join([char if char == "\n" else _shown(char) for char in text])
 
 
 def one_line(text: str, longest: int | None = LONGEST_LINE) -> str:
-    """The same as a single line of bounded length: line feeds are escaped too."""
+    """`text` as one printable line of bounded length; line feeds are escaped too."""
     return printable(cut(text, longest)).replace("\n", "\\n")
 
 
 def cut(text: str, longest: int | None = LONGEST_LINE) -> str:
-    """`text` without its middle where it is longer; None: however long it is."""
+    """`text` without its middle if it is longer than `longest`."""
     if longest is None or len(text) <= longest:
         return text
     first, last = longest * 3 // 4, longest // 4
@@ -45,19 +45,19 @@ def cut(text: str, longest: int | None = LONGEST_LINE) -> str:
 
 
 def printable_bytes(data: bytes, encoding: str) -> bytes:
-    """As `printable`, for text that is encoded already."""
+    """Like `printable`, for encoded text."""
     if not data.translate(None, _PLAIN_BYTES):
         return data
     return printable(data.decode(encoding, "surrogateescape")).encode(encoding, "backslashreplace")
 
 
 def json_text(value: Any) -> str:
-    """`value` in a line of JSON, in which all but printable ASCII is escaped."""
+    """`value` as a line of JSON, with everything escaped except printable ASCII."""
     return json.dumps(value, default=str).replace("\x7f", "\\u007f")
 
 
 def _shown(char: str) -> str:
-    if char.isprintable() and not _UNSEEN.match(char):
+    if char.isprintable() and not _INVISIBLE.match(char):
         return char
     code = ord(char)
     if code < 0x100:
@@ -66,8 +66,7 @@ def _shown(char: str) -> str:
 
 
 class PrintableStream:
-    """A text stream in place of `below`, to which it writes printable text only. Its `buffer`
-    takes bytes as they are."""
+    """A text stream that writes printable text to `below`. Its `buffer` accepts any bytes."""
 
     def __init__(self, below: TextIO) -> None:
         self.below = below
@@ -85,7 +84,7 @@ class PrintableStream:
 
 
 def below(stream: Any) -> Any:
-    """The stream that a `PrintableStream` writes to; any other as it is."""
+    """The stream that a `PrintableStream` writes to; any other stream itself."""
     while isinstance(stream, PrintableStream):
         stream = stream.below
     return stream

@@ -1,7 +1,4 @@
-"""What callers give, before it is used: the numbers and keys that a request can hold.
-
-Owns which they are, and the words for those that are none.
-"""
+"""Checks of callers' arguments: the numbers and keys that a request can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from datastreamer.format import MAX_BOOKMARK_SIZE, U64_MAX
 
 
 def is_number(number: int, least: int = 0, most: int = U64_MAX) -> bool:
-    """Whether it is a whole number from `least` to `most`."""
+    """Whether it is an integer from `least` to `most`."""
     try:
         return least <= index(number) <= most
     except TypeError:
@@ -20,14 +17,14 @@ def is_number(number: int, least: int = 0, most: int = U64_MAX) -> bool:
 
 
 def check_number(what: str, number: int, least: int = 0, most: int = U64_MAX) -> None:
-    """Raises `UsageError` unless it is a whole number from `least` to `most`."""
+    """Raise `UsageError` unless it is an integer from `least` to `most`."""
     if not is_number(number, least, most):
-        raise UsageError(f"{what} is a whole number from {least} to {most}, not {number!r}")
+        raise UsageError(f"{what} must be an integer from {least} to {most}, not {number!r}")
 
 
 def check_key(key: bytes) -> None:
-    """Raises `BadBookmark` unless it is 1 to 16 bytes."""
+    """Raise `BadBookmark` unless it is 1 to 16 bytes."""
     if not isinstance(key, (bytes, bytearray, memoryview)):
-        raise BadBookmark(f"a bookmark key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {key!r}")
+        raise BadBookmark(f"a bookmark key must be 1 to {MAX_BOOKMARK_SIZE} bytes, not {key!r}")
     if not 1 <= len(key) <= MAX_BOOKMARK_SIZE:
-        raise BadBookmark(f"a bookmark key is 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")
+        raise BadBookmark(f"a bookmark key must be 1 to {MAX_BOOKMARK_SIZE} bytes, not {len(key)}")

@@ -1,7 +1,7 @@
-"""Authenticate: a client shows the server a token, as its first request.
+"""Authenticate: a client's first request, which carries its token.
 
-Owns the layout of the request, and the client's reading of the answer, a Result. Knows no
-sockets. ``docs/SERVING.md`` is the contract.
+Owns the layout of the request, and how the client reads the answer, a Result. ``docs/SERVING.md``
+is the contract.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Authenticate:
-    """Show a token that the server's operator gave out. 1 to 1,024 bytes."""
+    """Authenticate with a token of 1 to 1,024 bytes."""
 
     token: bytes
 
@@ -35,22 +35,22 @@ def encode_authenticate(stream_type: int, token: bytes) -> bytes:
 
 
 def token_request(stream_type: int, token: bytes | str | None) -> bytes:
-    """The request that shows `token`; empty without one. Raises `UsageError`."""
+    """The request with `token`; empty without a token. Raises `UsageError`."""
     if token is None:
         return b""
     return encode_authenticate(stream_type, token.encode() if isinstance(token, str) else token)
 
 
 def check_token(token: bytes) -> None:
-    """Raises `UsageError` for a token that cannot be shown."""
+    """Raise `UsageError` for a token that cannot be sent."""
     if not 1 <= len(token) <= MOST_TOKEN:
-        raise UsageError(f"a token has 1 to {MOST_TOKEN} bytes, not {len(token)}")
+        raise UsageError(f"a token must have 1 to {MOST_TOKEN} bytes, not {len(token)}")
 
 
 def decode_authenticate(buffer: bytes, at: int) -> tuple[Authenticate, int] | None:
-    """The request whose parameters begin at `at`, and where they end; None: more is to come.
+    """The request whose parameters begin at `at`, and where they end; None until complete.
 
-    Raises `ValueError` for a length that no token has.
+    Raises `ValueError` for an invalid length.
     """
     start = at + _LENGTH.size
     if len(buffer) < start:
@@ -64,18 +64,17 @@ def decode_authenticate(buffer: bytes, at: int) -> tuple[Authenticate, int] | No
 
 
 class Introduction:
-    """A client's token on a connection that was just made: `request` is sent, and the answer is
-    given to `receive` as it comes."""
+    """Authenticates on a new connection: send `request`, and pass what arrives to `receive`."""
 
     def __init__(self, request: bytes, peer: str) -> None:
         self.request = request
         self._answers = AnswerParser(peer)
 
     def receive(self, data: bytes) -> bool | None:
-        """Whether the server has accepted the token; None: more is to come. False: the server
-        does not know the request, and the connection is of no use any more.
+        """Whether the server accepted the token; None until the answer is complete. False: the
+        server does not know the request, and the connection cannot be used any more.
 
-        Raises `NotAllowed` where the token is wrong, and `ProtocolViolation`.
+        Raises `NotAllowed` for a wrong token, and `ProtocolViolation`.
         """
         if not data:
             return False

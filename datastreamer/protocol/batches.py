@@ -37,9 +37,9 @@ from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     BatchReceived,
     CapabilitiesReceived,
-    ChosenReceived,
     EntriesReceived,
     EntryReceived,
+    FilteredBatchReceived,
     HeaderReceived,
     RangeReceived,
     ResultReceived,
@@ -148,7 +148,7 @@ def _read_chosen(
         FilteredRead(wanted.from_entry, types, U64_MAX, wanted.max_count, size, wanted.wait_ms)
     )
     event = yield from next_event(connection)
-    if not isinstance(event, ChosenReceived):
+    if not isinstance(event, FilteredBatchReceived):
         raise unexpected(connection, event)
     return event.batch
 
@@ -171,7 +171,7 @@ def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
     """Types as they are asked for. Raises `BadEntryType` for what is none."""
     for kind in types or ():
         if not is_number(kind, most=U32_MAX):
-            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind!r}")
+            raise BadEntryType(f"an entry type must be 0 to {U32_MAX}, not {kind!r}")
     return None if types is None else frozenset(types)
 
 
@@ -182,7 +182,7 @@ def wait_ms(seconds: float) -> int:
             return round(seconds * 1000)
     except TypeError:
         pass
-    raise UsageError(f"a commit is waited for 0 to {U32_MAX // 1000} seconds, not {seconds!r}")
+    raise UsageError(f"wait must be 0 to {U32_MAX // 1000} seconds, not {seconds!r}")
 
 
 def not_supported(connection: ClientConnection, what: str) -> NotSupported:
@@ -261,7 +261,7 @@ class Limits:
             raise UsageError(f"1 to {MAX_REQUESTS} requests are underway, not {self.requests!r}")
         if not all(is_number(limit, most=U32_MAX) for limit in (self.max_count, self.max_bytes)):
             raise UsageError(
-                f"the limits of a batch are 0 to 2**32 - 1, not {self.max_count!r} entries and "
+                f"the limits of a batch must be 0 to 2**32 - 1, not {self.max_count!r} entries and "
                 f"{self.max_bytes!r} bytes"
             )
 
@@ -275,7 +275,7 @@ class BatchReading:
 
     def __init__(self, start: int, stop: int | None, limits: Limits) -> None:
         if stop is not None and stop < start:
-            raise BadRange(f"entries from {start} to {stop} run backwards")
+            raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop
         self._limits = limits
         # The next to hand out, the next to ask for, and where the last request began.
@@ -330,7 +330,7 @@ class BatchReading:
         while (event := connection.next_event()) is None:
             yield self._ask_ahead(stop) or None
         if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
-            raise ConnectionLost(f"{connection.peer} went back meanwhile")
+            raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
         if not isinstance(event, BatchReceived):
             raise unexpected(connection, event)
         return event

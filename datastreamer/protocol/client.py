@@ -48,10 +48,10 @@ from datastreamer.format import (
 from datastreamer.protocol.events import (
     BatchReceived,
     CapabilitiesReceived,
-    ChosenReceived,
     EntriesReceived,
     EntryReceived,
     Event,
+    FilteredBatchReceived,
     HashReceived,
     HeaderReceived,
     PeerEnded,
@@ -395,7 +395,7 @@ class ClientConnection(Receiving):
         self.total_entries = total
         if type(command) is FilteredRead:
             self._answered_whole()
-            return ChosenReceived(command, batch, total, epoch)
+            return FilteredBatchReceived(command, batch, total, epoch)
         self._next_number = following
         return EntriesReceived(batch)
 

@@ -1,4 +1,4 @@
-"""What a client connection tells: answers, streamed entries, and the server's end."""
+"""The events of a client connection: answers, streamed entries, and the end of the connection."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from datastreamer.protocol.messages import (
 
 @dataclass(slots=True)
 class ResultReceived:
-    """OK to a Start, StartBookmark or Stop; or a refusal of any command.
+    """OK to a Start, StartBookmark or Stop; or the refusal of any command.
 
-    The OK that precedes an answer is part of the answer's own event.
+    The OK before an answer is part of the answer's event.
     """
 
     command: Command
@@ -40,7 +40,7 @@ class HeaderReceived:
 
 @dataclass(slots=True)
 class EntryReceived:
-    """The answer to an `EntryQuery` or `BookmarkQuery`; `entry` is None: not found."""
+    """The answer to an `EntryQuery` or `BookmarkQuery`; `entry` is None if not found."""
 
     command: EntryQuery | BookmarkQuery
     entry: Entry | None
@@ -48,8 +48,8 @@ class EntryReceived:
 
 @dataclass(slots=True)
 class EntriesReceived:
-    """A run of streamed entries, or of a range, one or more; they follow those before. In a
-    filtered streaming a part of the stream, which follows that before: maybe without any."""
+    """Entries of a streaming or a range, which follow those before. In a filtered streaming, a
+    range of the stream, possibly without entries."""
 
     batch: EntryBatch
 
@@ -63,7 +63,7 @@ class CapabilitiesReceived:
 
 @dataclass(slots=True)
 class BatchReceived:
-    """The answer to a `BatchQuery`: no entries only where `from_entry` is the total."""
+    """The answer to a `BatchQuery`; empty only if `from_entry` is the total."""
 
     command: BatchQuery
     batch: EntryBatch
@@ -71,8 +71,8 @@ class BatchReceived:
 
 
 @dataclass(slots=True)
-class ChosenReceived:
-    """The answer to a `FilteredRead`: what there is of the types up to `batch.next_number`."""
+class FilteredBatchReceived:
+    """The answer to a `FilteredRead`: the entries of the types before `batch.next_number`."""
 
     command: FilteredRead
     batch: EntryBatch
@@ -98,7 +98,7 @@ class HashReceived:
 
 @dataclass(slots=True)
 class PeerEnded:
-    """The server sends no more. `unread` bytes of a packet were there without its rest."""
+    """The server has closed its side, `unread` bytes into an incomplete packet."""
 
     unread: int
 
@@ -110,7 +110,7 @@ Event: TypeAlias = (
     | EntriesReceived
     | CapabilitiesReceived
     | BatchReceived
-    | ChosenReceived
+    | FilteredBatchReceived
     | RangeReceived
     | FollowBegun
     | ChangeReceived

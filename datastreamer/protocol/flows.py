@@ -244,7 +244,7 @@ class Streaming:
             if known is not None:
                 self._command = FollowStart(start, known)
             if stop is not None and stop < start:
-                raise BadRange(f"entries from {start} to {stop} run backwards")
+                raise BadRange(f"the range {start} to {stop} ends before it begins")
         elif types is None:
             self._command = StartBookmark(bytes(start))
         else:

@@ -1,7 +1,7 @@
-"""Commands and packets by which one server keeps its copy of a stream like another's.
+"""Commands and packets by which a relay keeps its copy of a stream equal to its upstream's.
 
 Owns their layout: a streaming that reports changes of committed entries, and hashes of ranges.
-Must not know which of them is allowed when (`server`, `client`), nor what a relay makes of them.
+Must not know which of them is allowed when (`server`, `client`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAIN_SIZE: Final = 16
 
 
 class KnownHistory(NamedTuple):
-    """A state of a stream, by its id and epoch, with which all entries of a copy agree."""
+    """A state of a stream, by stream id and epoch; all entries of a copy are of this state."""
 
     stream_id: bytes
     epoch: int
@@ -50,7 +50,7 @@ NOTHING_KNOWN: Final = KnownHistory(bytes(STREAM_ID_SIZE), 0)
 
 @dataclass(frozen=True, slots=True)
 class FollowStart:
-    """As `CommitStart`, with a report of each change of committed entries since `known`."""
+    """A `CommitStart` that also reports each change of committed entries since `known`."""
 
     from_entry: int
     known: KnownHistory = NOTHING_KNOWN
@@ -61,8 +61,8 @@ class FollowStart:
 
 @dataclass(frozen=True, slots=True)
 class HashQuery:
-    """Ask for a hash of the entries from `first` up to, not including, `end`, or of the first of
-    these that `max_bytes` allow (0: as many as the server's limit allows)."""
+    """Request a hash of the entries from `first` up to, not including, `end`, or of as many of
+    them as `max_bytes` allow (0: the server's limit)."""
 
     first: int
     end: int
@@ -76,7 +76,7 @@ FollowingCommand: TypeAlias = FollowStart | HashQuery
 
 
 class Reports(IntEnum):
-    """What a server can report of the changes since the epoch that a client knows."""
+    """Which changes since the client's epoch a server can report."""
 
     UNKNOWN = 0
     ALL = 1
@@ -87,9 +87,9 @@ class Reports(IntEnum):
 class FollowBegun:
     """The first packet after the Result of a `FollowStart`.
 
-    With `ALL` the changes after epoch `since` up to `epoch` come next, before any entry. With
-    `UNKNOWN` any entry may have changed up to `epoch`, and later changes are reported. With
-    `NEVER` no change of this file is.
+    With `ALL`, the changes after epoch `since` up to `epoch` follow before any entry. With
+    `UNKNOWN`, any entry may have changed up to `epoch`, and later changes are reported. With
+    `NEVER`, no change of this file is reported.
     """
 
     reports: Reports
@@ -104,18 +104,18 @@ class FollowBegun:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> FollowBegun:
-        """Read a packet. Raises `ValueError` for what no server may send."""
+        """Decode a packet. Raises `ValueError` if it is invalid."""
         _, length, reports, stream_id, since, epoch = FOLLOW_STRUCT.unpack_from(data)
         if length != FOLLOW_STRUCT.size or reports > Reports.NEVER or since > epoch:
-            raise ValueError(f"a beginning ({length} bytes) of kind {reports}, {since} to {epoch}")
+            raise ValueError(f"a follow packet of {length} bytes: {reports}, {since} to {epoch}")
         return cls(Reports(reports), stream_id, since, epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeReceived:
-    """The stream's epoch became `epoch`: `entry` replaced the one of its number, or (None) all
-    entries from `first` on were cut off. What the server sent earlier is from before the
-    change, what it sends later from after it."""
+    """The stream's epoch became `epoch`: `entry` replaced the entry with its number, or (None) all
+    entries from `first` on were truncated. What the server sent before is from before the change.
+    """
 
     epoch: int
     first: int
@@ -123,7 +123,7 @@ class ChangeReceived:
 
 
 def encode_update(epoch: int, packed: bytes) -> bytes:
-    """The report of an update; `packed` is the entry as it is in the file now."""
+    """The report of an update; `packed` is the entry as the file holds it now."""
     number = int.from_bytes(packed[9:ENTRY_HEAD_SIZE], "big")
     size = CHANGE_SIZE + len(packed)
     return CHANGE_STRUCT.pack(PACKET_CHANGE, size, epoch, number, number + 1) + packed
@@ -135,7 +135,7 @@ def encode_truncation(epoch: int, total_entries: int) -> bytes:
 
 
 def decode_change(data: bytes) -> ChangeReceived:
-    """Read a whole report. Raises `ValueError` for what no server may send."""
+    """Decode a complete report. Raises `ValueError` if it is invalid."""
     _, length, epoch, first, end = CHANGE_STRUCT.unpack_from(data)
     if end == U64_MAX:
         if length != CHANGE_SIZE:
@@ -146,7 +146,7 @@ def decode_change(data: bytes) -> ChangeReceived:
     try:
         batch = scan(data, first, start=CHANGE_SIZE)
     except CorruptEntries as damage:
-        raise ValueError(f"an update that is no entry: {damage.reason}") from None
+        raise ValueError(f"an update with an invalid entry: {damage.reason}") from None
     if len(batch) != 1 or batch.end != length:
         raise ValueError(f"an update of {length} bytes with {len(batch)} entries")
     if batch.types[0] == TYPE_BOOKMARK:
@@ -175,7 +175,7 @@ class RangeHash:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview, query: HashQuery) -> RangeHash:
-        """Read the answer to `query`. Raises `ValueError` for what is none."""
+        """Decode the answer to `query`. Raises `ValueError` if it is invalid."""
         _, length, first, end, epoch, digest = RANGE_HASH_STRUCT.unpack_from(data)
         if length != RANGE_HASH_STRUCT.size or first != query.first or not first < end <= query.end:
             raise ValueError(f"a hash of entries {first} to {end} in {length} bytes for {query}")
@@ -183,7 +183,7 @@ class RangeHash:
 
 
 def encode(command: FollowingCommand, stream_type: int) -> bytes:
-    """The bytes of a command. Raises `UsageError` for what cannot be sent."""
+    """Encode a command. Raises `UsageError` for numbers that do not fit."""
     try:
         if isinstance(command, FollowStart):
             stream_id, epoch = command.known
@@ -195,12 +195,12 @@ def encode(command: FollowingCommand, stream_type: int) -> bytes:
         )
     except struct.error:
         raise UsageError(
-            f"entry numbers and epochs run from 0 to 2**64 - 1, limits to 2**32 - 1: {command}"
+            f"entry numbers and epochs must be 0 to 2**64 - 1, limits 0 to 2**32 - 1: {command}"
         ) from None
 
 
 def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
-    """The command that begins at `at`, and where it ends; None where it is not all there."""
+    """The command that begins at `at`, and where it ends; None until it is complete."""
     layout = _FOLLOW_START if command == COMMAND_FOLLOW_START else _RANGE_HASH
     if len(data) < at + layout.size:
         return None

@@ -1,7 +1,7 @@
-"""The last entries that were received, as hashes: how a history is told from another.
+"""Hashes of the last entries received, which distinguish one history of a stream from another.
 
-Owns the hashing of entries and their comparison. One entry proves little (a replaced
-block ends in the same bytes), so the last 256 are remembered; memory is bounded.
+Owns the hashing of entries and their comparison. One entry proves little (the end of a replaced
+block has the same bytes), so the last 256 are remembered.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from datastreamer.format import ENTRY_HEAD_SIZE
 from datastreamer.position import HASH_SIZE, KEPT, Identity, Position
 
 HELD: Final = 8
-"""So many batches are held at most, each with its buffer of up to some MiB."""
+"""Batches that are held unhashed, at most; each holds a buffer of up to some MiB."""
 
 
 class Trail:
     """The hashes of up to 256 entries before `next_number`."""
 
     types: frozenset[int] | None = None
-    """Entries of all types are remembered."""
+    """None: entries of all types are remembered."""
 
     def __init__(self, next_number: int, hashes: bytes = b"") -> None:
         self.next_number = next_number
         self._hashes = hashes
-        # Hashed when somebody asks: in a fast stream the next batches replace them all.
+        # Hashed when needed: in a fast stream, the next batches replace them anyway.
         self._unhashed: list[EntryBatch] = []
 
     @classmethod
     def of(cls, position: Position) -> Trail:
-        """What a position remembers."""
+        """The trail of a position."""
         return cls(position.next_entry, position.trail)
 
     def position(self, stream: Identity | None) -> Position:
-        """The place behind what is remembered."""
+        """The position after the remembered entries."""
         return Position(self.next_number, self.hashes, stream)
 
     def certain(self, differing: int) -> bool:
-        """Whether an entry before this one is remembered, and so was found to be the same."""
+        """Whether an entry before this one is remembered, and was therefore found to be equal."""
         return differing > self.first_number
 
     @property
     def hashes(self) -> bytes:
-        """8 bytes an entry, oldest first."""
+        """8 bytes per entry, oldest first."""
         if self._unhashed:
             found = b"".join([hashes_of(batch[-KEPT:]) for batch in self._unhashed])
             self._hashes = (self._hashes + found)[-KEPT * HASH_SIZE :]
@@ -54,21 +54,21 @@ class Trail:
 
     @property
     def first_number(self) -> int:
-        """The oldest entry that is remembered; `next_number` where none is."""
+        """The oldest remembered entry; `next_number` if there is none."""
         return self.next_number - len(self.hashes) // HASH_SIZE
 
     def extend(self, batch: EntryBatch) -> None:
-        """These came next. They may be held, and their buffer, until others come."""
+        """Add the next entries. The batch and its buffer may be held until more are added."""
         if len(batch) >= KEPT:
             self._hashes, self._unhashed = b"", [batch]
         else:
             self._unhashed.append(batch)
             if len(self._unhashed) > HELD:
-                self._let_go()
+                self._reduce()
         self.next_number = batch.next_number
 
-    def _let_go(self) -> None:
-        """Forget the batches that those behind them have replaced; hash, where that is none."""
+    def _reduce(self) -> None:
+        """Drop the batches that later ones have replaced; hash all if there is none."""
         entries = 0
         for at in range(len(self._unhashed) - 1, 0, -1):
             entries += len(self._unhashed[at])
@@ -78,18 +78,19 @@ class Trail:
         _ = self.hashes
 
     def extended(self, batch: EntryBatch) -> Trail:
-        """As `extend`, in a copy."""
+        """A copy with these entries added."""
         longer = Trail(self.next_number, self.hashes)
         longer.extend(batch)
         return longer
 
     def cut(self, number: int) -> None:
-        """Forget what came from entry `number` on, which is remembered."""
+        """Forget the entries from `number` on, which must be remembered."""
         self._hashes = self.hashes[: (number - self.first_number) * HASH_SIZE]
         self.next_number = number
 
     def first_difference(self, batch: EntryBatch) -> int | None:
-        """The first entry of `batch` that is not the one remembered; all its numbers are."""
+        """The first entry of `batch` that differs from the remembered one; all must be
+        remembered."""
         at = (batch.first_number - self.first_number) * HASH_SIZE
         found = hashes_of(batch)
         known = self.hashes[at : at + len(found)]
@@ -105,7 +106,7 @@ class Trail:
 
 
 def hashes_of(batch: EntryBatch) -> bytes:
-    """8 bytes for each entry: of its head and its data."""
+    """8 bytes for each entry, of its head and data."""
     packed = memoryview(batch.packed())
     hashes = []
     begin = 0

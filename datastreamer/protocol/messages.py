@@ -1,7 +1,7 @@
-"""Commands and answers as bytes: encoding, and the commands as values.
+"""Commands and answers: as values, and as bytes.
 
-Owns the layout of every message that is not a streamed entry. Knows neither
-which message is allowed when (`server`, `client`) nor sockets.
+Owns the layout of every message that is not a streamed entry. Must not know sockets, or which
+message is allowed when (`server`, `client`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NUMBER = struct.Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Stream from entry `from_entry` on; the total asks for the next to come."""
+    """Stream from entry `from_entry` on; the stream's total means the next entry."""
 
     from_entry: int
 
@@ -73,7 +73,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class CommitStart:
-    """As `Start`, and be told where atomic operations end."""
+    """A `Start` that also reports where atomic operations end."""
 
     from_entry: int
 
@@ -83,7 +83,7 @@ class CommitStart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the streaming; the connection stays."""
+    """End the streaming; the connection stays open."""
 
     def __str__(self) -> str:
         return "Stop"
@@ -91,7 +91,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class HeaderQuery:
-    """Ask for the header entry."""
+    """Request the header entry."""
 
     def __str__(self) -> str:
         return "Header"
@@ -99,7 +99,7 @@ class HeaderQuery:
 
 @dataclass(frozen=True, slots=True)
 class StartBookmark:
-    """Stream from the entry that the bookmark names on. `key` is 1 to 16 bytes."""
+    """Stream from a bookmark's entry on. `key` has 1 to 16 bytes."""
 
     key: bytes
 
@@ -109,7 +109,7 @@ class StartBookmark:
 
 @dataclass(frozen=True, slots=True)
 class EntryQuery:
-    """Ask for one entry by its number."""
+    """Request one entry by its number."""
 
     number: int
 
@@ -119,7 +119,7 @@ class EntryQuery:
 
 @dataclass(frozen=True, slots=True)
 class BookmarkQuery:
-    """Ask for the first event at or after a bookmark. `key` is 1 to 16 bytes."""
+    """Request the first event at or after a bookmark. `key` has 1 to 16 bytes."""
 
     key: bytes
 
@@ -129,7 +129,7 @@ class BookmarkQuery:
 
 @dataclass(frozen=True, slots=True)
 class RangeQuery:
-    """Ask for the entries from one bookmark's to another's, both included."""
+    """Request the entries between two bookmarks, both included."""
 
     first: bytes
     last: bytes
@@ -148,10 +148,10 @@ class CapabilitiesQuery:
 
 @dataclass(frozen=True, slots=True)
 class BatchQuery:
-    """Ask for entries from `from_entry` on, as many as the limits allow, or fewer.
+    """Request entries from `from_entry` on, as many as the limits allow, or fewer.
 
-    `max_count` 0: only `max_bytes` counts; `max_bytes` 0: only the server's limit does.
-    Where nothing is there yet, a commit is waited for `wait_ms` milliseconds.
+    With `max_count` 0 only `max_bytes` limits, with `max_bytes` 0 only the server's limit. If
+    there is no entry yet, the server waits up to `wait_ms` milliseconds for a commit.
     """
 
     from_entry: int
@@ -183,10 +183,10 @@ Command: TypeAlias = (
 
 
 class Capabilities(NamedTuple):
-    """What a server can do beyond the published protocol, and what it says of its stream.
+    """The extensions that a server has, and what it reports about its stream.
 
-    `stream_id` is 16 random bytes made with the stream, zeros for a file from elsewhere;
-    `epoch` rises whenever entries are taken back or changed.
+    `stream_id` is 16 random bytes made with the stream, zeros for a file without records; `epoch`
+    rises whenever entries are truncated or changed.
     """
 
     features: int = (
@@ -203,7 +203,7 @@ class Capabilities(NamedTuple):
     revision: int = CAPABILITIES_REVISION
 
     def pack(self) -> bytes:
-        """The packet as it follows the Result."""
+        """The packet that follows the Result."""
         return CAPABILITIES_STRUCT.pack(
             PACKET_CAPABILITIES,
             CAPABILITIES_STRUCT.size,
@@ -217,24 +217,24 @@ class Capabilities(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Capabilities:
-        """Read a packet; what stands behind the fields that are known is passed over."""
+        """Decode a packet, ignoring what follows the known fields."""
         _, _, revision, *fields = CAPABILITIES_STRUCT.unpack_from(data)
         features, stream_id, epoch, max_count, max_bytes = fields
         return cls(features, stream_id, epoch, max_count, max_bytes, revision)
 
     @property
     def batch_reads(self) -> bool:
-        """Whether entries can be asked for in batches."""
+        """Whether the server has batch reads."""
         return bool(self.features & FEATURE_BATCH_READ)
 
     @property
     def filters(self) -> bool:
-        """Whether entries of some types alone can be asked for."""
+        """Whether the server can filter entries by type."""
         return bool(self.features & FEATURE_FILTERS)
 
     @property
     def commits(self) -> bool:
-        """Whether the server tells where atomic operations end."""
+        """Whether the server reports where atomic operations end."""
         return bool(self.features & FEATURE_COMMITS)
 
     @property
@@ -244,14 +244,14 @@ class Capabilities(NamedTuple):
 
 
 NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
-"""What a server can do that does not know the question."""
+"""The capabilities of a server that does not know the question."""
 
 
 def _numbered(command: int, stream_type: int, number: int) -> bytes:
     try:
         return _NUMBERED.pack(command, stream_type, number)
     except struct.error:
-        raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number!r}") from None
+        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {number!r}") from None
 
 
 def _keyed(command: int, stream_type: int, key: bytes) -> bytes:
@@ -296,7 +296,7 @@ def encode_range(stream_type: int, first: bytes, last: bytes) -> bytes:
 
 
 def encode_capabilities(stream_type: int) -> bytes:
-    """The question for extensions."""
+    """The question which extensions the server has."""
     return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
 
 
@@ -305,15 +305,15 @@ def encode_batch_read(
 ) -> bytes:
     """The request for a batch (a u64 and three u32, else `UsageError`)."""
     if not 0 <= from_entry <= U64_MAX:
-        raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {from_entry}")
+        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {from_entry}")
     for what, value in (("count", max_count), ("bytes", max_bytes), ("milliseconds", wait_ms)):
         if not 0 <= value <= U32_MAX:
-            raise UsageError(f"a batch's limit of {what} is 0 to 2**32 - 1, not {value}")
+            raise UsageError(f"a batch's limit of {what} must be 0 to 2**32 - 1, not {value}")
     return _BATCH.pack(COMMAND_BATCH_READ, stream_type, from_entry, max_count, max_bytes, wait_ms)
 
 
 def encode_command(command: Command, stream_type: int) -> bytes:
-    """The bytes of any command; errors as those of the functions above."""
+    """Encode any command. Raises as the functions above."""
     match command:
         case EntryQuery(number):
             return encode_entry(stream_type, number)
@@ -342,28 +342,28 @@ def encode_command(command: Command, stream_type: int) -> bytes:
 
 
 def _result(number: int, text: str) -> bytes:
-    told = text.encode("ascii")
-    return RESULT_HEAD_STRUCT.pack(PACKET_RESULT, RESULT_HEAD_SIZE + len(told), number) + told
+    encoded = text.encode("ascii")
+    return RESULT_HEAD_STRUCT.pack(PACKET_RESULT, RESULT_HEAD_SIZE + len(encoded), number) + encoded
 
 
 _RESULTS: Final = {number: _result(number, text) for number, text in RESULT_TEXTS.items()}
 
 OK: Final = _RESULTS[RESULT_OK]
-"""The Result that says yes: the first 11 bytes of every good answer."""
+"""The Result OK, with which every successful answer begins."""
 
 NOT_FOUND: Final = ENTRY_HEAD_STRUCT.pack(PACKET_ANSWER, ENTRY_HEAD_SIZE, TYPE_NOT_FOUND, 0)
-"""The answer, after an `OK`, to an Entry or Bookmark that finds nothing."""
+"""The answer, after `OK`, to an Entry or Bookmark query that found nothing."""
 
 
 def encode_result(number: int, text: str | None = None) -> bytes:
-    """A Result; the texts of the known numbers need not be given."""
+    """A Result; known numbers have a default text."""
     if text is None:
         return _RESULTS[number]
     return _result(number, text)
 
 
 def encode_batch_head(count: int, first_entry: int, total_entries: int, size: int) -> bytes:
-    """The Result OK and the head of a batch of `count` entries, `size` bytes, which follow."""
+    """The Result OK and the head of a batch; its entries, `size` bytes, follow."""
     return OK + BATCH_HEAD_STRUCT.pack(
         PACKET_BATCH, BATCH_HEAD_SIZE + size, count, first_entry, total_entries
     )
@@ -375,11 +375,11 @@ def encode_range_head(last: int) -> bytes:
 
 
 def encode_commit(total_entries: int) -> bytes:
-    """What stands before the entries that are not before a commit's end yet: where that is."""
+    """The packet that precedes the entries of an operation, with the total at its end."""
     return COMMIT_STRUCT.pack(PACKET_COMMIT, COMMIT_STRUCT.size, total_entries)
 
 
 def encode_answer(number: int, entry_type: int, data: bytes) -> bytes:
-    """The answer, after an `OK`, to an Entry or Bookmark that found this entry."""
+    """The answer, after `OK`, to an Entry or Bookmark query that found this entry."""
     length = ENTRY_HEAD_SIZE + len(data)
     return ENTRY_HEAD_STRUCT.pack(PACKET_ANSWER, length, entry_type, number) + data

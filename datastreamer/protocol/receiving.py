@@ -1,25 +1,24 @@
-"""The bytes of one connection on their way in, in buffers that runs of entries may keep.
+"""The receive buffers of a connection, which batches of entries may keep.
 
-Owns the buffers: where the next bytes go, and when to go on in another one. Must not know what
-the bytes say.
+Owns where the next bytes go, and when a new buffer is needed. Must not know what the bytes mean.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Buffers: of a connection that only asks, of one that streams - two of them are used in turn,
-# and should stay in a processor's own cache - and of one that is given large answers.
+# Sizes for a connection that only queries; for one that streams, whose two buffers alternate and
+# should fit a processor's cache; and for one that receives large answers.
 _SMALL_BUFFER: Final = 32 << 10
 STREAM_BUFFER: Final = 512 << 10
 LARGE_BUFFER: Final = 1 << 20
-# How many buffers, still held by batches when they were full, are looked at again.
+# Full buffers, held by batches, that are checked for reuse.
 _KEPT_BUFFERS: Final = 3
 
 
 class Receiving:
-    """Bytes `_start` to `_end` of `_buffer` are not taken yet; nothing can be made of fewer than
-    `_need`. Who hands out memory of the buffer says that it is `_lent`."""
+    """Bytes `_start` to `_end` of `_buffer` are unread; the next packet has at least `_need`. Code
+    that hands out memory of the buffer sets `_lent`."""
 
     def __init__(self) -> None:
         self.received_bytes = 0
@@ -34,16 +33,16 @@ class Receiving:
         self._kept: list[bytearray] = []
 
     def receive_buffer(self) -> memoryview:
-        """Where the next bytes go; to be let go of before the next call."""
+        """Where to put the next bytes; release it before the next call."""
         if self._start == self._end and not self._lent:
             self._start = self._end = 0
         room = len(self._buffer) - self._end
         if room < self._size >> 2 or room < self._need - (self._end - self._start):
-            self._turn_over()
+            self._switch_buffer()
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
-        """`count` bytes were put into the receive buffer; 0 says that the server ended."""
+        """`count` bytes are in the receive buffer; 0 means that the server closed its side."""
         if count:
             self._end += count
             self.received_bytes += count
@@ -51,7 +50,7 @@ class Receiving:
             self._ended = True
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes that somebody else has read, by copying; empty: the server ended."""
+        """Copy bytes that were received elsewhere; empty: the server closed its side."""
         if not data:
             self.received(0)
         rest = memoryview(data)
@@ -62,10 +61,10 @@ class Receiving:
             rest = rest[count:]
             self.received(count)
 
-    def _turn_over(self) -> None:
-        """Go on in a buffer with room, the unread bytes at its beginning."""
+    def _switch_buffer(self) -> None:
+        """Continue in a buffer with room, and move the unread bytes to its beginning."""
         old, unread = self._buffer, self._buffer[self._start : self._end]
-        # More unread than one packet needs: somebody feeds much without taking events.
+        # More is unread than one packet needs if much is fed before events are read.
         wanted = self._need if len(unread) < self._need else 2 * len(unread)
         size = max(self._size, wanted + (self._size >> 2))
         self._view.release()
@@ -83,11 +82,11 @@ class Receiving:
         self._lent = False
 
     def _expect(self, size: int) -> None:
-        """Buffers are of `size` from now on, at least."""
+        """Use buffers of at least this size from now on."""
         self._size = max(self._size, size)
 
     def _lacks(self, size: int) -> bool:
-        """Whether the packet of `size` bytes is not all there; if so, waits for it."""
+        """Whether the packet of `size` bytes is incomplete; if so, wait for the rest."""
         if self._end - self._start >= size:
             return False
         self._need = size
@@ -99,7 +98,7 @@ class Receiving:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether no batch or view holds the buffer any more: only then can it be resized."""
+    """Whether no batch or view uses the buffer: only then can it be resized."""
     try:
         last = buffer.pop()
     except BufferError:

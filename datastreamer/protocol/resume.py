@@ -28,15 +28,15 @@ from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_key, check_number
 from datastreamer.protocol.batches import BatchReading, Limits, checked_types, probe
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.filter.history import ChosenTrail
+from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.messages import servable
-from datastreamer.protocol.filter.reads import ChosenReading
+from datastreamer.protocol.filter.reads import FilteredReading
 from datastreamer.protocol.flows import Flow, Streaming
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.history import Trail
 
-Reading: TypeAlias = Streaming | BatchReading | ChosenReading
-Remembered: TypeAlias = Trail | ChosenTrail
+Reading: TypeAlias = Streaming | BatchReading | FilteredReading
+Remembered: TypeAlias = Trail | FilteredTrail
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Resumable:
         known: KnownHistory | None = None,
     ) -> None:
         if isinstance(start, int) and stop is not None and stop < start:
-            raise BadRange(f"entries from {start} to {stop} run backwards")
+            raise BadRange(f"the range {start} to {stop} ends before it begins")
         self._start = start
         self._stop = stop
         self._types = checked_types(types)
@@ -111,7 +111,7 @@ class Resumable:
     def go_on_from(self, position: Position) -> None:
         """Begin at a position that was kept, instead of where it was said."""
         chosen = position.chosen
-        self._trail = Trail.of(position) if chosen is None else ChosenTrail.of(position, chosen)
+        self._trail = Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
         self._stream = position.stream
         self._careful = True
 
@@ -192,7 +192,7 @@ class Resumable:
         return types if (yield from probe(connection)).filters else None
 
     def _new_trail(self, number: int) -> Remembered:
-        return Trail(number) if self._filter is None else ChosenTrail(self._filter, number)
+        return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)
 
     def _begin(self, connection: ClientConnection, start: int | bytes) -> Flow[Reading]:
         self._note_total(connection)
@@ -205,11 +205,11 @@ class Resumable:
             streaming = Streaming(start, self._stop, self._filter, commits=commits, known=known)
             yield from streaming.begin(connection)
             return streaming
-        reading: BatchReading | ChosenReading
+        reading: BatchReading | FilteredReading
         if self._filter is None:
             reading = BatchReading(start, self._stop, self._batched)
         else:
-            reading = ChosenReading(start, self._stop, self._batched, self._filter)
+            reading = FilteredReading(start, self._stop, self._batched, self._filter)
         yield from reading.begin(connection)
         self._stop = reading.stop
         self._note_total(connection)
@@ -307,7 +307,9 @@ class Resumable:
                 reading = yield from self._begin(connection, first)
         except BadFromEntry as error:
             # It went back since it said its total: the next attempt sees how far.
-            raise ConnectionLost(f"{connection.peer} went back meanwhile") from error
+            raise ConnectionLost(
+                f"the stream of {connection.peer} was truncated meanwhile"
+            ) from error
         # What is remembered from here on, where that changes.
         fresh = self._new_trail(first if chosen is None else common)
         at, rest, differing = first, None, None
@@ -362,7 +364,7 @@ class Resumable:
     ) -> Flow[Reading]:
         reading: Reading
         if chosen is not None:
-            reading = ChosenReading(first, stop, Limits(), chosen)
+            reading = FilteredReading(first, stop, Limits(), chosen)
         elif connection.capabilities is not None and connection.capabilities.batch_reads:
             reading = BatchReading(first, stop, Limits())
         else:

@@ -40,7 +40,7 @@ def check_seconds(what: str, seconds: float, *, zero: bool = False) -> None:
     except TypeError:
         pass
     least = "0 seconds or more" if zero else "more than 0 seconds"
-    raise UsageError(f"{what} is {least} and at most {MOST_SECONDS:g}, not {seconds!r}")
+    raise UsageError(f"{what} must be {least} and at most {MOST_SECONDS:g}, not {seconds!r}")
 
 
 def check_waits(

@@ -1,11 +1,10 @@
-"""What a server connection may do next: a client's bytes in, its commands out.
+"""The server's side of a connection: a client's bytes in, its commands out.
 
-Owns the order of checks and what a refusal does to the connection. Must not
-know the stream (whether an entry or bookmark exists is the session's to say),
-sockets or clocks.
+Owns the order of checks, and what a refusal does to the connection. Must not know the stream
+(sessions find entries and bookmarks), sockets or clocks.
 
-A request is judged as early as the protocol allows: stream type, then command
-number, then state on its first 16 bytes; a bookmark's length as soon as it is there.
+A request is checked as early as the protocol allows: stream type, command number and state on its
+first 16 bytes; a bookmark's length as soon as it has arrived.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _HEAD: Final = struct.Struct(">QQ")
 _NUMBER: Final = struct.Struct(">Q")
 _LENGTH: Final = struct.Struct(">I")
 _BATCH: Final = struct.Struct(">QIII")
-# How the first message of TLS begins, of any version since SSL 3.
+# The first bytes of TLS, of any version since SSL 3.
 _TLS_RECORD: Final = b"\x16\x03"
 _NUMBERED_SIZE: Final = COMMAND_HEAD_SIZE + 8
 _KEYED_SIZE: Final = COMMAND_HEAD_SIZE + 4
@@ -76,7 +75,7 @@ _EXTENSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Send the Result `number`; close the connection behind it if `close`."""
+    """Send the Result `number`; then close the connection if `close`."""
 
     number: int
     close: bool
@@ -85,8 +84,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close the connection without a Result. `reason` is for the log, which counts each `kind`
-    of them."""
+    """Close the connection without a Result. The log shows `reason`, and counts by `kind`."""
 
     reason: str
     kind: str = field(default="protocol", compare=False)
@@ -94,7 +92,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The client ended its sending side: close the connection."""
+    """The client closed its sending side: close the connection."""
 
 
 Event: TypeAlias = Command | PublishQuery | Authenticate | Refuse | Drop | End
@@ -109,12 +107,11 @@ _REFUSE_COMMAND: Final = Refuse(RESULT_INVALID_COMMAND, close=False)
 
 
 class ServerConnection:
-    """One client's side of the conversation.
+    """The state of one client's connection.
 
-    Feed `receive`, then take events from `next_event` until it says None; each
-    event is to be dealt with before the next is taken, for what is allowed
-    depends on `streaming`, and that changes only by `started` and `stopped`.
-    After a `Refuse` that closes, a `Drop` or an `End` no event follows.
+    Pass bytes to `receive`, then call `next_event` until it returns None; process each event
+    before the next call, since what is allowed depends on `streaming`, which `started` and
+    `stopped` change. After a `Refuse` that closes, a `Drop` or an `End`, no event follows.
     """
 
     __slots__ = ("_at", "_authenticating", "_buffer", "_closed", "_ended", "_publishing",
@@ -123,7 +120,7 @@ class ServerConnection:
     def __init__(
         self, stream_type: int, *, publishing: bool = False, authenticating: bool = False
     ) -> None:
-        # Whether the commands of publishers are known, and whether clients may show a token.
+        # Whether publishers' commands are allowed, and whether clients may authenticate.
         self._publishing = publishing
         self._authenticating = authenticating
         self.streaming = False
@@ -135,28 +132,28 @@ class ServerConnection:
 
     @property
     def pending(self) -> int:
-        """Bytes received and not yet taken as events: half a command, or more commands.
+        """Bytes received and not yet returned as events: incomplete or further commands.
 
-        `receive` does not refuse any; a session that wants a bound stops reading
-        from its socket while events are left.
+        `receive` accepts any number; a session that needs a bound stops reading from its socket
+        while events remain.
         """
         return len(self._buffer) - self._at
 
     @property
     def closed(self) -> bool:
-        """Whether the last event has been taken: what still arrives is dropped."""
+        """Whether the last event has been returned; what arrives later is dropped."""
         return self._closed
 
     def started(self) -> None:
-        """A Start of any kind was answered OK: the connection streams."""
+        """A Start was answered OK: the connection streams."""
         self.streaming = True
 
     def stopped(self) -> None:
-        """A Stop was answered: the connection streams no more."""
+        """A Stop was answered: the connection no longer streams."""
         self.streaming = False
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes of the client; empty says that it ended its sending side."""
+        """Add bytes of the client; empty: it closed its sending side."""
         if not data:
             self._ended = True
         elif self._closed:
@@ -169,7 +166,7 @@ class ServerConnection:
             self._at = 0
 
     def next_event(self) -> Event | None:
-        """What the client asks next, or what to do instead; None until more bytes come."""
+        """The client's next command, or what to do instead; None until more bytes arrive."""
         buffer, at = self._buffer, self._at
         have = len(buffer) - at
         if have < COMMAND_HEAD_SIZE or self._closed:
@@ -177,9 +174,9 @@ class ServerConnection:
         command, stream_type = _HEAD.unpack_from(buffer, at)
         if stream_type != self._stream_type:
             if buffer[at : at + 2] == _TLS_RECORD:
-                return self._drop("it speaks TLS, which is not spoken here", "no TLS here")
-            words = f"stream type {stream_type} where {self._stream_type} is served"
-            return self._drop(words, "stream type")
+                return self._drop("it uses TLS, which this port does not", "no TLS here")
+            reason = f"stream type {stream_type}, but {self._stream_type} is served"
+            return self._drop(reason, "stream type")
         if command == COMMAND_STOP:
             if not self.streaming:
                 return self._refuse(_REFUSE_STOPPED)
@@ -250,7 +247,7 @@ class ServerConnection:
         if self.streaming:
             return self._refuse(_REFUSE_STARTED)
         if command != COMMAND_PUBLISH:
-            return self._refuse(Refuse(RESULT_NO_LEASE, True, "ask for the lease first"))
+            return self._refuse(Refuse(RESULT_NO_LEASE, True, "request the lease first"))
         found = decode_publish(self._buffer, self._at + COMMAND_HEAD_SIZE)
         if found is None:
             return self._wait()
@@ -260,7 +257,7 @@ class ServerConnection:
         return query
 
     def hand_over(self) -> bytes:
-        """What was received behind the last event; nothing more is taken from here."""
+        """The bytes received after the last event; this object receives no more."""
         left = self._buffer[self._at :]
         self._close()
         return left
@@ -283,7 +280,7 @@ class ServerConnection:
         return RangeQuery(first, last)
 
     def _key(self, at: int) -> bytes | Event | None:
-        """The bookmark whose length stands at `at`, or what is to be done instead."""
+        """The bookmark whose length is at `at`, or what to do instead."""
         start = at + _LENGTH.size
         if len(self._buffer) < start:
             return self._wait()

@@ -21,10 +21,10 @@ from tests.network.wired import client_of, commands, listed
 async def refuses(what: str, connect: Any, blocking: Any, **options: Any) -> None:
     """Before anything is connected."""
     for place in ("localhost", 1), ("no such host", 1):
-        with pytest.raises(UsageError, match=f"^{what} is "):
+        with pytest.raises(UsageError, match=f"^{what} must be "):
             async with connect(*place, **options):
                 pass
-        with pytest.raises(UsageError, match=f"^{what} is "):
+        with pytest.raises(UsageError, match=f"^{what} must be "):
             await trio.to_thread.run_sync(lambda: blocking(*place, **options))  # noqa: B023
 
 
@@ -43,7 +43,7 @@ no_u64 = pytest.mark.parametrize("number", NO_U64)
 async def test_stream_types_that_are_none(number: Any) -> None:
     await refuses("stream_type", connect, BlockingClient, stream_type=number)
     await refuses("stream_type", connect_publisher, BlockingPublisher, stream_type=number)
-    with pytest.raises(UsageError, match="stream_type is "):
+    with pytest.raises(UsageError, match="stream_type must be "):
         Relay([("localhost", 1)], "nowhere.bin", stream_type=number)
 
 
@@ -61,16 +61,16 @@ async def test_a_lease_that_no_request_can_hold() -> None:
 async def test_entries_that_cannot_be(number: Any) -> None:
     stub = Stub(sample(10))
     async with client_of(stub) as (client, _):
-        with pytest.raises(UsageError, match="entry numbers run from 0 "):
+        with pytest.raises(UsageError, match="entry numbers must be 0 "):
             await client.entry(number)
-        with pytest.raises(UsageError, match="an entry's number is "):
+        with pytest.raises(UsageError, match="an entry's number must be "):
             await listed(client.entries_by_number([1, number]))
         for iterate in client.entries, client.batches, client.read_batches:
-            with pytest.raises(UsageError, match="from_entry is "):
+            with pytest.raises(UsageError, match="from_entry must be "):
                 iterate(from_entry=number)
-            with pytest.raises(UsageError, match="stop is "):
+            with pytest.raises(UsageError, match="stop must be "):
                 iterate(stop=number)
-        with pytest.raises(UsageError, match="from_entry is "):
+        with pytest.raises(UsageError, match="from_entry must be "):
             await client.batch_read(number)
         assert not commands(stub)
         assert await client.entry(6) == sample(10)[6]
@@ -81,14 +81,14 @@ async def test_limits_that_cannot_be(number: Any) -> None:
     stub = Stub(sample(10))
     async with client_of(stub) as (client, _):
         for what in "max_count", "max_bytes":
-            with pytest.raises(UsageError, match=f"^{what} is "):
+            with pytest.raises(UsageError, match=f"^{what} must be "):
                 await client.batch_read(0, **{what: number})
-            with pytest.raises(UsageError, match="the limits of a batch are "):
+            with pytest.raises(UsageError, match="the limits of a batch must be "):
                 Limits(**{what: number})
         with pytest.raises(BadEntryType):
             await client.batch_read(0, types=[number])
         if number != 1.5:
-            with pytest.raises(UsageError, match="a commit is waited for 0 to "):
+            with pytest.raises(UsageError, match="wait must be 0 to "):
                 await client.batch_read(0, wait=number)
         assert not commands(stub)
 
@@ -98,7 +98,7 @@ async def test_keys_that_are_no_bytes() -> None:
     async with client_of(stub) as (client, _):
         asked: list[Any] = ["k", 5, None]
         for key in asked:
-            with pytest.raises(BadBookmark, match="a bookmark key is 1 to 16 bytes, not "):
+            with pytest.raises(BadBookmark, match="a bookmark key must be 1 to 16 bytes, not "):
                 await client.bookmark(key)
             if key is not None:
                 with pytest.raises(BadBookmark):

@@ -21,7 +21,7 @@ from datastreamer.errors import (
 from datastreamer.format import U64_MAX
 from datastreamer.position import Chosen, Position
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import ChosenReceived, EntriesReceived
+from datastreamer.protocol.events import EntriesReceived, FilteredBatchReceived
 from datastreamer.protocol.filter.messages import (
     FilteredCommand,
     FilteredRead,
@@ -258,7 +258,7 @@ def test_a_position_says_whose_trail_it_is() -> None:
     ],
 )
 def test_positions_that_are_none(chosen: Chosen) -> None:
-    with pytest.raises(BadPosition, match="is none"):
+    with pytest.raises(BadPosition, match="invalid trail"):
         Position(9, bytes(8), None, chosen)
 
 
@@ -273,7 +273,7 @@ def test_positions_that_are_none(chosen: Chosen) -> None:
     ],
 )
 def test_json_that_is_none(told: str) -> None:
-    with pytest.raises(BadPosition, match="no position"):
+    with pytest.raises(BadPosition, match="not a position"):
         Position.from_json(told)
 
 
@@ -289,7 +289,7 @@ def heard(pieces: list[bytes], command: FilteredCommand) -> list[object]:
         try:
             connection.feed(piece)
             while (event := connection.next_event()) is not None:
-                if isinstance(event, EntriesReceived | ChosenReceived):
+                if isinstance(event, EntriesReceived | FilteredBatchReceived):
                     events.append((listed(event.batch), event.batch.next_number))
                 else:
                     events.append(type(event).__name__)

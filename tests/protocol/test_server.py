@@ -170,7 +170,7 @@ def test_another_stream_type_is_dropped_on_the_first_16_bytes(
     cut: Cut, command: int, stream_type: int
 ) -> None:
     (event,) = fed(ServerConnection(1), cut(request(command, stream_type)))
-    assert event == Drop(f"stream type {stream_type} where 1 is served")
+    assert event == Drop(f"stream type {stream_type}, but 1 is served")
 
 
 def test_the_stream_type_is_judged_before_command_and_state() -> None:
@@ -223,7 +223,7 @@ def test_an_unknown_command_while_streaming_leaves_the_streaming(cut: Cut) -> No
 def test_parameters_of_an_unknown_command_are_read_as_the_next_command(cut: Cut) -> None:
     sent = request(99, 1, bytes(8)) + encode_header(1)
     events = fed(ServerConnection(1), cut(sent))
-    assert events == [INVALID_COMMAND, Drop("stream type 3 where 1 is served")]
+    assert events == [INVALID_COMMAND, Drop("stream type 3, but 1 is served")]
 
 
 @cuts

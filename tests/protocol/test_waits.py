@@ -28,7 +28,7 @@ def test_what_is_no_time_is_refused(name: str, value: Any) -> None:
         return
     with pytest.raises(UsageError) as told:
         check_waits(**{"timeout": 1, name: value})
-    assert str(told.value).startswith(f"{name} is ")
+    assert str(told.value).startswith(f"{name} must be ")
     assert str(told.value).endswith(f"at most 1e+09, not {value!r}")
 
 
@@ -40,20 +40,20 @@ def test_waits_between_attempts(words: dict[str, Any]) -> None:
 
 async def test_before_anything_is_connected(tmp_path: Path) -> None:
     for timeout in (math.nan, 0):
-        with pytest.raises(UsageError, match="timeout is more than 0"):
+        with pytest.raises(UsageError, match="timeout must be more than 0"):
             async with connect("localhost", 1, timeout=timeout):
                 pass
-        with pytest.raises(UsageError, match="timeout is more than 0"):
+        with pytest.raises(UsageError, match="timeout must be more than 0"):
             async with connect_publisher("localhost", 1, timeout=timeout):
                 pass
         for blocking in (BlockingClient, BlockingPublisher):
-            with pytest.raises(UsageError, match="timeout is more than 0"):
+            with pytest.raises(UsageError, match="timeout must be more than 0"):
                 await trio.to_thread.run_sync(lambda make=blocking: make("h", 1, timeout=timeout))  # noqa: B023
-        with pytest.raises(UsageError, match="timeout is more than 0"):
+        with pytest.raises(UsageError, match="timeout must be more than 0"):
             Relay([("localhost", 1)], tmp_path / "s.bin", timeout=timeout)
     for lease in (math.nan, math.inf, -1):
-        with pytest.raises(UsageError, match="lease is 0 seconds or more"):
+        with pytest.raises(UsageError, match="lease must be 0 seconds or more"):
             BlockingPublisher("localhost", 1, lease=lease)
     for words in ({"patience": math.nan}, {"look_seconds": 0.0}, {"heartbeat": -1.0}):
-        with pytest.raises(UsageError, match=f"{next(iter(words))} is"):
+        with pytest.raises(UsageError, match=f"{next(iter(words))} must be"):
             Relay([("localhost", 1)], tmp_path / "s.bin", **words)  # type: ignore[arg-type]

@@ -263,7 +263,7 @@ async def test_one_that_was_ended_before_it_began_does_not_begin(
         server = await serving(nursery, upstream)
         relay = Relay([("127.0.0.1", server.port)], tmp_path / "relay.bin", port=0)
         for grace in (-1, math.nan, "1"):
-            with pytest.raises(UsageError, match="grace is 0 seconds or more"):
+            with pytest.raises(UsageError, match="grace must be 0 seconds or more"):
                 await relay.finish(grace)  # type: ignore[arg-type]
         assert await relay.finish()
         with pytest.raises(UsageError, match="this relay was finished"):

@@ -203,7 +203,7 @@ def test_closing_does_not_wait_for_who_reads_nothing(path: Path, in_process: boo
         assert not server.drain()
         assert not server.drain(0.05)
         for seconds in (-1, math.nan, "1"):
-            with pytest.raises(UsageError, match="timeout is 0 seconds or more"):
+            with pytest.raises(UsageError, match="timeout must be 0 seconds or more"):
                 server.drain(seconds)  # type: ignore[arg-type]
     lazy.socket.close()
     with DataStream.open(path) as stream:

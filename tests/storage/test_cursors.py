@@ -109,12 +109,12 @@ def test_a_file_is_on_disk_before_it_takes_the_name(
 
 def test_a_file_that_is_no_cursor(tmp_path: Path) -> None:
     (tmp_path / "cursor").write_text("hello")
-    with pytest.raises(CursorFailed, match=r"cursor: no position in a stream: .*; remove the file"):
+    with pytest.raises(CursorFailed, match=r"not a position in a stream: .*; remove the file"):
         FileCursor(tmp_path / "cursor").load()
     with pytest.raises(CursorFailed, match="is not a regular file"):
         FileCursor(tmp_path).load()
     (tmp_path / "cursor").write_text("[" * 100_000)
-    with pytest.raises(CursorFailed, match="no position in a stream"):
+    with pytest.raises(CursorFailed, match="not a position in a stream"):
         FileCursor(tmp_path / "cursor").load()
 
 
@@ -148,7 +148,7 @@ def test_what_lmdb_cannot_read(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "env")) as environment:
         with environment.begin(write=True) as transaction:
             transaction.put(b"cursor", b"{}")
-        with pytest.raises(CursorFailed, match="cursor cannot be read: no position"):
+        with pytest.raises(CursorFailed, match="cursor cannot be read: not a position"):
             LmdbCursor(environment).load()
     (tmp_path / "file").write_text("")
     with pytest.raises(CursorFailed, match="is not a folder"):

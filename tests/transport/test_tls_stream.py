@@ -338,7 +338,7 @@ async def test_a_server_without_tls_is_told_of(
         # Not told from one that is just being ended: it may be tried again.
         await ask_both(port, authority.context(), ConnectFailed, message)
     lines = [r.getMessage() for r in caplog.records]
-    assert sum("it speaks TLS, which is not spoken here" in line for line in lines) == 2
+    assert sum("it uses TLS, which this port does not" in line for line in lines) == 2
 
 
 async def test_a_server_that_speaks_something_else(authority: Authority) -> None:

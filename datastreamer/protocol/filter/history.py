@@ -1,7 +1,7 @@
-"""The last entries that were received of some types, as hashes with their numbers.
+"""Hashes of the last entries received of some types, with their numbers.
 
-Owns what `trail.py` owns for a streaming without gaps. What is remembered is a claim: the
-entries of these types from `first_number` to before `next_number` are these, and no others.
+Like `history`, for a filtered streaming, whose entries have gaps. A trail claims that the entries
+of these types from `first_number` up to `next_number` are these, and no others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datastreamer.position import HASH_SIZE, KEPT, SPAN, Chosen, Identity, Posit
 from datastreamer.protocol.history import HELD, hashes_of
 
 
-class ChosenTrail:
-    """Up to 256 entries of `types` before `next_number`, of the last 1,048,576 of all types."""
+class FilteredTrail:
+    """Up to `KEPT` entries of `types` before `next_number`, among the last `SPAN` of all types."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class ChosenTrail:
         self.next_number = next_number
         self._first = next_number if first_number is None else first_number
         self._kept = list(kept)
-        # Hashed when somebody asks: in a fast stream the next batches replace them all.
+        # Hashed when needed: in a fast stream, the next batches replace them anyway.
         self._unhashed: list[EntryBatch] = []
 
     @classmethod
-    def of(cls, position: Position, chosen: Chosen) -> ChosenTrail:
-        """What a position remembers."""
+    def of(cls, position: Position, chosen: Chosen) -> FilteredTrail:
+        """The trail of a position."""
         hashes = [
             position.trail[at : at + HASH_SIZE] for at in range(0, len(position.trail), HASH_SIZE)
         ]
@@ -41,8 +41,8 @@ class ChosenTrail:
         return cls(chosen.types, position.next_entry, chosen.first_entry, kept)
 
     def position(self, stream: Identity | None) -> Position:
-        """The place behind what is remembered."""
-        self._settle()
+        """The position after the remembered entries."""
+        self._hash_all()
         numbers = tuple([number for number, _ in self._kept])
         hashes = b"".join([found for _, found in self._kept])
         chosen = Chosen(tuple(sorted(self.types or ())), self._first, numbers)
@@ -50,45 +50,45 @@ class ChosenTrail:
 
     @property
     def first_number(self) -> int:
-        """Where the part of the stream begins that is remembered."""
-        self._settle()
+        """The beginning of the remembered range of the stream."""
+        self._hash_all()
         return self._first
 
     def certain(self, differing: int) -> bool:
-        """Whether an entry before this one is remembered, and so was found to be the same."""
+        """Whether an entry before this one is remembered, and was therefore found to be equal."""
         return any(number < differing for number, _ in self._kept)
 
     def extend(self, batch: EntryBatch) -> None:
-        """These came next, of these types alone. They may be held, and their buffer, until
-        others come."""
+        """Add the next entries, all of these types. The batch and its buffer may be held until more
+        are added."""
         self._unhashed.append(batch)
         self.next_number = batch.next_number
         if len(batch) >= KEPT:
             last = batch[-KEPT:]
             self._kept, self._unhashed, self._first = [], [last], last.first_number
         elif len(self._unhashed) > HELD:
-            self._settle()
+            self._hash_all()
 
-    def extended(self, batch: EntryBatch) -> ChosenTrail:
-        """As `extend`, in a copy."""
-        self._settle()
-        longer = ChosenTrail(self.types or (), self.next_number, self._first, self._kept)
+    def extended(self, batch: EntryBatch) -> FilteredTrail:
+        """A copy with these entries added."""
+        self._hash_all()
+        longer = FilteredTrail(self.types or (), self.next_number, self._first, self._kept)
         longer.extend(batch)
         return longer
 
     def cut(self, number: int) -> None:
-        """Forget what came from entry `number` on."""
-        self._settle()
+        """Forget the entries from `number` on."""
+        self._hash_all()
         self._kept = [pair for pair in self._kept if pair[0] < number]
         self.next_number = number
         self._first = min(self._first, number)
 
     def first_difference(self, batch: EntryBatch) -> int | None:
-        """The first entry in which the part that `batch` is of differs: another one, one that is
-        missing or one too many. The batch holds entries of these types alone."""
-        self._settle()
-        first, behind = batch.first_number, batch.next_number
-        known = [pair for pair in self._kept if first <= pair[0] < behind]
+        """The first entry that differs in the range of `batch`: another one, a missing one or an
+        additional one. The batch holds only entries of these types."""
+        self._hash_all()
+        first, end = batch.first_number, batch.next_number
+        known = [pair for pair in self._kept if first <= pair[0] < end]
         for there, remembered in zip_longest(_pairs(batch), known):
             if there == remembered:
                 continue
@@ -97,7 +97,7 @@ class ChosenTrail:
             return int(min(there[0], remembered[0]))
         return None
 
-    def _settle(self) -> None:
+    def _hash_all(self) -> None:
         for batch in self._unhashed:
             self._kept += _pairs(batch)
         self._unhashed = []

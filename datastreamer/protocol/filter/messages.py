@@ -1,7 +1,6 @@
-"""Commands for entries of some types alone, as values and as bytes, and the frames' heads.
+"""Commands that filter entries by type, as values and as bytes, and the heads of their frames.
 
-Owns their layout, on both sides. Must not know which of them is allowed when (`server`,
-`client`), nor how entries are found.
+Owns their layout. Must not know which of them is allowed when (`server`, `client`).
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class FilteredRead:
-    """Ask for the entries of `types` from `from_entry` on, before `stop`, as many as the limits
-    allow, or fewer; the limits as those of a `BatchQuery`.
+    """Request the entries of `types` from `from_entry` up to `stop`, as many as the limits allow,
+    or fewer; the limits are those of a `BatchQuery`.
 
-    Where there are none up to the end of the stream, one is waited for `wait_ms` milliseconds.
+    If there are none up to the end of the stream, the server waits up to `wait_ms` milliseconds.
     """
 
     from_entry: int
@@ -66,7 +65,7 @@ class FilteredStart:
 
 @dataclass(frozen=True, slots=True)
 class FilteredStartBookmark:
-    """Stream the entries of `types` from that on which the bookmark names."""
+    """Stream the entries of `types` from a bookmark's entry on."""
 
     key: bytes
     types: tuple[int, ...]
@@ -79,21 +78,20 @@ FilteredCommand: TypeAlias = FilteredRead | FilteredStart | FilteredStartBookmar
 
 
 def servable(types: Collection[int] | None) -> tuple[int, ...] | None:
-    """`types` as a server can be asked for them; None where it cannot."""
+    """`types` in the form of a request; None if a server cannot be asked for them."""
     if types is None or not 1 <= len(set(types)) <= MAX_FILTER_TYPES:
         return None
     return tuple(sorted(set(types)))
 
 
 def encode(command: FilteredCommand, stream_type: int) -> bytes:
-    """The bytes of a command. Raises `UsageError`, `BadBookmark` and `BadEntryType` for what
-    cannot be sent."""
+    """Encode a command. Raises `UsageError`, `BadBookmark` and `BadEntryType`."""
     match command:
         case FilteredRead(from_entry, types, stop, max_count, max_bytes, wait_ms):
             _check_numbers(from_entry, stop)
             for value in (max_count, max_bytes, wait_ms):
                 if not 0 <= value <= U32_MAX:
-                    raise UsageError(f"a limit is 0 to 2**32 - 1, not {value}")
+                    raise UsageError(f"a limit must be 0 to 2**32 - 1, not {value}")
             number = COMMAND_FILTERED_READ
             what = _READ.pack(from_entry, stop, max_count, max_bytes, wait_ms)
         case FilteredStart(from_entry, types):
@@ -107,22 +105,22 @@ def encode(command: FilteredCommand, stream_type: int) -> bytes:
 
 def _encode_types(types: tuple[int, ...]) -> bytes:
     if not 1 <= len(types) <= MAX_FILTER_TYPES:
-        raise UsageError(f"a server is asked for 1 to {MAX_FILTER_TYPES} types, not {len(types)}")
+        raise UsageError(f"a filter must have 1 to {MAX_FILTER_TYPES} types, not {len(types)}")
     for kind in types:
         if not 0 <= kind <= U32_MAX:
-            raise BadEntryType(f"an entry type is 0 to {U32_MAX}, not {kind}")
+            raise BadEntryType(f"an entry type must be 0 to {U32_MAX}, not {kind}")
     return struct.pack(f">I{len(types)}I", len(types), *types)
 
 
 def _check_numbers(*numbers: int) -> None:
     for number in numbers:
         if not 0 <= number <= U64_MAX:
-            raise UsageError(f"entry numbers run from 0 to 2**64 - 1, not {number}")
+            raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {number}")
 
 
 def decode(command: int, data: bytes, at: int) -> tuple[FilteredCommand, int] | None:
-    """The command whose parameters begin at `at`, and where they end; None where they are not
-    all there. Raises `ValueError` for what no client may send, as soon as it is there."""
+    """The command whose parameters begin at `at`, and where they end; None until complete. Raises
+    `ValueError` for invalid parameters, as soon as they have arrived."""
     if command == COMMAND_FILTERED_START_BOOKMARK:
         if len(data) < at + _LENGTH.size:
             return None
@@ -155,7 +153,7 @@ def decode(command: int, data: bytes, at: int) -> tuple[FilteredCommand, int] | 
 def encode_head(
     count: int, first_entry: int, next_entry: int, total_entries: int, epoch: int, size: int
 ) -> bytes:
-    """The head of a frame of `count` entries, `size` bytes, which follow."""
+    """The head of a frame; its entries, `size` bytes, follow."""
     return CHOSEN_HEAD_STRUCT.pack(
         PACKET_CHOSEN,
         CHOSEN_HEAD_SIZE + size,

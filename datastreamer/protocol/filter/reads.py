@@ -1,7 +1,7 @@
-"""Entries of some types, as a client reads them in batches: what to ask for next.
+"""Reads entries of some types in batches.
 
-Owns the reading of many, with the next request underway before the last one is answered. A
-flow like those of `exchanges`: no sockets, tasks or time.
+Owns a long read, with the next request sent before the last one is answered. A `Work`, like those
+of `flows`: no sockets, tasks or time.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Callable
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadRange, ConnectionLost
 from datastreamer.format import RESULT_BAD_FROM_ENTRY, U64_MAX
-from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol import flows
 from datastreamer.protocol.batches import WAIT_MS, Limits, bytes_to_ask_for, past_the_end
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import ChosenReceived, ResultReceived
+from datastreamer.protocol.events import FilteredBatchReceived, ResultReceived
 from datastreamer.protocol.filter.messages import FilteredRead
 from datastreamer.protocol.flows import Flow, next_event, unexpected
 from datastreamer.protocol.messages import NO_EXTENSIONS
 
 
-class ChosenReading:
-    """The entries of `types` from `start` up to `stop`, from a server that is known to choose:
-    what `BatchReading` is for all entries. Batches have gaps, and may be empty.
+class FilteredReading:
+    """The entries of `types` from `start` up to `stop`, from a server that can filter, as
+    `BatchReading` reads entries of all types. Batches have gaps, and may be empty.
 
-    Without a `stop` it ends where the stream ends when it begins.
+    Without a `stop`, ends at the stream's total when it begins.
     """
 
     def __init__(
         self, start: int, stop: int | None, limits: Limits, types: tuple[int, ...]
     ) -> None:
         if stop is not None and stop < start:
-            raise BadRange(f"entries from {start} to {stop} run backwards")
+            raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop
         self._types = types
         self._limits = limits
@@ -47,30 +47,30 @@ class ChosenReading:
         self._connection = connection
         total = connection.total_entries
         if total is None or self._next > total:
-            total = (yield from exchanges.header(connection)).total_entries
+            total = (yield from flows.header(connection)).total_entries
         if self._next > total:
             raise past_the_end(self._next)
         if self.stop is None:
             self.stop = total
-        said = connection.capabilities or NO_EXTENSIONS
-        self._size = bytes_to_ask_for(said, self._limits.max_bytes)
+        capabilities = connection.capabilities or NO_EXTENSIONS
+        self._size = bytes_to_ask_for(capabilities, self._limits.max_bytes)
 
     def advance(self) -> Flow[EntryBatch | None]:
         assert self.stop is not None
         connection = self._connection
         while self._next < self.stop and not self._stopping:
             if not connection.outstanding:
-                behind = self._next < (connection.total_entries or 0)
-                yield self._request(self._next, 0 if behind else WAIT_MS)
+                backlog = self._next < (connection.total_entries or 0)
+                yield self._request(self._next, 0 if backlog else WAIT_MS)
             while (event := connection.next_event()) is None:
                 yield self._ask_ahead() or None
             if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
-                raise ConnectionLost(f"{connection.peer} went back meanwhile")
-            if not isinstance(event, ChosenReceived):
+                raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
+            if not isinstance(event, FilteredBatchReceived):
                 raise unexpected(connection, event)
             if self._epoch not in (None, event.epoch):
-                # Which entries that concerns is seen when the last ones are asked for again.
-                raise ConnectionLost(f"{connection.peer} took back or changed entries meanwhile")
+                # Comparing the last entries after reconnecting shows which ones.
+                raise ConnectionLost(f"{connection.peer} truncated or changed entries meanwhile")
             self._epoch = event.epoch
             self._next = event.batch.next_number
             if event.batch.next_number > event.batch.first_number:
@@ -79,7 +79,7 @@ class ChosenReading:
         return None
 
     def _ask_ahead(self) -> bytes:
-        """The next request, when the answer that comes now has said how far it goes."""
+        """The next request, once the beginning of an answer shows where it will end."""
         connection, ahead = self._connection, self._connection.batch_ahead
         until = min(self.stop or 0, connection.total_entries or 0)
         if ahead is None or ahead >= until or self._limits.requests == 1:
@@ -99,7 +99,7 @@ class ChosenReading:
         passed = 0
         while self._connection.outstanding:
             event = yield from next_event(self._connection)
-            passed += event.batch.nbytes if isinstance(event, ChosenReceived) else 0
+            passed += event.batch.nbytes if isinstance(event, FilteredBatchReceived) else 0
             if limit is not None and passed > limit:
                 return False
         return True

@@ -468,7 +468,7 @@ async def test_a_token_is_shown_on_each_connection(
         with pytest.raises(NotAllowed, match="does not know this token"):
             await ask("wrong")
         for bad in (b"", bytes(1025)):
-            with pytest.raises(UsageError, match="a token has 1 to 1024 bytes"):
+            with pytest.raises(UsageError, match="a token must have 1 to 1024 bytes"):
                 await ask(bad)
     assert rig.server.counts.commands["authenticate"] == 3
     assert rig.server.counts.not_allowed == {"authenticate": 1}

@@ -412,7 +412,7 @@ async def test_before_the_lease_nothing_is_taken(stream: DataStream, token_file:
         for request in (add(0), commit(0, 0), encode_rollback(1), encode_where(1)):
             async with rig.client() as peer:
                 await peer.send(request)
-                assert await refusal(peer) == (19, "No lease: ask for the lease first")
+                assert await refusal(peer) == (19, "No lease: request the lease first")
                 await peer.ended()
         for query in (
             struct.pack(">QQIQ16sII", 0x1010, 1, 2, 0, ONE, 0, 0),
