@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from datastreamer.position import Position as Position
     from datastreamer.protocol.resume import Rollback as Rollback
     from datastreamer.protocol.retry import Backoff as Backoff
-    from datastreamer.publisher.blocking import BlockingPublisher as BlockingPublisher
-    from datastreamer.publisher.trio import Publisher as Publisher
-    from datastreamer.publisher.trio import connect_publisher as connect_publisher
+    from datastreamer.publisher.async_publisher import Publisher as Publisher
+    from datastreamer.publisher.blocking_publisher import BlockingPublisher as BlockingPublisher
+    from datastreamer.publisher.trio_publisher import connect_publisher as connect_publisher
     from datastreamer.relay.relay import Relay as Relay
     from datastreamer.server.limits import Limits as Limits
     from datastreamer.server.publish.policy import Publishing as Publishing
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Backoff": "datastreamer.protocol.retry",
     "BlockingClient": "datastreamer.client.blocking_client",
-    "BlockingPublisher": "datastreamer.publisher.blocking",
+    "BlockingPublisher": "datastreamer.publisher.blocking_publisher",
     "BlockingReassembly": "datastreamer.consumer.blocking",
     "BlockingRelay": "datastreamer.service.blocking_relay",
     "BookmarkIndex": "datastreamer.storage.bookmarks.interface",
@@ -70,7 +70,7 @@ _HOME = {
     "Limits": "datastreamer.server.limits",
     "LmdbCursor": "datastreamer.storage.cursors",
     "Position": "datastreamer.position",
-    "Publisher": "datastreamer.publisher.trio",
+    "Publisher": "datastreamer.publisher.async_publisher",
     "Publishing": "datastreamer.server.publish.policy",
     "Relay": "datastreamer.relay.relay",
     "Rollback": "datastreamer.protocol.resume",
@@ -86,7 +86,7 @@ _HOME = {
     "Watermark": "datastreamer.storage.bookmarks.interface",
     "client_tls": "datastreamer.transport.tls",
     "connect": "datastreamer.client.trio_driver",
-    "connect_publisher": "datastreamer.publisher.trio",
+    "connect_publisher": "datastreamer.publisher.trio_publisher",
     "reassemble": "datastreamer.consumer.trio",
     "register_index": "datastreamer.storage.bookmarks.registry",
     "serve": "datastreamer.server.server",

@@ -17,12 +17,19 @@ from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.async_publisher import Publisher, publishing
+from datastreamer.publisher.engine import (
+    RETRY_SECONDS,
+    UNACKNOWLEDGED_BYTES,
+    PublisherEngine,
+    source_terms,
+)
 from datastreamer.transport.endpoint import endpoint_of
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Batches", "Client", "Entries", "connect"]
+__all__ = ["Batches", "Client", "Entries", "Publisher", "connect", "connect_publisher"]
 
 
 @asynccontextmanager
@@ -65,3 +72,46 @@ async def connect(
         yield client
     finally:
         await client.aclose()
+
+
+@asynccontextmanager
+async def connect_publisher(
+    host: str,
+    port: int = DEFAULT_PORT,
+    *,
+    token: bytes | str | None = None,
+    stream_type: int = STREAM_TYPE_SEQUENCER,
+    epoch: int = 0,
+    take_over: bool = False,
+    next_entry: int | None = None,
+    lease: float | None = None,
+    timeout: float = TIMEOUT,
+    tls: bool | ssl.SSLContext = False,
+    tls_server_name: str | None = None,
+    retry_for: float | None = RETRY_SECONDS,
+    backoff: Backoff = BACKOFF,
+    max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
+) -> AsyncIterator[Publisher]:
+    """The source of the stream that the server at `host` and `port` serves: see
+    `datastreamer.connect_publisher`, whose options these are."""
+    terms = source_terms(
+        stream_type=stream_type,
+        token=token,
+        epoch=epoch,
+        take_over=take_over,
+        next_entry=next_entry,
+        lease=lease,
+    )
+    endpoint = endpoint_of(host, port, tls, tls_server_name)
+    driver = AsyncioDriver(endpoint)
+    engine = PublisherEngine(
+        driver,
+        endpoint.peer,
+        terms,
+        timeout=timeout,
+        retry_for=retry_for,
+        backoff=backoff,
+        max_unacknowledged=max_unacknowledged,
+    )
+    async with publishing(driver, engine) as publisher:
+        yield publisher

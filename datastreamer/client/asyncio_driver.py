@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any
 
@@ -19,10 +20,12 @@ from datastreamer.client.effects import (
     Interrupted,
     InThread,
     Now,
+    Race,
     Receive,
     Send,
     Signal,
     Sleep,
+    Steps,
     Wait,
 )
 from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
@@ -71,7 +74,30 @@ class AsyncioDriver(AsyncDriver):
                 return await outcome if isawaitable(outcome) else outcome
             case InThread(function, arguments):
                 return await _in_thread(function, *arguments)
+            case Race(racers):
+                await self._race([asyncio.ensure_future(self.run(steps)) for steps in racers])
         return None
+
+    async def _race(self, tasks: list[asyncio.Future[None]]) -> None:
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                await _until_done(task)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    @asynccontextmanager
+    async def background(self, steps: Steps[None]) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self.run(steps))
+        yield
+        task.cancel()
+        await _until_done(task)
+        if not task.cancelled():
+            task.result()
 
     async def _connect(self, seconds: float) -> AsyncioChannel:
         made: list[AsyncioChannel] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -28,6 +29,7 @@ class Signal(Protocol):
     """An event of the driver's kind: tasks wait until it is set."""
 
     def set(self) -> object: ...
+    def is_set(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -109,8 +111,15 @@ class InThread:
     arguments: tuple[Any, ...] = ()
 
 
+@dataclass(slots=True)
+class Race:
+    """Perform all of these at the same time until one ends; the others are cancelled then."""
+
+    racers: tuple[Steps[None], ...]
+
+
 Effect: TypeAlias = (
-    Connect | Send | Receive | Close | Interrupt | Now | Sleep | Wait | Call | InThread
+    Connect | Send | Receive | Close | Interrupt | Now | Sleep | Wait | Call | InThread | Race
 )
 Steps: TypeAlias = Generator[Effect, Any, T]
 
@@ -178,3 +187,10 @@ class AsyncDriver(ABC):
     @abstractmethod
     async def perform(self, effect: Effect) -> Any:
         """Perform one effect."""
+
+    @abstractmethod
+    def background(self, steps: Steps[None]) -> AbstractAsyncContextManager[None]:
+        """Run `steps` beside the block, whose end cancels them. The block raises nothing."""
+
+    async def checkpoint_if_cancelled(self) -> None:  # noqa: B027 - asyncio cannot tell
+        """Raise the caller's cancellation, where the event loop can tell of it."""

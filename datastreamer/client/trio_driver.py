@@ -23,10 +23,12 @@ from datastreamer.client.effects import (
     Interrupted,
     InThread,
     Now,
+    Race,
     Receive,
     Send,
     Signal,
     Sleep,
+    Steps,
     Wait,
 )
 from datastreamer.client.face import engine_of
@@ -90,7 +92,25 @@ class TrioDriver(AsyncDriver):
                 return await outcome if isawaitable(outcome) else outcome
             case InThread(function, arguments):
                 return await trio.to_thread.run_sync(function, *arguments)
+            case Race(racers):
+                async with trio.open_nursery() as nursery:
+                    for steps in racers:
+                        nursery.start_soon(self._race, steps, nursery.cancel_scope)
         return None
+
+    async def _race(self, steps: Steps[None], all_of_them: trio.CancelScope) -> None:
+        await self.run(steps)
+        all_of_them.cancel()
+
+    @asynccontextmanager
+    async def background(self, steps: Steps[None]) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run, steps)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def checkpoint_if_cancelled(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
 
     async def _connect(self, seconds: float) -> Channel:
         assert self.redial is not None

@@ -79,6 +79,7 @@ class Outgoing(EntryPacker):
 
     @property
     def entries(self) -> int:
+        """How many entries it has."""
         return self.next_number - self.first
 
     def requests(self, stream_type: int, most_bytes: int = MOST_BYTES) -> list[bytes]:

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,7 +17,13 @@ from typing import Any, Protocol
 import pytest
 import trio
 
-from datastreamer import BlockingClient, aio, connect
+from datastreamer import (
+    BlockingClient,
+    BlockingPublisher,
+    aio,
+    connect,
+    connect_publisher,
+)
 
 KINDS = ["trio", "asyncio", "blocking"]
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -117,18 +124,40 @@ class Plain:
 @contextmanager
 def within(kind: str, make: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Any]:
     """What `make()` gives, plain, in an event loop of this kind."""
-    loop = TrioLoop() if kind == "trio" else AsyncioLoop()
-    try:
-        manager: AbstractAsyncContextManager[Any] = make()
-        found = loop.call(manager.__aenter__)
+    loop: TrioLoop | AsyncioLoop = TrioLoop() if kind == "trio" else AsyncioLoop()
+    began: Future[Any] = Future()
+    failures: list[BaseException] = []
+
+    async def hold() -> None:
+        # In one task from its beginning to its end: a background task belongs to it.
+        over = trio.Event() if kind == "trio" else asyncio.Event()
         try:
-            yield Plain(found, loop)
+            async with make() as found:
+                began.set_result((found, over))
+                await over.wait()
+                if failures:
+                    raise failures[0]
         except BaseException as error:
-            loop.call(manager.__aexit__, type(error), error, error.__traceback__)
-            raise
-        loop.call(manager.__aexit__, None, None, None)
+            if began.done():
+                raise
+            began.set_exception(error)
+
+    try:
+        with ThreadPoolExecutor(1) as holder:
+            held = holder.submit(loop.call, hold)
+            found, over = began.result(20)
+            try:
+                yield Plain(found, loop)
+            except BaseException as error:  # noqa: BLE001 - raised where the block ends
+                failures.append(error)
+            loop.call(_set, over)
+            held.result(60)
     finally:
         loop.close()
+
+
+async def _set(event: Any) -> None:
+    event.set()
 
 
 @contextmanager
@@ -138,6 +167,20 @@ def client_of_kind(kind: str, *address: Any, **options: Any) -> Iterator[Any]:
         with BlockingClient(*address, **options) as client:
             yield client
         return
+    make: Callable[..., AbstractAsyncContextManager[Any]]
     make = connect if kind == "trio" else aio.connect
     with within(kind, lambda: make(*address, **options)) as client:
         yield client
+
+
+@contextmanager
+def publisher_of_kind(kind: str, *address: Any, **options: Any) -> Iterator[Any]:
+    """A publisher of this kind, with the methods of a `BlockingPublisher`."""
+    if kind == "blocking":
+        with BlockingPublisher(*address, **options) as publisher:
+            yield publisher
+        return
+    make: Callable[..., AbstractAsyncContextManager[Any]]
+    make = connect_publisher if kind == "trio" else aio.connect_publisher
+    with within(kind, lambda: make(*address, **options)) as publisher:
+        yield publisher

@@ -11,8 +11,8 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import BadBookmark, BadEntryType, UsageError
 from datastreamer.protocol.batches import Limits
-from datastreamer.publisher.blocking import BlockingPublisher
-from datastreamer.publisher.trio import connect_publisher
+from datastreamer.publisher.blocking_publisher import BlockingPublisher
+from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.relay.relay import Relay
 from tests.network.stub import Stub, sample
 from tests.network.wired import client_of, commands, listed

@@ -13,8 +13,8 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import UsageError
 from datastreamer.protocol.retry import Backoff, check_waits
-from datastreamer.publisher.blocking import BlockingPublisher
-from datastreamer.publisher.trio import connect_publisher
+from datastreamer.publisher.blocking_publisher import BlockingPublisher
+from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.relay.relay import Relay
 
 NO_TIMES: list[Any] = [math.nan, math.inf, 1e300, -1, 0, "3"]

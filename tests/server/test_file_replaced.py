@@ -22,7 +22,7 @@ from datastreamer.errors import (
     NotWritten,
     PublishInDoubt,
 )
-from datastreamer.publisher.trio import connect_publisher
+from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.relay.relay import Relay
 from datastreamer.server import file_watch
 from datastreamer.server.metrics import collect
@@ -440,7 +440,7 @@ async def test_a_receipt_without_an_operation_acknowledges_nothing_more(
 
         async def publish() -> None:
             async with connect_publisher("127.0.0.1", port, token=b"token") as publisher:
-                source = publisher._source
+                source = publisher._engine.source
                 with monkeypatch.context() as patched:
                     patched.setattr(OsFile, "sync", removed)
                     with pytest.raises((PublishInDoubt, NotWritten), match=REMOVED):
@@ -448,7 +448,7 @@ async def test_a_receipt_without_an_operation_acknowledges_nothing_more(
                             op.add_entry(1, b"one")
                 assert stream.synced_entries == 1  # in the open file
                 source.ask_where()
-                publisher._news.set()
+                publisher._engine._news.set()
                 await until(lambda: not source.asking)
                 assert source.granted
                 assert source.total_entries == 0

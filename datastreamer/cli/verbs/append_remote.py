@@ -14,7 +14,7 @@ from datastreamer.cli.shared.options import NO_TLS, TLSOptions, number_option
 from datastreamer.cli.shared.source import parse_address
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
-from datastreamer.publisher.blocking import BlockingOp, BlockingPublisher
+from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
 
 TargetArgument = Annotated[

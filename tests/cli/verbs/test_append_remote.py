@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer.protocol.retry import Backoff
-from datastreamer.publisher.blocking import BlockingPublisher
+from datastreamer.publisher.blocking_publisher import BlockingPublisher
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, Running, command, running
 
@@ -80,7 +80,9 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         other = append(tmp_path, [{"type": 4, "data": "0x01"}, COMMIT], place, *show,
                        "--next-entry", 3)  # fmt: skip
         assert other.returncode == 1
-        assert re.search(r"error: line 2: .*Other entries: among entries 3 to 3 one", other.stderr)
+        assert re.search(
+            r"error: line 2: .*Other entries: entries 3 to 3 of the operation differ", other.stderr
+        )
         assert "may be there" not in other.stderr
         typed = append(tmp_path, [ONE, COMMIT], place, *show, "--stream-type", 2)
         assert typed.returncode == 1

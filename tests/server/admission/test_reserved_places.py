@@ -19,8 +19,8 @@ from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import NotAllowed, PeerError, UsageError
 from datastreamer.protocol.authentication import encode_authenticate
-from datastreamer.publisher.blocking import BlockingPublisher
-from datastreamer.publisher.trio import connect_publisher
+from datastreamer.publisher.blocking_publisher import BlockingPublisher
+from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.server.admission.gate import IDLE_SECONDS, PROOF_SECONDS
 from datastreamer.server.admission.token_throttle import LONGEST_WAIT, TokenThrottle
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits

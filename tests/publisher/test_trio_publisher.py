@@ -29,7 +29,8 @@ from datastreamer.errors import (
     WriteFailed,
 )
 from datastreamer.protocol.retry import Backoff
-from datastreamer.publisher.trio import Publisher, connect_publisher
+from datastreamer.publisher.async_publisher import Publisher
+from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.server.server import Server
 from datastreamer.storage.header.records import PublisherRecord
@@ -239,7 +240,7 @@ async def test_a_path_that_is_cut_and_nobody_says_so(stream: DataStream, token_f
         between = await nursery.start(cutting.run)
         async with publisher_at(between, lease=0.5, timeout=2) as publisher:
             while server.counts.commands["publish"] < 2:
-                await publisher._moves()
+                await publisher._driver.run(publisher._engine.moves())
             assert cutting.passed[1] == 150
             await put(publisher, b"x")
         nursery.cancel_scope.cancel()
@@ -294,7 +295,7 @@ async def silenced(
         muting = Muting(port)
         between: int = await nursery.start(muting.run)
         async with publisher_at(between, lease=0.5, retry_for=PATIENCE) as publisher:
-            publisher._timeout = 2
+            publisher._engine.timeout = 2
             await put(publisher, b"before")
             caplog.clear()
             silence(muting)
@@ -303,7 +304,7 @@ async def silenced(
             pending = await op.commit(wait=False)
             while "trying again" not in caplog.text:
                 await trio.testing.wait_all_tasks_blocked(0.002)
-            muting.mute, publisher._timeout = False, 10
+            muting.mute, publisher._engine.timeout = False, 10
             await pending.wait()
         nursery.cancel_scope.cancel()
     assert contents(stream) == [(3, b"before"), (3, b"underway")]
@@ -356,7 +357,7 @@ async def test_a_source_comes_back_behind_an_operation_of_the_server_s_own(
         await holder.left.wait()
         stream.start_atomic_op()
         while not server.counts.errors["another_source_holds_the_lease"]:
-            await publisher._moves()
+            await publisher._driver.run(publisher._engine.moves())
         stream.rollback_atomic_op()
         await put(publisher, b"y")
     assert contents(stream) == [(3, b"x"), (3, b"y")]
@@ -516,7 +517,7 @@ async def test_a_lease_is_kept_without_a_word(stream: DataStream, token_file: Pa
     async with serving(stream, token_file, **terms) as (server, port), publisher_at(port) as one:
         began = trio.current_time()
         while trio.current_time() - began < 2:
-            await one._moves()  # an answer came
+            await one._driver.run(one._engine.moves())  # an answer came
         assert server.counts.commands["publish"] == 1
         await put(one, b"x")
     assert contents(stream) == [(3, b"x")]
@@ -533,7 +534,7 @@ async def test_little_waits_in_memory(stream: DataStream, token_file: Path) -> N
             op = publisher.atomic_op()
             op.add_entry(3, number.to_bytes(2, "big") * 500)
             await op.commit(wait=False)
-            most = max(most, publisher._source.size)
+            most = max(most, publisher._engine.source.size)
         assert 3000 <= most < 4200
     assert len(contents(stream)) == 100
 

@@ -1,0 +1,123 @@
+"""A publisher of tasks: operations made here, committed on a server elsewhere.
+
+Owns the public face for Trio and for asyncio; which of them it is, its driver knows. Must not
+import trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from datastreamer.client.effects import AsyncDriver
+from datastreamer.protocol.publisher import Underway
+from datastreamer.protocol.publishing import Receipt
+from datastreamer.publisher.engine import PublisherEngine
+from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
+
+
+class PendingReceipt(ReceiptFace):
+    """An operation that was sent, and may not be on disk yet."""
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine, underway: Underway) -> None:
+        super().__init__(engine, underway)
+        self._driver = driver
+
+    async def wait(self) -> Receipt:
+        """Return when it is on disk. Raises what prevents that."""
+        return await self._driver.run(self._engine.receipt(self._underway))
+
+
+class PublishedOp(OperationFace):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    An asynchronous context manager: leaving it commits, and waits until it is on disk; an
+    exception forgets it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those
+    of `AtomicOp`; the operation is in memory as a whole.
+    """
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
+        super().__init__(engine)
+        self._driver = driver
+
+    async def commit(self, *, wait: bool = True) -> PendingReceipt:
+        """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
+        `wait` does. Raises what a `Publisher` raises; where it was not sent yet it stays open."""
+        await self._driver.checkpoint_if_cancelled()
+        underway = await self._driver.run(self._engine.commit(self))
+        pending = PendingReceipt(self._driver, self._engine, underway)
+        if wait:
+            await pending.wait()
+        return pending
+
+    async def __aenter__(self) -> PublishedOp:
+        try:
+            await self._driver.checkpoint_if_cancelled()
+        except BaseException:
+            self.roll_back()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self._engine.is_open(self):
+                await self.commit()
+        finally:
+            self.roll_back()
+
+
+class Publisher(PublisherFace):
+    """A stream's source, made by `connect_publisher`. One task makes operations; any may wait
+    for them.
+
+    After an operation was refused (`NotWritten`, `PublishInDoubt`, `OperationTooLarge`) that is
+    raised by each wait and each commit, until `resend` or `drop`. `Fenced`, `HistoryChanged` and
+    the rest are final.
+    """
+
+    def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
+        self._driver = driver
+        self._engine = engine
+
+    def atomic_op(self) -> PublishedOp:
+        """An operation to add entries to: ``async with publisher.atomic_op() as op``.
+
+        Raises `OperationOpen` where the last one was neither committed nor rolled back.
+        """
+        return PublishedOp(self._driver, self._engine)
+
+    async def flush(self) -> None:
+        """Return when all that was committed is on disk. Raises what prevents that."""
+        await self._driver.checkpoint_if_cancelled()
+        await self._driver.run(self._engine.flush())
+
+    def resend(self) -> None:
+        """After a refusal that passes: have everything without a receipt sent again."""
+        self._engine.resend()
+
+    def drop(self) -> None:
+        """After a refusal: forget the operations without a receipt."""
+        self._engine.drop()
+
+
+@asynccontextmanager
+async def publishing(driver: AsyncDriver, engine: PublisherEngine) -> AsyncIterator[Publisher]:
+    """A publisher that is served while the block runs, and flushed at its end."""
+    publisher = Publisher(driver, engine)
+    failure: BaseException | None = None
+    async with driver.background(engine.serve()):
+        try:
+            await driver.run(engine.granted())
+            yield publisher
+            await publisher.flush()
+        except BaseException as error:  # noqa: BLE001 - raised below, in no group of exceptions
+            failure = error
+        engine.closed = True
+    if failure is not None:
+        raise failure

@@ -1,0 +1,262 @@
+"""A publisher for plain synchronous code: the same engine, in an event loop in a thread.
+
+Owns that thread, which renews the lease, receives receipts and makes lost connections again
+while its user does something else. Must not import trio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from datastreamer.client.asyncio_driver import AsyncioDriver
+from datastreamer.client.effects import Steps
+from datastreamer.errors import StreamClosed, UsageError
+from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
+from datastreamer.protocol.flows import TIMEOUT
+from datastreamer.protocol.publisher import Outgoing, Underway
+from datastreamer.protocol.publishing import Receipt
+from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.engine import (
+    RETRY_SECONDS,
+    UNACKNOWLEDGED_BYTES,
+    PublisherEngine,
+    source_terms,
+)
+from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
+from datastreamer.transport.endpoint import endpoint_of
+from datastreamer.transport.fork_guard import ForkGuard
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T")
+
+
+class _Thread(ForkGuard):
+    """An event loop in a thread of its own, for one engine."""
+
+    _called = "publisher"
+
+    def __init__(self, driver: AsyncioDriver, name: str) -> None:
+        super().__init__()
+        self.driver = driver
+        self._waking = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+        self._serving: asyncio.Future[None] | None = None
+
+    def run(self, steps: Steps[T]) -> T:
+        """Perform `steps` there. What interrupts the wait here, such as the exception of a
+        signal's handler, cancels them."""
+        return self._wait(self.driver.run(steps))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call it there."""
+
+        async def call() -> T:
+            return function()
+
+        return self._wait(call())
+
+    def commit(self, engine: PublisherEngine, operation: Outgoing) -> Underway:
+        """Hand over an operation; without a turn of the loop where it need not wait."""
+        with engine.guard:
+            engine.ensure_open(operation)
+            underway = engine.put(operation) if engine.has_room else None
+            wakes, self._waking = not self._waking, True
+        if wakes:
+            self._loop.call_soon_threadsafe(self._wake, engine)
+        return self.run(engine.commit(operation)) if underway is None else underway
+
+    def _wake(self, engine: PublisherEngine) -> None:
+        self._waking = False
+        engine.wake()
+
+    def serve(self, steps: Steps[None]) -> None:
+        """Perform `steps` there until the thread ends."""
+
+        async def serve() -> None:
+            self._serving = asyncio.ensure_future(self.driver.run(steps))
+
+        self._wait(serve())
+
+    def close(self) -> None:
+        """Cancel what is served, and end the thread."""
+
+        async def end() -> None:
+            if self._serving is not None:
+                self._serving.cancel()
+                await asyncio.wait({self._serving})
+
+        if self._thread.is_alive():
+            self._wait(end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._ensure_ours()
+            if self._loop.is_closed():
+                raise StreamClosed("the publisher is closed")
+        except UsageError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class BlockingReceipt(ReceiptFace):
+    """An operation that was sent, and may not be on disk yet."""
+
+    def __init__(self, thread: _Thread, engine: PublisherEngine, underway: Underway) -> None:
+        super().__init__(engine, underway)
+        self._thread = thread
+
+    def wait(self) -> Receipt:
+        """Return when it is on disk. Raises what prevents that."""
+        return self._thread.run(self._engine.receipt(self._underway))
+
+
+class BlockingOp(OperationFace):
+    """One atomic operation: what is added here becomes visible together, or not at all.
+
+    A context manager: leaving it commits, and waits until it is on disk; an exception forgets
+    it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those of `AtomicOp`; the
+    operation is in memory as a whole.
+    """
+
+    def __init__(self, thread: _Thread, engine: PublisherEngine) -> None:
+        super().__init__(engine)
+        self._thread = thread
+
+    def commit(self, *, wait: bool = True) -> BlockingReceipt:
+        """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
+        `wait` does. Raises what a `Publisher` raises; where it was not sent yet it stays open."""
+        underway = self._thread.commit(self._engine, self)
+        pending = BlockingReceipt(self._thread, self._engine, underway)
+        if wait:
+            pending.wait()
+        return pending
+
+    def __enter__(self) -> BlockingOp:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and self._engine.is_open(self):
+                self.commit()
+        finally:
+            self.roll_back()
+
+
+class BlockingPublisher(PublisherFace):
+    """A stream's source: ``with BlockingPublisher("127.0.0.1", 6900, token=token) as publisher``.
+
+    The options are those of `connect_publisher`, and what that raises is raised at once. One
+    thread makes operations; any may wait for them. Refusals are raised as by a `Publisher`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = DEFAULT_PORT,
+        *,
+        token: bytes | str | None = None,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        epoch: int = 0,
+        take_over: bool = False,
+        next_entry: int | None = None,
+        lease: float | None = None,
+        timeout: float = TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
+        retry_for: float | None = RETRY_SECONDS,
+        backoff: Backoff = BACKOFF,
+        max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
+    ) -> None:
+        terms = source_terms(
+            stream_type=stream_type,
+            token=token,
+            epoch=epoch,
+            take_over=take_over,
+            next_entry=next_entry,
+            lease=lease,
+        )
+        endpoint = endpoint_of(host, port, tls, tls_server_name)
+        driver = AsyncioDriver(endpoint)
+        self._engine = PublisherEngine(
+            driver,
+            endpoint.peer,
+            terms,
+            timeout=timeout,
+            retry_for=retry_for,
+            backoff=backoff,
+            max_unacknowledged=max_unacknowledged,
+            guard=threading.Lock(),
+        )
+        self._thread = _Thread(driver, f"publisher to {endpoint.peer}")
+        try:
+            self._thread.serve(self._engine.serve())
+            self._thread.run(self._engine.granted())
+        except BaseException:
+            self.close()
+            raise
+
+    def atomic_op(self) -> BlockingOp:
+        """An operation to add entries to: ``with publisher.atomic_op() as op``.
+
+        Raises `OperationOpen` where the last one was neither committed nor rolled back.
+        """
+        return BlockingOp(self._thread, self._engine)
+
+    def flush(self) -> None:
+        """Return when all that was committed is on disk. Raises what prevents that."""
+        self._thread.run(self._engine.flush())
+
+    def resend(self) -> None:
+        """After a refusal that passes: have everything without a receipt sent again."""
+        self._thread.call(self._engine.resend)
+
+    def drop(self) -> None:
+        """After a refusal: forget the operations without a receipt."""
+        self._thread.call(self._engine.drop)
+
+    def close(self) -> None:
+        """Give the lease up. What is underway is not waited for. In a forked child the lease
+        stays the parent's."""
+        self._engine.closed = True
+        if self._engine._ours:
+            self._thread.close()
+        elif self._engine.channel is not None:
+            socket.socket.close(self._engine.channel.connection())
+
+    def __enter__(self) -> BlockingPublisher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()

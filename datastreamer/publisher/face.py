@@ -1,0 +1,76 @@
+"""What all publishers have in common: what they know, and their operations.
+
+How a call is waited for is its face's: `async_publisher` or `blocking_publisher`. Must not
+import trio.
+"""
+
+from __future__ import annotations
+
+from datastreamer.protocol.publisher import Outgoing, Underway
+from datastreamer.protocol.publishing import Receipt
+from datastreamer.publisher.engine import PublisherEngine
+
+
+class PublisherFace:
+    """The part of a publisher that waits for nothing."""
+
+    _engine: PublisherEngine
+
+    @property
+    def epoch(self) -> int:
+        """The lease's epoch."""
+        return self._engine.source.epoch
+
+    @property
+    def next_entry(self) -> int:
+        """The number of the next operation's first entry."""
+        return self._engine.source.next_entry
+
+    @property
+    def total_entries(self) -> int:
+        """How many entries are on disk, as the server last said."""
+        return self._engine.source.total_entries
+
+    @property
+    def first_unacknowledged(self) -> int | None:
+        """The first entry of the first operation that has no receipt yet; None: all have."""
+        underway = self._engine.source.underway
+        return underway[0].first if underway else None
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many operations were committed and have no receipt yet."""
+        return len(self._engine.source.underway)
+
+    def give_up(self) -> None:
+        """Try to reach a lost server only once more; calls that wait for it raise the failure.
+
+        A signal's handler may call it.
+        """
+        self._engine.retry_for = 0.0
+
+
+class OperationFace(Outgoing):
+    """An operation that is being made. It is in memory as a whole."""
+
+    def __init__(self, engine: PublisherEngine) -> None:
+        super().__init__(engine.first_of_next())
+        self._engine = engine
+        engine.open(self)
+
+    def roll_back(self) -> None:
+        """Forget it. Nothing of it was sent."""
+        self._engine.roll_back(self)
+
+
+class ReceiptFace:
+    """An operation that was sent, and may not be on disk yet."""
+
+    def __init__(self, engine: PublisherEngine, underway: Underway) -> None:
+        self._engine = engine
+        self._underway = underway
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """First entry, number of entries, and the stream's total then; None: not yet."""
+        return self._underway.receipt
