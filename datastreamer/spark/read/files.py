@@ -12,13 +12,14 @@ from typing import Final, NamedTuple
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadFileSize, DamagedEntry, StreamFileError
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_start, pages_for
+from datastreamer.format import PAGE_SIZE, Header, page_start, pages_for
 from datastreamer.position import Identity
 from datastreamer.spark.read.paths import FileLocation
 from datastreamer.spark.read.remote_file import RemoteFile
 from datastreamer.storage.disk.file_ops import OsDisk, Readable
-from datastreamer.storage.header.records import NO_ID, Head, get_record
-from datastreamer.storage.header.recovery import judge, read_header, visible
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import NO_ID, Head
+from datastreamer.storage.header.recovery import judge
 from datastreamer.storage.read.file import StreamFile, open_file
 from datastreamer.storage.read.page_scan import Chain, Damage, read_page
 from datastreamer.storage.read.reader import Reader
@@ -76,10 +77,10 @@ def take_snapshot(location: FileLocation, stream_type: int) -> FileSnapshot:
             file.close()
     remote = location.open_remote()
     try:
-        page = remote.read(HEADER_PAGE_SIZE, 0)
-        header = read_header(page, location.path, stream_type)
+        page = HeaderPage.of(remote)
+        header = page.header(location.path, stream_type)
         judged = judge(remote, page, location.path, header)
-        seen = visible(page)
+        seen = page.visible
     finally:
         remote.close()
     head = judged.head if seen is None else min(judged.head, seen[0])
@@ -201,11 +202,11 @@ def ensure_same(file: Readable, snapshot: FileSnapshot) -> None:
     path, planned = snapshot.location.path, snapshot.header
     recorded = snapshot.stream_id != NO_ID
     for _ in range(_TORN_READS):
-        page = file.read(HEADER_PAGE_SIZE, 0)
-        record = get_record(page)
+        page = HeaderPage.of(file)
+        record = page.record
         if record is not None or not recorded:
             break
-    header = read_header(page, path)
+    header = page.header(path)
     same = Identity.of(header) == Identity.of(planned)
     if record is not None and recorded:
         same = same and (record.stream_id, record.epoch) == (snapshot.stream_id, snapshot.epoch)

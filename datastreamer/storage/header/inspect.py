@@ -16,6 +16,7 @@ from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, pa
 from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     NO_ID,
     CommitRecord,
@@ -24,7 +25,6 @@ from datastreamer.storage.header.records import (
     VisibleMark,
     Writer,
 )
-from datastreamer.storage.header.recovery import read_header
 
 
 class Condition(NamedTuple):
@@ -59,25 +59,23 @@ def examine(path: str) -> Condition:
     """
     file = OsDisk().open(path, write=False)
     try:
-        page = file.read(HEADER_PAGE_SIZE, 0)
-        header = read_header(page, path)
-        boot = boot_id()
-        synced = records.get_synced(page)
-        record, writer = records.get_record(page), records.get_writer(page)
-        vouching = [known for known in (record, *synced) if known is not None]
+        page = HeaderPage.of(file)
+        header, boot = page.header(path), boot_id()
+        record, writer = page.record, records.get_writer(page)
+        known = [it for it in (record, *page.synced) if it is not None]
         return Condition(
             size=file.size(),
             allocated=512 * os.fstat(file.fileno()).st_blocks,
             header=header,
             record=record,
             this_boot=record is not None and record.boot_id == boot,
-            synced=synced,
-            mark=records.get_mark(page),
+            synced=page.synced,
+            mark=page.mark,
             writer=writer,
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
-            source=records.get_source(page, vouching[0].stream_id if vouching else NO_ID),
+            source=records.get_source(page, known[0].stream_id if known else NO_ID),
         )
     finally:
         file.close()

@@ -25,7 +25,6 @@ and keeps them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -367,15 +366,6 @@ def get_changes(page: bytes | bytearray) -> list[Change]:
         Change(epoch, start, None if stop == U64_MAX else stop)
         for epoch, start, stop in _CHANGE.iter_unpack(packed[: count * _CHANGE.size])
     ]
-
-
-def changes_between(page: bytes | bytearray, before: int, epoch: int) -> Sequence[Change] | None:
-    """What changed behind epoch `before` up to `epoch`; None where the page does not tell all."""
-    found = [change for change in get_changes(page) if before < change.epoch <= epoch]
-    if len(found) != epoch - before:
-        return None
-    told = [change.epoch for change in found] == list(range(before + 1, epoch + 1))
-    return found if told and found else None
 
 
 def put_claim(page: bytearray, claim: Claim) -> tuple[int, int]:

@@ -15,30 +15,23 @@ from datastreamer.errors import (
     BadFileSize,
     CorruptEntries,
     DamagedHeader,
-    NotAStream,
-    WrongStreamType,
 )
 from datastreamer.format import (
     ENTRY_HEAD_SIZE,
     HEADER_OFFSET,
     HEADER_PAGE_SIZE,
-    HEADER_SIZE,
-    MAGIC,
     PAGE_SIZE,
     Header,
     page_of,
     page_start,
 )
 from datastreamer.storage.disk.file_ops import Readable
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     NO_ID,
     CommitRecord,
     Head,
-    get_changes,
     get_doubt,
-    get_mark,
-    get_record,
-    get_synced,
 )
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.reader import doubt
@@ -62,28 +55,7 @@ class Judgement(NamedTuple):
     epoch: int
 
 
-def read_header(page: bytes, path: str, stream_type: int | None = None) -> Header:
-    """The header in the first 4096 bytes of a file, if it is one.
-
-    Raises `NotAStream`, `DamagedHeader`, `WrongStreamType`.
-    """
-    if page[:HEADER_OFFSET] != MAGIC:
-        what = "is empty" if not page else f"does not begin with {MAGIC.decode()}"
-        raise NotAStream(path, f"no stream file: it {what}")
-    if len(page) < HEADER_PAGE_SIZE:
-        raise NotAStream(path, f"no stream file: the header page is cut at byte {len(page)}")
-    try:
-        header = Header.unpack(page[HEADER_OFFSET:])
-    except ValueError as error:
-        raise DamagedHeader(path, HEADER_OFFSET, str(error)) from None
-    if stream_type is not None and header.stream_type != stream_type:
-        raise WrongStreamType(
-            path, f"the stream is of type {header.stream_type}, not {stream_type}"
-        )
-    return header
-
-
-def judge(file: Readable, page: bytes, path: str, header: Header) -> Judgement:
+def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgement:
     """Decide where the stream in `file` ends.
 
     What the record does not know to be on disk is judged by its hashes, also if the machine has
@@ -91,7 +63,7 @@ def judge(file: Readable, page: bytes, path: str, header: Header) -> Judgement:
 
     Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
     """
-    record = get_record(page)
+    record = page.record
     _check_size(file.size(), header, path, record)
     head = Head(header.total_length, header.total_entries)
     if record is None:
@@ -132,10 +104,10 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
 
 
 def _judge_unrecorded(
-    file: Readable, page: bytes, path: str, header: Header, head: Head
+    file: Readable, page: HeaderPage, path: str, header: Header, head: Head
 ) -> Judgement:
     """A header that no record vouches for: another program's, or a torn one."""
-    slots = get_synced(page)
+    slots = page.synced
     why = doubt(file, head)
     if why:
         ends = dict.fromkeys((s.header.total_entries, s.header.total_length) for s in slots)
@@ -193,46 +165,27 @@ def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bo
     return (offset, number) == tuple(stop)
 
 
-def changing(page: bytes) -> bool:
-    """Whether the page was read while entries were being taken back or changed."""
-    record, mark = get_record(page), get_mark(page)
-    return record is not None and mark is not None and mark.epoch < record.epoch
-
-
-def updating(page: bytes) -> int | None:
-    """The entry that was being updated when the page was read, or whose update a crash cut off.
-
-    Its journal stands as long as the page says so: it is made before, and removed when what
-    follows on disk says otherwise.
-    """
-    record = get_record(page)
-    if record is None or not changing(page):
-        return None
-    begun = (it for it in get_changes(page) if it.epoch == record.epoch and it.stop is not None)
-    return next((it.start for it in begun), None)
-
-
-def undone_by(undo: Undo, file: Readable, page: bytes) -> bytes | None:
+def undone_by(undo: Undo, file: Readable, page: HeaderPage) -> bytes | None:
     """What stands where the journal's update was, half old and half new maybe; None where the
     journal is not about the file as it is."""
-    record = get_record(page)
+    record = page.record
     if (
         record is None
         or record.stream_id != undo.stream_id
         or not undo.epoch <= record.epoch <= undo.epoch + 1
-        or page[HEADER_OFFSET : HEADER_OFFSET + HEADER_SIZE] != undo.header
+        or page.header_bytes != undo.header
     ):
         return None
     return undo.standing(file)
 
 
-def shown(page: bytes, judged: Judgement, boot: bytes) -> Head:
+def shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Head:
     """How far a reader goes that opens the file, beside a writer or without one.
 
     What the record does not know to be on disk is not shown beyond the mark of the writer that
     wrote it, unless the machine has restarted since: then what is in the file is on disk.
     """
-    record, mark = judged.record, get_mark(page)
+    record, mark = judged.record, page.mark
     if record is None or record.boot_id != boot:
         return judged.head
     if mark is None or mark.epoch > record.epoch:
@@ -241,23 +194,3 @@ def shown(page: bytes, judged: Judgement, boot: bytes) -> Head:
         # A truncation or an update is under way, or was cut off: what it leaves is on disk.
         return judged.head
     return min(judged.head, max(mark.head, record.base))
-
-
-def visible(page: bytes) -> tuple[Head, int] | None:
-    """How far a reader beside a living writer may go, and the epoch.
-
-    None where the page was read in the middle of a change and must be read again (or
-    was written by a program that knows no records: then it stays None).
-    """
-    record = get_record(page)
-    if record is None:
-        return None
-    mark = get_mark(page)
-    if mark is None or mark.epoch > record.epoch:
-        return None
-    if mark.epoch < record.epoch:
-        # A truncation or an update is under way; what the header says was on disk before.
-        return record.after, record.epoch
-    if mark.head.length > record.after.length:
-        return None
-    return mark.head, record.epoch

@@ -34,9 +34,9 @@ from datastreamer.storage.bookmarks.audit import IndexAudit
 from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.damaged import read_front
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import NO_ID, CommitRecord, Head
-from datastreamer.storage.header.recovery import longest_whole, undone_by, updating, visible
+from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
 from datastreamer.storage.read.file import open_file, os_error
@@ -122,7 +122,7 @@ class _Examiner:
     """One pass over a file."""
 
     def __init__(
-        self, file: File, path: str, page: bytes, progress: Progress, most: int | None
+        self, file: File, path: str, page: HeaderPage, progress: Progress, most: int | None
     ) -> None:
         self._file = file
         self._path = path
@@ -138,17 +138,11 @@ class _Examiner:
     def run(self) -> Examination:
         if len(self.page) < HEADER_PAGE_SIZE:
             return self._too_short()
-        front = read_front(self.page)
-        record = front.record
-        live = (
-            self._file.locked_elsewhere()
-            and record is not None
-            and front.proven is None
-            and record.boot_id == boot_id()
-        )
-        self._done = done = Examination(self._report, self.page, self._size, front, live)
-        if (front.wrong and front.wrong[0][0] == 0) and front.known is None:
-            self._done.problem(0, f"{front.wrong[0][1]}: no stream file", Help.NOTHING)
+        page, record = self.page, self.page.record
+        live = self._file.locked_elsewhere() and record is not None and record.boot_id == boot_id()
+        self._done = done = Examination(self._report, page, self._size, live)
+        if (page.wrong and page.wrong[0][0] == 0) and page.known_header is None:
+            self._done.problem(0, f"{page.wrong[0][1]}: no stream file", Help.NOTHING)
             return self._finished()
         self._check_header()
         self._check_records()
@@ -176,8 +170,8 @@ class _Examiner:
         return self._done
 
     def _too_short(self) -> Examination:
-        page = self.page.ljust(HEADER_PAGE_SIZE, b"\0")
-        self._done = Examination(self._report, page, self._size, read_front(page), False)
+        page = HeaderPage(self.page.ljust(HEADER_PAGE_SIZE, b"\0"))
+        self._done = Examination(self._report, page, self._size, False)
         what = f"the file ends there, inside of the header page of {HEADER_PAGE_SIZE} bytes"
         self._done.problem(self._size, what, Help.NOTHING)
         return self._finished()
@@ -185,40 +179,40 @@ class _Examiner:
     # The header page.
 
     def _check_header(self) -> None:
-        front, done = self._done.front, self._done
-        known = front.known
-        for offset, what in front.wrong:
+        page, done = self._done.page, self._done
+        known = page.known_header
+        for offset, what in page.wrong:
             self._done.problem(offset, what, Help.HEADER)
-        done.header = front.raw if known is None else known
-        if front.fits:
-            done.header = front.raw
-        elif known is not None and known[:3] != front.raw[:3]:
+        done.header = page.raw if known is None else known
+        if page.record is not None:
+            done.header = page.raw
+        elif known is not None and known[:3] != page.raw[:3]:
             names = ("version", "system id", "stream type")
-            stands = ", ".join(f"{n} {v}" for n, v in zip(names, front.raw[:3], strict=True))
+            stands = ", ".join(f"{n} {v}" for n, v in zip(names, page.raw[:3], strict=True))
             last = ", ".join(f"{n} {v}" for n, v in zip(names, known[:3], strict=True))
             what = f"the header says {stands}; the last one known to be on disk says {last}"
             self._done.problem(HEADER_OFFSET, what, Help.HEADER)
 
     def _check_records(self) -> None:
-        front = self._done.front
-        for name, offset in front.broken:
+        page = self._done.page
+        for name, offset in page.broken:
             self._done.problem(
                 offset, f"the {name} is damaged: its sum does not fit it", Help.RECORDS
             )
-        if front.fits and front.record is not None and front.record.after != front.raw[3:]:
+        if page.record is not None and page.record.after != page.raw[3:]:
             what = "the commit record is about another header, though its sum fits"
             self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
-        whole = all(name != "source" for name, _ in front.broken)
+        whole = all(name != "source" for name, _ in page.broken)
         if whole and records.get_source(self.page, self._identity()[0]) is None:
             what = "the record of the stream's source is about another stream"
             self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
 
     def _identity(self) -> tuple[bytes, int]:
-        front = self._done.front
-        if front.record is not None:
-            return front.record.stream_id, front.record.epoch
-        if front.slots:
-            return front.slots[0].stream_id, front.slots[0].epoch
+        page = self._done.page
+        if page.known_record is not None:
+            return page.known_record.stream_id, page.known_record.epoch
+        if page.synced:
+            return page.synced[0].stream_id, page.synced[0].epoch
         return NO_ID, 0
 
     # How far the stream goes.
@@ -226,10 +220,10 @@ class _Examiner:
     def _claim(self) -> Head | None:
         """The end that the header names (beside a writer: that is visible), if possible."""
         if self._done.live:
-            seen, record = visible(self.page), self._done.front.record
+            seen, record = self.page.visible, self.page.record
             if seen is not None and record is not None:
                 return self._held_still(self._shown_by_writer(seen[0], record))
-        _, _, _, length, entries = self._done.front.raw
+        _, _, _, length, entries = self._done.page.raw
         if not HEADER_PAGE_SIZE <= length < 1 << 63:
             what = f"the header's total length {length} is not possible"
             self._done.problem(_TOTAL_LENGTH_OFFSET, what, Help.TOTALS)
@@ -310,7 +304,7 @@ class _Examiner:
 
     def _judge_end(self, walk: Walk) -> None:
         """Say where the stream ends; report where that is not what the header says."""
-        done, record = self._done, self._done.front.record
+        done, record = self._done, self._done.page.known_record
         claimed = done.claimed
         if claimed is not None and walk.ends_at(claimed):
             done.end = claimed
@@ -322,13 +316,12 @@ class _Examiner:
                 f"the header says that the stream ends with {claimed.entries} entries at byte "
                 f"{claimed.length}; up to there stand {walk.whole.entries} entries, which end at "
                 f"byte {walk.whole.length}",
-                Help.CUT if self._done.front.fits else Help.TOTALS,
+                Help.CUT if self._done.page.record is not None else Help.TOTALS,
             )
         if done.unread:
             return
-        if done.front.fits:
-            assert record is not None
-            done.end = record.after
+        if done.page.record is not None:
+            done.end = done.page.record.after
         elif claimed is not None:
             done.end = self._named_end()
         if done.end is None:
@@ -353,8 +346,8 @@ class _Examiner:
 
     def _check_unsynced(self, claimed: Head) -> None:
         """The entries that the record does not know to be on disk, by their hashes."""
-        done, record = self._done, self._done.front.record
-        if done.live or not done.front.fits or record is None or record.base == record.after:
+        done, record = self._done, self._done.page.known_record
+        if done.live or done.page.record is None or record is None or record.base == record.after:
             return
         reached = longest_whole(self._file, record)
         if reached == claimed:
@@ -373,16 +366,16 @@ class _Examiner:
 
     def _named_end(self) -> Head | None:
         """The best end that somebody names, for a header that cannot be believed."""
-        front, file = self._done.front, self._file
+        page, file = self._done.page, self._file
         full = walk_file(file, self._size, to_first_damage=True).whole
         self._whole = full
         self._done.reach = max(self._done.reach, full.length)
         named = [
             head
-            for head in front.vouched
+            for head in page.known_ends
             if head.length <= full.length and entries_before(file, head.length) == head.entries
         ]
-        length, entries = front.raw[3:]
+        length, entries = page.raw[3:]
         for head in named:
             if head.length == length or head.entries == entries:
                 return head
@@ -431,8 +424,8 @@ class _Examiner:
     def _look_around(self) -> None:
         """What is no fault."""
         done, notes = self._done, self._report.notes
-        front, end = done.front, done.end
-        if front.proven is not None and self._report.ok:
+        page, end = done.page, done.end
+        if page.proven is not None and self._report.ok:
             notes.append(
                 "a program that keeps no commit record wrote the header last; it fits the entries"
             )
@@ -458,7 +451,7 @@ class _Examiner:
         name = place + journal.SUFFIX
         if self._done.live:
             return
-        stands, number = os.path.lexists(name), updating(self.page)
+        stands, number = os.path.lexists(name), self.page.updating
         undo = journal.find(OsDisk(), place, self._file.access())
         fits = undo is not None and undone_by(undo, self._file, self.page) is not None
         self._done.bad_journal = stands and not fits and (undo is None or number is not None)

@@ -34,6 +34,7 @@ from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     NO_ID,
     CommitRecord,
@@ -161,16 +162,16 @@ def repair(
 
 
 def _plan(found: Examination, path: str) -> Plan:
-    front, end = found.front, found.end
-    epochs = [slot.epoch for slot in front.slots]
-    epochs += [] if front.record is None else [front.record.epoch]
-    epochs += [] if front.mark is None else [front.mark.epoch]
-    sequence = max((slot.sequence for slot in front.slots), default=0)
+    page, end = found.page, found.end
+    epochs = [slot.epoch for slot in page.synced]
+    epochs += [] if page.known_record is None else [page.known_record.epoch]
+    epochs += [] if page.mark is None else [page.mark.epoch]
+    sequence = max((slot.sequence for slot in page.synced), default=0)
     stream_id = NO_ID
-    if front.record is not None:
-        stream_id = front.record.stream_id
-    elif front.slots:
-        stream_id = front.slots[0].stream_id
+    if page.known_record is not None:
+        stream_id = page.known_record.stream_id
+    elif page.synced:
+        stream_id = page.synced[0].stream_id
     else:
         written = [found for found in records.get_sources(found.page) if found is not None]
         stream_id = max((named for named, _ in written), default=NO_ID)
@@ -232,9 +233,9 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
                     "of them"
                 )
             yield f"cut the stream back to {total:,} entries: {gone}"
-        elif found.front.raw[3:] != header[3:]:
+        elif found.page.raw[3:] != header[3:]:
             yield f"write the totals: {total:,} entries, {header.total_length:,} bytes"
-        if found.front.wrong or found.front.raw[:3] != header[:3]:
+        if found.page.wrong or found.page.raw[:3] != header[:3]:
             yield (
                 f"write the header: version {header.version}, system id {header.system_id}, "
                 f"stream type {header.stream_type}"
@@ -308,9 +309,8 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
 
 def _rebuild_index(file: File, path: str) -> None:
     """The index anew, as a writer would make it. Holds the writer's lock."""
-    page = file.read(HEADER_PAGE_SIZE, 0)
-    record = records.get_record(page)
-    head = Head(*Header.unpack(page[HEADER_OFFSET:])[3:])
+    page = HeaderPage.of(file)
+    record, head = page.record, Head(*page.raw[3:])
     stream_id, epoch = (NO_ID, 0) if record is None else (record.stream_id, record.epoch)
     try:
         keeper = BookmarkKeeper(

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from datastreamer.format import HEADER_PAGE_SIZE, Header
-from datastreamer.storage.header.damaged import Front
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 
 # So many problems are told one by one.
@@ -77,9 +77,8 @@ class Examination:
     """
 
     report: Report
-    page: bytes
+    page: HeaderPage
     size: int
-    front: Front
     live: bool
     claimed: Head | None = None
     header: Header | None = None

@@ -37,8 +37,9 @@ from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, PublisherRecord, SyncedHeader
-from datastreamer.storage.header.recovery import NO_HASH, changing, undone_by, visible
+from datastreamer.storage.header.recovery import NO_HASH, undone_by
 from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader, doubt, end_of
@@ -186,14 +187,14 @@ def _snapshot(
     )
 
 
-def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> bytes:
+def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> HeaderPage:
     """The header page at a moment when no change is under way. One that begins later raises the
     epoch before it writes; the undoing of one that a crash cut off would not, but its journal
     is there by then."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         page = steady_page(source.file)
-        if not changing(page) and not _has_journal(source, place, disk, page):
+        if not page.changing and not _has_journal(source, place, disk, page):
             return page
         if not source.file.locked_elsewhere() and steady_page(source.file) == page:
             raise StreamFileError(
@@ -209,7 +210,7 @@ def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> bytes:
         time.sleep(_LOOK_SECONDS)
 
 
-def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: bytes) -> bool:
+def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: HeaderPage) -> bool:
     """Whether the journal of an update is there that is about the file as it is. One that is not
     means nothing: the next writer sets it aside."""
     if place is None:
@@ -220,7 +221,7 @@ def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: bytes)
 
 def _publish(
     source: StreamFile,
-    page: bytes,
+    page: HeaderPage,
     start: _StreamState,
     target: str,
     disk: Disk,
@@ -243,7 +244,7 @@ def _publish(
 
 def _copy(
     source: StreamFile,
-    page: bytes,
+    page: HeaderPage,
     state: _StreamState,
     target: File,
     advance: Callable[[int, int], None],
@@ -297,7 +298,7 @@ def _reconciled(
             raise _MovedError("entries were truncated or updated, which ones is not known", 1)
         if not lacking.touch(state.head.entries):
             return state, attempt > 0
-        seen = None if changing(watch.page) else visible(watch.page)
+        seen = None if watch.page.changing else watch.page.visible
         if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
             state, lacking = _StreamState(*seen), Changes()
     cut = _cut_back(source, everything, watch)
@@ -334,7 +335,7 @@ def _cut_back(source: StreamFile, changes: Changes, watch: ChangeWatch) -> _Stre
     """The moment after the lowest truncation: what the stream held then the copy begins with,
     and so does the stream ever since. None where an update changed that."""
     for _ in range(_ROUNDS):
-        seen, lowest = visible(watch.page), changes.lowest
+        seen, lowest = watch.page.visible, changes.lowest
         length = None
         if seen is not None and lowest is not None:
             with contextlib.suppress(DamagedEntry, NotFound):

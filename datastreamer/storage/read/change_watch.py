@@ -11,27 +11,26 @@ import time
 
 from datastreamer.format import HEADER_PAGE_SIZE
 from datastreamer.storage.disk.file_ops import File
-from datastreamer.storage.header import records
-from datastreamer.storage.header.damaged import read_front
-from datastreamer.storage.header.records import Change, CommitRecord
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import Change
 
 # A header page that stays damaged for so many reads, a millisecond apart, is damaged.
 _READS = 50
 _PAUSE_SECONDS = 0.001
 
 
-def steady_page(file: File) -> bytes:
+def steady_page(file: File) -> HeaderPage:
     """The header page. A read beside a writer may return half of each of two pages; it is
     repeated until every record in it is whole, for 50 ms at most."""
-    page = file.read(HEADER_PAGE_SIZE, 0)
+    page = HeaderPage.of(file)
     for attempt in range(_READS):
-        if len(page) < HEADER_PAGE_SIZE or not read_front(page).broken:
+        if len(page) < HEADER_PAGE_SIZE or not page.broken:
             break
         if attempt:
             time.sleep(_PAUSE_SECONDS)
         if attempt > 1 and not file.locked_elsewhere():
             break
-        page = file.read(HEADER_PAGE_SIZE, 0)
+        page = HeaderPage.of(file)
     return page
 
 
@@ -82,10 +81,10 @@ class ChangeWatch:
     look, `epoch` its epoch (None: a program wrote it that keeps no records).
     """
 
-    def __init__(self, file: File, page: bytes) -> None:
+    def __init__(self, file: File, page: HeaderPage) -> None:
         self._file = file
         self._found = Changes()
-        record = _record(page)
+        record = page.record
         self.page = page
         self.epoch = None if record is None else record.epoch
         self._stream_id = None if record is None else record.stream_id
@@ -101,28 +100,17 @@ class ChangeWatch:
         before, self.page = self.page, steady_page(self._file)
         if self.page == before:
             return
-        record = _record(self.page)
+        record = self.page.record
         if record is None or self.epoch is None or record.stream_id != self._stream_id:
             # Of a program that keeps no records only a header that goes back shows a truncation.
-            was, now = _totals(before), _totals(self.page)
-            shorter = now[0] < was[0]
-            fewer = now[1] < was[1]
+            was, now = before.raw, self.page.raw
+            shorter = now.total_length < was.total_length
+            fewer = now.total_entries < was.total_entries
             kept = self.epoch is not None or record is not None
             self._found.unknown |= kept or shorter or fewer
         elif record.epoch != self.epoch:
-            changes = records.changes_between(self.page, self.epoch, record.epoch)
+            changes = self.page.changes_between(self.epoch, record.epoch)
             self.epoch = record.epoch
             self._found.unknown |= changes is None
             for change in changes or ():
                 self._found.add(change)
-
-
-def _record(page: bytes) -> CommitRecord | None:
-    """The commit record in a page that may be cut."""
-    return records.get_record(page) if len(page) == HEADER_PAGE_SIZE else None
-
-
-def _totals(page: bytes) -> tuple[int, int]:
-    """Length and entries of the header in a page that may be cut."""
-    raw = read_front(page.ljust(HEADER_PAGE_SIZE, b"\0")).raw
-    return raw.total_length, raw.total_entries

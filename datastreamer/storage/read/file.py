@@ -23,21 +23,18 @@ from datastreamer.errors import (
     StreamFileError,
     UnknownEntry,
 )
-from datastreamer.format import HEADER_PAGE_SIZE, Header
+from datastreamer.format import Header
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_id
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head, PublisherRecord
 from datastreamer.storage.header.recovery import (
     Judgement,
-    changing,
     judge,
-    read_header,
     shown,
     undone_by,
-    updating,
-    visible,
 )
 from datastreamer.storage.read.reader import Reader
 
@@ -64,7 +61,7 @@ class StreamFile:
 
     writable = False
 
-    def __init__(self, file: File, path: str, page: bytes, judged: Judgement) -> None:
+    def __init__(self, file: File, path: str, page: bytes | bytearray, judged: Judgement) -> None:
         self.path = path
         self.file = file
         # None where only a descriptor is known.
@@ -131,10 +128,10 @@ class StreamFile:
             if attempt:
                 time.sleep(_PAUSE_SECONDS)
             locked = file.locked_elsewhere()
-            page = read_page(file)
+            page = HeaderPage.of(file)
             if page == before:
                 continue
-            header = read_header(page, path, stream_type)
+            header = page.header(path, stream_type)
             opened, refusal, before = None, None, page
             try:
                 judged = judge(file, page, path, header)
@@ -142,8 +139,8 @@ class StreamFile:
                 refusal = error
             else:
                 opened = cls(file, path, page, judged._replace(head=shown(page, judged, boot)))
-                opened._by_record = locked and _is_whole(judged) and visible(page) is not None
-                opened._unsettled = locked and changing(page)
+                opened._by_record = locked and _is_whole(judged) and page.visible is not None
+                opened._unsettled = locked and page.changing
             if not locked or (opened is not None and opened._by_record):
                 break
             # Half of a page that is being written, or entries that are being taken back. If the
@@ -181,7 +178,7 @@ class StreamFile:
         Raises `DamagedHeader` if its record is damaged.
         """
         for _ in range(_TORN_READS):
-            found = records.get_source(read_page(self.file), self.stream_id)
+            found = records.get_source(HeaderPage.of(self.file), self.stream_id)
             if found is not None:
                 return found
         raise DamagedHeader(
@@ -205,7 +202,7 @@ class StreamFile:
             with self.lock:
                 # Where another thread has looked meanwhile, his may be the later look.
                 found = self._see_commits(seen) if self._seen is before else None
-                moved = self._see(read_page(self.file)) if found is None else found
+                moved = self._see(HeaderPage.of(self.file)) if found is None else found
         self._ensure_whole()
         return moved
 
@@ -233,16 +230,16 @@ class StreamFile:
         an operation that is not committed, where entries stood that he still counts.
         """
         for _ in range(_TORN_READS):
-            page = read_page(self.file)
+            page = HeaderPage.of(self.file)
             if page[:_SEEN_BYTES] == self._seen:
                 self._ensure_whole()
                 return False
-            record = records.get_record(page)
+            record = page.record
             if record is not None:
                 return record.epoch != self._written_epoch
         # Another program's header; or one of ours that is being written, before which is whole
         # nothing that stood is written over.
-        taken = read_header(page, self.path).total_entries < self.head.entries
+        taken = page.header(self.path).total_entries < self.head.entries
         return taken and not self.file.locked_elsewhere()
 
     @property
@@ -268,7 +265,7 @@ class StreamFile:
     def recorded_epoch(self) -> int | None:
         """The epoch as the file has it, which other processes that read the file agree on; None
         where a program without records writes it."""
-        record = records.get_record(self.page)
+        record = HeaderPage(self.page).record
         return None if record is None else record.epoch
 
     def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
@@ -278,20 +275,20 @@ class StreamFile:
             now = self.recorded_epoch
             if now is None or epoch > now:
                 return None
-            known = {change.epoch: change for change in records.get_changes(self.page)}
+            known = {change.epoch: change for change in HeaderPage(self.page).changes}
             known.update((change.epoch, change) for change in self.known_changes)
             found = [known.get(each) for each in range(max(epoch, now - len(known)) + 1, now + 1)]
             complete = [change for change in found if change is not None]
             return complete if len(complete) == now - epoch else None
 
-    def _see(self, page: bytes) -> bool:
+    def _see(self, page: HeaderPage) -> bool:
         """Believe a header page; True if the stream moved."""
         before = (self.head, self._written_epoch)
         for _ in range(_TORN_READS):
-            header = read_header(page, self.path)
-            record, seen = records.get_record(page), visible(page)
+            header = page.header(self.path)
+            record, seen = page.record, page.visible
             by_record = seen is not None
-            if not self.file.locked_elsewhere() and (by_record or read_page(self.file) == page):
+            if not self.file.locked_elsewhere() and (by_record or HeaderPage.of(self.file) == page):
                 # No writer of ours is at work, and the page holds still.
                 seen = Head(header.total_length, header.total_entries), self._written_epoch
                 if record is not None:
@@ -300,20 +297,20 @@ class StreamFile:
                     by_record = by_record and _is_whole(judged)
             if seen is not None:
                 break
-            page = read_page(self.file)
+            page = HeaderPage.of(self.file)
         else:
             return False
         if record is not None:
             self.stream_id = record.stream_id
         self._by_record = by_record
         self.page[:] = page
-        self._unsettled = changing(page)
+        self._unsettled = page.changing
         head, epoch = seen
         if seen != before:
             self._written_epoch = epoch
             self._header = header
             if _is_another_history(before[0], head) or epoch != before[1]:
-                told = records.changes_between(page, before[1], epoch)
+                told = page.changes_between(before[1], epoch)
                 old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
                 self._rises.append(_Rise(old, self.epoch, told))
                 if told is None:
@@ -359,8 +356,8 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
     """Raise where an update in place was cut off and its bytes are a mixture."""
     if file.locked_elsewhere():
         return
-    page = read_page(file)
-    number, undo = updating(page), journal.find(disk, place, file.access())
+    page = HeaderPage.of(file)
+    number, undo = page.updating, journal.find(disk, place, file.access())
     error = None
     if number is not None and (undo is None or undone_by(undo, file, page) is None):
         error = cannot_undo(file, page, path, number, place)
@@ -372,14 +369,14 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
             "puts the old bytes back",
         )
     # Whoever sees to it writes the page before the journal goes.
-    if error is not None and not file.locked_elsewhere() and read_page(file) == page:
+    if error is not None and not file.locked_elsewhere() and HeaderPage.of(file) == page:
         raise error
 
 
-def cannot_undo(file: File, page: bytes, path: str, number: int, place: str) -> DamagedEntry:
+def cannot_undo(file: File, page: HeaderPage, path: str, number: int, place: str) -> DamagedEntry:
     """The error for an update of entry `number` that was cut off, and has no journal."""
     try:
-        offset = Reader(file, path, Head(*read_header(page, path)[3:])).cursor(number).offset
+        offset = Reader(file, path, Head(*page.header(path)[3:])).cursor(number).offset
     except (DamagedEntry, UnknownEntry):
         offset = records.CHANGES_OFFSET
     return DamagedEntry(
@@ -405,11 +402,6 @@ def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, wri
         return disk.open(os.fspath(path), write=write)
     except OSError as error:
         raise os_error(shown, error, "cannot be opened") from error
-
-
-def read_page(file: File) -> bytes:
-    """The header page, as it stands."""
-    return file.read(HEADER_PAGE_SIZE, 0)
 
 
 def os_error(

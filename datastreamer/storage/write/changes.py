@@ -21,10 +21,11 @@ from datastreamer.errors import (
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change, Head
-from datastreamer.storage.header.recovery import undone_by, updating
+from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.header.undo_journal import Undo
-from datastreamer.storage.read.file import cannot_undo, read_page
+from datastreamer.storage.read.file import cannot_undo
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
@@ -183,11 +184,11 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
     `path` is where its journal is (`journal.path_of`). Raises `DamagedEntry` if the journal is
     missing or unusable.
     """
-    page = read_page(file)
+    page = HeaderPage.of(file)
     undo = journal.find(disk, path, file.access())
     found = None if undo is None else undone_by(undo, file, page)
     if undo is not None and found is not None:
-        mark = records.get_mark(page)
+        mark = page.mark
         if found == undo.new and mark is not None and mark.epoch > undo.epoch:
             # It was complete and visible. A process that finds no journal has to find the mark.
             start, stop = records.MARK_OFFSET, records.WRITER_OFFSET
@@ -198,7 +199,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
         # Also if the old bytes are there: an earlier open may have restored them, and failed to
         # bring them to disk.
         file.write(undo.old, undo.offset)
-        if updating(page) is not None:
+        if page.updating is not None:
             # The page must not ask for a journal once that is removed.
             file.write(bytes(records.CHANGES_SIZE), records.CHANGES_OFFSET)
         file.sync()
@@ -210,7 +211,7 @@ def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:
         )
         journal.remove(disk, path, undo, file.access())
         return True
-    number = updating(page)
+    number = page.updating
     if number is not None:
         raise cannot_undo(file, page, shown, number, path)
     if disk.exists(path + journal.SUFFIX):

@@ -18,9 +18,10 @@ from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer
-from datastreamer.storage.header.recovery import NO_HASH, changing, judge, read_header
-from datastreamer.storage.read.file import open_file, os_error, read_page
+from datastreamer.storage.header.recovery import NO_HASH, judge
+from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.write.changes import undo_update
 from datastreamer.storage.write.durability import SyncPolicy, write_again
 from datastreamer.storage.write.owned_file import OwnedFile
@@ -76,8 +77,8 @@ def open_to_write(
     shown = os.fspath(path)
     file = open_file(disk, path, shown, write=True)
     try:
-        page = read_page(file)
-        read_header(page, shown, stream_type)
+        page = HeaderPage.of(file)
+        page.header(shown, stream_type)
         if not file.lock():
             raise locked_by(page, shown)
         why = OpenPath(disk, shown, file).difference()
@@ -88,8 +89,8 @@ def open_to_write(
             remove_left_overs(disk, left, file.access())
         remove_begun(disk, shown, file)
         undone = undo_update(disk, file, journal_path, shown)
-        page = read_page(file)
-        header = read_header(page, shown, stream_type)
+        page = HeaderPage.of(file)
+        header = page.header(shown, stream_type)
         judged = judge(file, page, shown, header)
         writer = StreamWriter(OwnedFile(file, shown, page, judged, disk), sync)
         _take_over(writer, judged.record, undone)
@@ -105,16 +106,15 @@ def open_to_write(
 def _take_over(writer: StreamWriter, record: CommitRecord | None, undone: bool) -> None:
     """Make the file this writer's: truncate what is not whole, sync, write a new record."""
     owned, space = writer.owned, writer.uncommitted
-    head, page = owned.head, owned.page
-    slots = records.get_synced(page)
-    owned.end.sequence = slots[0].sequence if slots else 0
+    head, page = owned.head, HeaderPage(owned.page)
+    owned.end.sequence = page.synced[0].sequence if page.synced else 0
     cut = record is not None and record.after != head
     # A truncation with no commit after it.
-    truncated = any(change[1:] == (head.entries, None) for change in records.get_changes(page))
+    truncated = any(change[1:] == (head.entries, None) for change in page.changes)
     if cut:
         assert record is not None
         keep_cut_bytes(owned, record)
-    if undone or cut or (record is None and slots) or changing(bytes(page)):
+    if undone or cut or (record is None and page.synced) or page.changing:
         # Entries were truncated, or another program may have done so; or a change was interrupted,
         # and readers that saw it begin have to learn of its end.
         owned.epoch += 1
@@ -130,7 +130,7 @@ def _take_over(writer: StreamWriter, record: CommitRecord | None, undone: bool) 
         # system may have marked it clean without having written it.
         write_again(owned.file, record.base, head)
     owned.file.sync()
-    owned.write_span(records.put_writer(page, Writer(os.getpid(), owned.boot)))
+    owned.write_span(records.put_writer(owned.page, Writer(os.getpid(), owned.boot)))
     owned.write_clean()
     owned.clear_doubt()
     owned.file.sync()
@@ -142,7 +142,7 @@ def keep_cut_bytes(owned: OwnedFile, record: CommitRecord) -> None:
     side = keep_beside(
         owned.disk, owned.path, "cut", owned.page, owned.file, cut.length, kept.length
     )
-    if record != records.get_record(owned.page):
+    if record != HeaderPage(owned.page).record:
         why = "did not reach the disk after a sync that failed"
     elif record.boot_id != owned.boot:
         why = "did not reach the disk before the power cut"

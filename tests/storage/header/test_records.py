@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from datastreamer.format import HEADER_PAGE_SIZE, MAGIC, Header
 from datastreamer.storage.header import records
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
     Change,
     CommitRecord,
@@ -19,7 +20,6 @@ from datastreamer.storage.header.records import (
     VisibleMark,
     Writer,
 )
-from datastreamer.storage.header.recovery import visible
 
 u64 = st.integers(0, 2**64 - 1)
 heads = st.builds(Head, u64, u64)
@@ -189,11 +189,11 @@ def test_the_newest_changes_stay_in_the_page() -> None:
     for epoch in range(1, 41):
         records.put_change(made, Change(epoch, epoch, None))
     assert [change.epoch for change in records.get_changes(made)] == list(range(25, 41))
-    between = records.changes_between(made, 38, 40)
+    between = HeaderPage(made).changes_between(38, 40)
     assert between == [Change(39, 39, None), Change(40, 40, None)]
-    assert records.changes_between(made, 23, 40) is None  # one of them is gone
-    assert records.changes_between(made, 38, 41) is None  # one was never told
-    assert records.changes_between(made, 40, 40) is None
+    assert HeaderPage(made).changes_between(23, 40) is None  # one of them is gone
+    assert HeaderPage(made).changes_between(38, 41) is None  # one was never told
+    assert HeaderPage(made).changes_between(40, 40) is None
 
 
 def test_a_change_that_never_came_to_be_gives_way() -> None:
@@ -209,7 +209,7 @@ def test_damaged_changes_are_none(at: int, bit: int) -> None:
     records.put_change(made, Change(6, 10, None))
     made[at] ^= 1 << bit
     assert records.get_changes(made) == []
-    assert records.changes_between(made, 5, 6) is None
+    assert HeaderPage(made).changes_between(5, 6) is None
 
 
 @given(st.data())
@@ -243,7 +243,7 @@ def test_where_commits_alone_came_readers_go_as_far_as_by_a_look_at_each_value(
     found = records.committed_since(bytes(made[:1584]), bytes(before[:1584]))
     same = record._replace(after=after, first_hash=0) == RECORD._replace(after=after, first_hash=0)
     if same and (version, marked_epoch) == (HEADER.version, RECORD.epoch):
-        assert (found and (found, record.epoch)) == visible(bytes(made))
+        assert (found and (found, record.epoch)) == HeaderPage(made).visible
     else:
         assert found is None
 

@@ -26,6 +26,7 @@ from datastreamer.errors import CommitInDoubt
 from datastreamer.format import Header
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.header import recovery
+from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, get_record
 from datastreamer.storage.header.recovery import Judgement
 from datastreamer.storage.read import file as file_module
@@ -160,11 +161,11 @@ def header_after_commits_is_believed(_: Any) -> Any:
 
 
 def header_is_believed(_: Any) -> Any:
-    def mutant(page: bytes) -> tuple[Head, int] | None:
-        record = get_record(page)
+    def mutant(page: HeaderPage) -> tuple[Head, int] | None:
+        record = page.record
         return None if record is None else (record.after, record.epoch)
 
-    return mutant
+    return property(mutant)
 
 
 def index_keeps_what_was_cut(_: Any) -> Any:
@@ -290,7 +291,7 @@ MUTANTS: dict[str, Mutant] = {
         UncommittedSpace, "finish_placing", not_waited_for(True)
     ),
     "readers believe the header": both(
-        replaced(file_module, "visible", header_is_believed),
+        replaced(HeaderPage, "visible", header_is_believed),
         replaced(file_module.records, "committed_since", header_after_commits_is_believed),
     ),
     "the index keeps what was cut off": replaced(

@@ -18,7 +18,8 @@ from datastreamer.errors import (
     UnknownBookmark,
     UnknownEntry,
 )
-from datastreamer.storage.header.records import Change, changes_between, put_change
+from datastreamer.storage.header.page import HeaderPage
+from datastreamer.storage.header.records import Change, put_change
 from tests.storage.made import (
     BOOKMARK,
     FIRST,
@@ -440,7 +441,7 @@ def test_an_epoch_far_ahead_is_told_by_nobody(path: Path) -> None:
     """Another file was copied over it, maybe."""
     page = bytearray(4096)
     put_change(page, Change(2**63, 0, None))
-    assert changes_between(page, 0, 2**63) is None
+    assert HeaderPage(page).changes_between(0, 2**63) is None
 
 
 def test_a_follower_that_slept_too_long_is_not_told(path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_refresh_that_another_thread_has_not_finished(
     with DataStream.open(writer.path, follow=True, index="memory") as follower:
         assert follower.entry(150).data[:7] == b"old0150"
         another_history(writer)
-        beside = held_up(file_module, "changing", monkeypatch)
+        beside = held_up(file_module, "_is_another_history", monkeypatch)
         thread = threading.Thread(target=follower.refresh, name="late")
         thread.start()
         found = []
