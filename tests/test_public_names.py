@@ -83,6 +83,17 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
         if (inspect.isclass(value) or inspect.isroutine(value)) and not value.__doc__
     ]
     assert lacking == []
+    members = [
+        f"{name}.{member}"
+        for name, value in values.items()
+        if inspect.isclass(value) and value.__module__.startswith("datastreamer")
+        if not getattr(value, "_is_protocol", False)
+        for member, found in vars(value).items()
+        if not member.startswith("_")
+        and (isinstance(found, property) or inspect.isroutine(getattr(value, member)))
+        and not inspect.getdoc(getattr(value, member))
+    ]
+    assert members == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
