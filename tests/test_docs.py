@@ -120,8 +120,10 @@ def test_clients_run_as_shown(name: str, number: int, tmp_path: Path) -> None:
 
 def test_the_library_runs_as_shown(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "API.md").read_text()
-    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
-    assert "the block" in printed(block, tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "the block" in printed(blocks[0], tmp_path)
+    [serving] = (block for block in blocks if "nursery" in block)
+    assert "serving on " in printed(serving, tmp_path)
 
 
 def printed(program: str, folder: Path) -> str:
