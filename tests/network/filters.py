@@ -89,7 +89,7 @@ def check(
 
 
 def begun(stream: DataStream) -> Entries:
-    """Put `FIRST` into the stream; gives what stands in it."""
+    """Put `FIRST` into the stream; returns its entries."""
     append(stream, *FIRST)
     return list(FIRST)
 

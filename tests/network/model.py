@@ -228,7 +228,7 @@ class Conversation:
         return answer
 
     def _size(self, command: int) -> tuple[int, int] | None:
-        """Where the command's parameter stands; None while it is not all there."""
+        """The command's parameter; None while it is incomplete."""
         if command in (1, 5):
             return (16, 24) if len(self.unread) >= 24 else None
         if command == 0x1001:

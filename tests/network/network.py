@@ -59,7 +59,7 @@ class Network:
         return made
 
     async def commit(self, host: str, stub: Stub, *messages: Message) -> None:
-        """More entries, which whoever streams is sent."""
+        """More entries, which streaming clients are sent."""
         stub.entries += entries(*messages, first=len(stub.entries))
         for each, stream in self.live[host]:
             if sent := each.pump():

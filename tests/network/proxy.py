@@ -1,4 +1,4 @@
-"""Connections that go wrong, on purpose and to the byte: what stands between client and server.
+"""Connections that go wrong, on purpose and to the byte: a proxy between client and server.
 
 A `Fault` says what becomes of the bytes that a server sends on one connection. `relay`
 puts it on a pair of trio's memory streams, `FaultyServer` on a loopback socket.
@@ -27,7 +27,7 @@ class End(enum.Enum):
 
     CLOSE = "closed in good order"
     RESET = "torn down"
-    HALF_OPEN = "nothing more comes, and nobody says so"
+    HALF_OPEN = "nothing more comes, without an end"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ async def serve_faulty(stub: Stub, stream: MemoryStream, fault: Fault, other: Me
 class FaultyServer:
     """Listens on loopback: connection n gets stub and fault n of the plan, in a thread.
 
-    After the last of the plan nobody is answered any more, but connections are accepted.
+    After the last of the plan no client is answered any more, but connections are accepted.
     """
 
     def __init__(self, *plan: tuple[Callable[[], Stub], Fault]) -> None:

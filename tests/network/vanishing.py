@@ -1,4 +1,4 @@
-"""A host that is gone, as the system at the other end sees it."""
+"""A dead host, as the system at the other end sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trio client on memory streams: whoever serves it is a stub for each connection.
+"""The Trio client on memory streams: its server is a stub for each connection.
 
 Owns what its tests share; how a stub behaves is `stub.py`'s.
 """

@@ -147,7 +147,7 @@ async def relaying(
 
 
 class Wire:
-    """Between a relay and its upstream: connections that are cut after so many bytes."""
+    """Between a relay and its upstream: connections that are cut after some bytes."""
 
     def __init__(self, port: int) -> None:
         self.upstream = port

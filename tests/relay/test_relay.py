@@ -186,7 +186,7 @@ async def test_a_connection_that_is_cut_anywhere(
                 timeout=0.2 if end is End.HALF_OPEN and passes < _JOINED else 10.0,
             )
             if end is End.HALF_OPEN and passes >= _JOINED:
-                # Nobody says that it is gone; see the next test.
+                # Nothing reports that it has died; see the next test.
                 await relay.relay.until(lambda: relay.relay.current is not None)
             else:
                 await relay.has(120)

@@ -1,4 +1,4 @@
-"""What a relay tells of itself and its upstreams: metrics, /readyz, `top`'s overview."""
+"""The status of a relay and its upstreams: metrics, /readyz, `top`'s overview."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
             server.port,
             metrics_port=0,
             ready_lag=50,
-            look_seconds=1000,  # nobody else says how far the upstream is
+            look_seconds=1000,  # nothing else reports the upstream's head
         )
         await relay.has(100)
         assert await told(relay, "/readyz") == (200, "serving\n")
@@ -98,7 +98,7 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
         assert why == f"51 entries behind 127.0.0.1:{server.port}; at most 50 are allowed\n"
         assert (await told(relay, "/healthz"))[0] == 200
         state.entries = 100
-        # What is here is served, also when its upstream is gone.
+        # What is here is served, also when its upstream is lost.
         await server.stop()
         await relay.relay.until(lambda: relay.relay.current is None and bool(state.lost))
         assert await told(relay, "/readyz") == (200, "serving\n")

@@ -106,7 +106,7 @@ async def test_an_update_reaches_a_chain_of_relays(
             update(source, number, bytes([salt]))
         for rig in rigs:
             await same(rig, source)
-        # Nobody was disconnected for it.
+        # No client was disconnected for it.
         assert before == [streaming(rig) for rig in rigs[:-1]] != [set(), set()]
         fill(source, 10)
         for rig in rigs:
@@ -483,7 +483,7 @@ async def test_updates_wait_for_the_end_of_an_operation(
             ]
             assert list(rig.stream.entries()) == expected
             await rig.stop()
-    # Of a long operation so many updates are not kept.
+    # With a long operation this many updates do not wait.
     monkeypatch.setattr(apply_changes, "MAX_WAITING_BYTES", 100)
     with FaultyServer(*[(functools.partial(Hostile, 60, half + updates), NONE)] * 9) as it:
         async with nursery_for() as nursery:

@@ -163,7 +163,7 @@ async def test_entries_as_soon_as_a_commit_brings_them(
         answer = talk.woken()
         assert count_of(answer) == 2
         await peer.expect(answer)
-        # No time is waited for, though nobody streams.
+        # It does not wait, although no client streams.
         assert trio.current_time() == began
 
 
@@ -248,7 +248,7 @@ async def test_a_client_that_leaves_is_not_waited_for(
         await peer.expect(talk.woken())
         await peer.ended()
         assert trio.current_time() - began < 2
-        # And one that is gone leaves nothing behind.
+        # A client that disconnects leaves no watcher.
         async with rig.client() as other:
             await other.send(wire.batch(5, wait=60_000))
             await other.waits()

@@ -78,7 +78,7 @@ async def test_bookmarks_new_and_old(writer: DataStream, served: DataStream) -> 
 
 @pytest.mark.usefixtures("where")
 async def test_an_event_far_behind_its_bookmark(writer: DataStream, served: DataStream) -> None:
-    """More than a page of bookmarks stands between them."""
+    """More than a page of bookmarks is between them."""
     writer.start_atomic_op()
     writer.add_bookmark(b"far")
     for number in range(45_000):
@@ -96,7 +96,7 @@ async def test_answers_are_true_at_some_moment_of_the_question(
     writer: DataStream, served: DataStream, seed: int
 ) -> None:
     """Beside a writer that appends and takes back, each answer fits a state of the stream
-    between question and answer: where the bookmark stands, and which event follows it, may
+    between question and answer: the bookmark's entry, and which event follows it, may
     be of two states that follow one another."""
     choose = random.Random(seed)
     keys = [b"a", b"b", b"c", b"d"]
@@ -157,7 +157,7 @@ def pairs(models: list[Model]) -> list[tuple[Model, ...]]:
 
 
 def after(number: int | None, model: Model) -> bytes:
-    """The answer to a Bookmark query whose key stands at `number`."""
+    """The answer to a Bookmark query whose key is at `number`."""
     if number is None:
         return NOT_FOUND
     events = enumerate(model.entries[number:], number)

@@ -123,7 +123,7 @@ async def test_a_follower_waits_for_a_stream(
             assert samples["datastreamer_file_replaced"] == [([], 1)]
             assert rig.server.unready == f"{path}: {REMOVED}"
             async with rig.client() as peer:
-                await peer.ended()  # nobody is let in
+                await peer.ended()  # new clients are refused
             path.write_text("junk")
             await tried_again()
             os.replace(other_type, path)
@@ -301,7 +301,7 @@ async def test_a_publisher_is_refused(
             await publisher.flush()
         assert [bytes(entry.data) for entry in stream.entries()] == [b"one", b"two"]
         path.unlink()
-        # Nobody is granted what could only be refused.
+        # A lease is not granted if every operation would be refused.
         with pytest.raises(NotWritten, match=REMOVED):
             async with publish():
                 raise AssertionError("a lease was granted")
@@ -371,7 +371,7 @@ def test_an_embedded_server(path: Path, workers: int, caplog: pytest.LogCaptureF
 
 
 async def test_a_relay_whose_own_file_goes(tmp_path: Path, path: Path) -> None:
-    """It serves what it has, keeps nothing more, and goes on once the file is back."""
+    """It serves its entries, appends none, and continues once the file is back."""
     kept = tmp_path / "kept.bin"
     away = tmp_path / "away.bin"
     with DataStream.create(path, sync="os", index="memory") as upstream:

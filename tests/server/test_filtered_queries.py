@@ -34,7 +34,7 @@ from tests.network.model import BOOKMARK, OK, pack
 
 @pytest.fixture
 def entries(stream: DataStream) -> Entries:
-    """What stands in the stream."""
+    """The entries of the stream."""
     return begun(stream)
 
 

@@ -159,7 +159,7 @@ async def test_truncation_elsewhere_ends_who_streams_and_not_who_asks(
 async def test_truncation_and_as_many_entries_again_between_two_looks(
     writer: DataStream, follower: DataStream, path: Path
 ) -> None:
-    """Head, offsets and numbers are those of before: only the epoch tells."""
+    """Head, offsets and numbers are those of before: only the epoch differs."""
     append(writer, *[(1, b"old%d" % (n % 10)) for n in range(20)])
     async with over_loopback(follower) as rig, rig.client() as live, rig.client() as late:
         await live.ask(wire.start(0), OK + modelled(path).packed())
@@ -277,7 +277,7 @@ async def test_an_update_elsewhere_of_what_was_received_in_between(
 async def test_changes_elsewhere_that_nobody_tells(
     writer: DataStream, follower: DataStream, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more than the file can tell between two looks, everybody is ended who streams."""
+    """If the file records fewer changes than were made, all streaming clients are ended."""
     monkeypatch.setattr(live_module, "_POLL_SECONDS", 1_000)
     waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     try:
@@ -364,7 +364,7 @@ async def test_a_foreign_writer_takes_over_a_file_with_records(
 async def test_damage_in_the_middle(
     writer: DataStream, follower: DataStream, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who comes to it is ended with one line of the log; who is behind it goes on."""
+    """A client that reaches it is ended with one log line; a client past it continues."""
     append(writer, *[(1, bytes([n]) * 1000) for n in range(50)])
     model = modelled(path)
     async with over_loopback(follower) as rig, rig.client() as live, rig.client() as asker:
@@ -388,7 +388,7 @@ async def test_damage_in_the_middle(
 async def test_damage_that_live_clients_come_to(
     writer: DataStream, follower: DataStream, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are ended, each with one line; the server goes on behind the place."""
+    """They are ended, each with one line; the server continues past the place."""
     async with over_loopback(follower) as rig, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(rig.client()) for _ in range(3)]
         for peer in peers:
@@ -575,7 +575,7 @@ class HaltingDisk(OsDisk):
 
 
 async def test_an_entry_that_is_half_written_over(path: Path) -> None:
-    """Whoever asks meanwhile waits for the end of it."""
+    """A client that asks meanwhile waits for its end."""
     size = 10_000
     token = trio.lowlevel.current_trio_token()
     at_half, go_on = trio.Event(), threading.Event()
@@ -621,7 +621,7 @@ async def test_an_entry_that_is_half_written_over(path: Path) -> None:
 
 
 async def test_a_writer_that_died_in_the_middle_of_a_change(path: Path) -> None:
-    """Nobody will end it: what stands there is served."""
+    """No process will end it: the entries in the file are served."""
     with DataStream.create(path, sync="os", index="memory") as writer:
         append(writer, (1, b"one"), (1, b"two"), (1, b"three"))
     page = bytearray(path.read_bytes()[:4096])

@@ -71,7 +71,7 @@ cuts = st.lists(st.integers(0, 200), max_size=4)
 def test_any_bytes_get_the_answers_of_the_model(
     stream: DataStream, steps: list[bytes | int], cuts: list[int]
 ) -> None:
-    """Numbers stand for commits of so many entries between what the client sends."""
+    """Numbers are commits of that many entries between what the client sends."""
     if stream.total_entries > 200:
         stream.truncate(0)
     if not stream.total_entries:
@@ -122,7 +122,7 @@ def test_mutilated_commands_over_loopback(
     stream: DataStream, many: list[tuple[bytes, bool, list[int]]]
 ) -> None:
     """Recorded commands, mutilated, of several clients at once; some are torn away. The
-    server lives, another is served meanwhile, and nobody stays behind."""
+    server lives, another is served meanwhile, and no session is left."""
     if not stream.total_entries:
         filled(stream)
     model = modelled(stream)

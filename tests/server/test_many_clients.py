@@ -87,7 +87,7 @@ def writer(path: Path) -> Iterator[DataStream]:
 
 @pytest.mark.slow
 def test_what_an_idle_client_costs(writer: DataStream, path: Path) -> None:
-    """Ten thousand in less than 250 MB, where there are descriptors for so many."""
+    """Ten thousand clients in less than 250 MB, if the process has descriptors for them."""
     append(writer, (1, b"x"))
     count = room_for_clients(10_000)[0]
     with crowd(path) as clients:
@@ -119,7 +119,7 @@ def test_what_an_idle_client_costs(writer: DataStream, path: Path) -> None:
 def test_stalled_clients_cost_the_others_nothing(
     writer: DataStream, path: Path, stalled: int, reading: int
 ) -> None:
-    """Everybody who reads gets every entry, in order; the server keeps nothing for the rest."""
+    """Each client that reads gets every entry, in order; the server keeps nothing for the rest."""
     if room_for_clients(stalled + reading)[0] < stalled + reading:
         pytest.skip("too few descriptors")
     append(writer, *[(1, bytes([n]) * 30_000) for n in range(20)])

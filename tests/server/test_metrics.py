@@ -1,4 +1,4 @@
-"""What a server tells of itself, as Prometheus reads it, and what it does not put up with."""
+"""A server's metrics, as Prometheus reads them, and the limits of the endpoint."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ async def test_a_server_after_another_on_one_stream(stream: DataStream) -> None:
             await peer.expect(modelled(stream).packed(turn))
     assert stream._file.inside_wakers == []
     assert stream._on_change == []
-    append(stream, (1, b"nobody listens"))
+    append(stream, (1, b"no listener"))
     stream.truncate(1)
 
 
@@ -328,7 +328,7 @@ async def test_a_commit_is_sent_without_waiting_for_the_poll(
 
 
 async def test_servers_come_and_go_under_a_writer(stream: DataStream) -> None:
-    """The writer never waits for one that is gone, nor writes to its descriptors."""
+    """The writer never waits for one that has ended, nor writes to its descriptors."""
     over = threading.Event()
     failed: list[BaseException] = []
     number = 0

@@ -191,7 +191,7 @@ async def test_refusals_that_close(
         assert talk.closed
         await peer.send(request_ + extra)
         assert await peer.rest() == answer
-        # It reads on for a moment, so that no reset overtakes the Result; then it is gone.
+        # It reads on for a moment, so that no reset overtakes the Result; then it is closed.
         began = trio.current_time()
         while rig.server.sessions:
             await trio.sleep(0.1)
@@ -275,7 +275,7 @@ async def test_a_result_lands_between_two_entries(
         await peer.send(request)
         entries, answer = await entries_and_what_follows(peer)
         assert answer == result({"stop": 0, "unknown": 9, "header": 1}[how])
-        # It does not wait for the end of catch-up: what was under way goes on, no more.
+        # It does not wait for the end of catch-up: what is in progress is sent, no more.
         assert sum(len(e) for e in entries) < taken + 1_000_100 or how == "unknown"
         model = modelled(long_stream)
         if how == "unknown":
@@ -361,7 +361,7 @@ async def test_what_is_no_socket_catches_up_in_runs_too(
 async def test_a_page_whose_damage_a_client_meets(
     long_stream: DataStream, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """It ends there, with one line in the log; who stands behind the place goes on."""
+    """It ends there, with one line in the log; a client past that place continues."""
     model = modelled(long_stream)
     place = long_stream.reader.cursor(8).offset
     with open(long_stream.path, "r+b") as file:

@@ -1,4 +1,4 @@
-"""The good end: nobody is let in, what was asked is answered, streams end between entries."""
+"""Shutdown: no client is accepted, queries are answered, streams end between entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def modelled(stream: DataStream) -> Model:
 async def test_everybody_gets_all_and_then_the_end(
     stream: DataStream, way: str, secured: Open
 ) -> None:
-    """Idle, live, behind by much, just connected: each is said goodbye, nobody waits."""
+    """Idle, live, behind by much, just connected: each connection is closed, without a wait."""
     append(stream, *[(1, bytes([n]) * 90_000) for n in range(100)])
     got: dict[str, bytes] = {}
 

@@ -114,7 +114,7 @@ def test_a_sequencer_and_its_clients(path: Path, in_process: bool) -> None:
                 request = wire.bookmark(b"%d" % turn) + wire.entry(2 * turn) + wire.header()
                 asker.ask(request, wire.Conversation(modelled(path)).feed(request))
             asker.ask(wire.start_bookmark(b"7"), OK + modelled(path).packed(14))
-            # Half an operation is nobody's.
+            # Half an operation is not served.
             server.stream.start_atomic_op()
             number = server.stream.add_entry(1, b"open")
             with Plain(server.port) as other:
@@ -297,7 +297,7 @@ def test_a_child_that_dies_is_replaced(
             with Plain(server.port) as client:
                 client.ask(wire.start(2 * turn), OK + modelled(path).packed(2 * turn))
                 os.kill(pid, signal.SIGKILL)
-                append(server.stream, (1, b"while it is gone"))
+                append(server.stream, (1, b"while it restarts"))
                 with contextlib.suppress(ConnectionResetError):
                     client.rest()
             whole = modelled(path).packed()
@@ -550,7 +550,7 @@ def test_a_writer_that_burns_cpu(path: Path) -> None:
 
 @both
 async def test_inside_of_another_event_loop(path: Path, in_process: bool) -> None:
-    """Blocking calls, as everybody else's; they come back."""
+    """Blocking calls, as in any program; they return."""
     with trio.fail_after(PATIENCE), serving(path, in_process=in_process) as server:
         append(server.stream, *[(1, b"%d" % n) for n in range(10)])
         stream = await trio.open_tcp_stream("127.0.0.1", server.port)
@@ -609,7 +609,7 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
 
 
 async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
-    """Before the send that tells it that it may has returned; one task answers both."""
+    """Before the send that reports readiness has returned; one task answers both."""
     ours, theirs = trio.testing.memory_stream_pair()
     number = control.NUMBER.pack(7)
     with trio.fail_after(PATIENCE):

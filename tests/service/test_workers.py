@@ -94,7 +94,7 @@ def test_all_are_told_of_changes_before_a_byte_is_touched(path: Path) -> None:
 
 
 def test_the_limit_of_clients_is_that_of_all_together(path: Path) -> None:
-    """Nobody is refused while one of them has room, nobody let in when none has."""
+    """No client is refused while one of them has room, none accepted when none has."""
     with serving(path, workers=3, limits=Limits(max_clients=10)) as server:
         append(server.stream, (1, b"x"))
         with clients(server.port, 10) as many:
@@ -174,7 +174,7 @@ def test_one_that_dies_takes_its_own_clients_and_no_other(
             for client in lost:
                 with contextlib.suppress(ConnectionResetError):
                     assert client.rest() == b""
-            # Who lost it connects again, and nobody waits for the one that is not back yet.
+            # Its clients connect again, and do not wait for the process that restarts.
             whole = modelled(path).packed()
             for _ in lost:
                 assert read_until(server.port, 0, len(whole)) == whole
@@ -251,7 +251,7 @@ async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
         block[0].note(5, 0)
         assert await waits(0) > 0.9, "another may let it in"
         block[1].leave()
-        assert await waits(0) == 0, "nobody has room: it is refused at once"
+        assert await waits(0) == 0, "no process has room: it is refused at once"
         block[0].note(150, 5)
         block[1].note(100, 5)
         async with trio.open_nursery() as nursery:
@@ -310,7 +310,7 @@ def test_nothing_is_told_where_addresses_are_not_limited() -> None:
 
 
 def test_serve_with_workers(path: Path) -> None:
-    """The writer's lock is held meanwhile; SIGTERM lets everybody take what is committed."""
+    """The writer's lock is held meanwhile; after SIGTERM clients receive committed entries."""
     with DataStream.create(path) as stream:
         append(stream, *[(1, bytes(100_000))] * 100)
     whole = modelled(path).packed()
@@ -354,7 +354,7 @@ def test_a_second_signal_ends_all_at_once(path: Path) -> None:
     ):
         server.signal(signal.SIGTERM)
         with contextlib.suppress(ConnectionError):
-            while True:  # until nobody is let in any more
+            while True:  # until no client is accepted any more
                 Plain(port).socket.close()
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -60,7 +60,7 @@ def tls(authority: Authority) -> ServerTLS:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A CA that nobody trusts."""
+    """A CA that is not trusted."""
     return Authority(tmp_path_factory.mktemp("stranger"), "unknown")
 
 
@@ -461,7 +461,7 @@ async def test_a_hangup_reads_the_files_again(
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "were read again" in caplog.text)
         assert await ask(port, context, HOST) != first
-        # Who was there before goes on.
+        # Earlier connections continue.
         await peer.ask(wire.header(), OK + modelled(stream).header())
         await peer.close()
         nursery.cancel_scope.cancel()

@@ -123,7 +123,7 @@ def test_reserved_places_are_for_who_proves_it() -> None:
     assert [door.prove(place) for place in known] == [True] * 3
     assert (door.gate.reserved_in_use, door.gate.clients) == (3, 5)
     fourth = door.come()
-    assert not door.prove(fourth), "no place is left, and nobody is idle"
+    assert not door.prove(fourth), "no slot is left, and no client is idle"
     assert door.counts.refused == {"max_clients": 2}
     # Known clients in other places leave the reserve to others.
     for place in readers:

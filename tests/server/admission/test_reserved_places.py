@@ -90,7 +90,7 @@ async def serving(
 
 @contextlib.contextmanager
 def idle_readers(port: int, count: int = IDLE_READERS) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing."""
+    """This many connections that send nothing."""
     with contextlib.ExitStack() as stack:
         made = []
         for _ in range(count):
@@ -172,7 +172,7 @@ def test_a_relay_with_a_token_gets_in(
 
 @contextlib.contextmanager
 def active_readers(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """So many that stream, and have been answered."""
+    """This many clients that stream, and have been answered."""
     with idle_readers(port, count) as readers:
         for reader in readers:
             reader.sendall(wire.start(0))
@@ -181,7 +181,7 @@ def active_readers(port: int, count: int) -> Iterator[list[socket.socket]]:
 
 
 def served(relay: Running, entries: int) -> None:
-    """The relay's clients get so many entries."""
+    """The relay's clients get this many entries."""
     with BlockingClient("127.0.0.1", relay.port()) as client, client.batches() as batches:
         assert next(iter(batches)).next_number >= entries
 

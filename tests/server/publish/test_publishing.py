@@ -67,7 +67,7 @@ async def publishable(stream: DataStream, token_file: Path, **terms: Any) -> Asy
     assert not server.sessions
     if not stream.closed:
         with stream.atomic_op():
-            pass  # nobody holds it any more
+            pass  # no publisher holds it any more
 
 
 def publish(source: bytes = ONE, epoch: int = 0, token: bytes = TOKEN, lease_ms: int = 0) -> bytes:
@@ -138,7 +138,7 @@ async def test_an_operation_is_acknowledged_and_there(stream: DataStream, token_
 
 
 async def test_a_wrong_token_learns_nothing(stream: DataStream, token_file: Path) -> None:
-    """The same answer whatever is wrong, and whoever holds the lease."""
+    """The same answer whatever is wrong, and whichever publisher holds the lease."""
     told = set()
     async with publishable(stream, token_file) as rig:
         for held in (False, True):
@@ -399,7 +399,7 @@ async def test_a_bad_operation_ends_the_connection(
     async with publishable(stream, token_file) as rig, rig.client() as peer:
         await peer.send(publish(ONE))
         await lease_of(peer)
-        # What stands behind it is not looked at any more.
+        # What follows it is not read any more.
         await peer.send(BAD[what] + commit(1, 1, entry(1, b"x")))
         number, text = await refusal(peer)
         assert (number, text[:15]) == (22, "Bad operation: ")

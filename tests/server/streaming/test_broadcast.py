@@ -185,7 +185,7 @@ async def test_one_pass_at_a_time_whoever_begins_it(
     stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The poll finds a pass in the middle of its clients, at every turn: the view never goes
-    back, and nobody gets anything twice."""
+    back, and no client gets an entry twice."""
     monkeypatch.setattr(live_module, "_PASS_NS", 0)
     monkeypatch.setattr(live_module, "_POLL_SECONDS", 0)
     move, views = Broadcast._move_view, []

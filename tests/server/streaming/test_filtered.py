@@ -28,14 +28,14 @@ from tests.network.model import BOOKMARK, OK, pack
 
 @pytest.fixture
 def entries(stream: DataStream) -> Entries:
-    """What stands in the stream."""
+    """The entries of the stream."""
     return begun(stream)
 
 
 async def streamed(
     peer: Peer, entries: Entries, number: int, types: tuple[int, ...], stop: int
 ) -> list[Frame]:
-    """The frames from `number` up to `stop`: each goes on where the last one ended."""
+    """The frames from `number` up to `stop`: each begins where the last one ended."""
     found = []
     while number < stop:
         part = await frame(peer)
@@ -233,7 +233,7 @@ async def test_a_change_of_what_a_frame_promised_ends_the_connection(
 ) -> None:
     entries = fill(stream, 1)
     async with over_loopback(stream, receive_buffer=4096) as rig, rig.client() as peer:
-        # A frame that stands half in the client's buffers.
+        # A frame, half of which is in the client's buffers.
         commit(stream, entries, *[(9, bytes(100))] * 40_000)
         await peer.ask(start(0, 9), OK)
         await half_sent(rig.server)

@@ -1,4 +1,4 @@
-"""Joins to a stream that is being written: everybody comes from what is old to what is new
+"""Joins to a stream that is being written: each client moves from old entries to new ones
 without a loss or a repeat, however many come at once."""
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ async def test_one_cold_reader_keeps_nobody(
         await cold.ask(wire.start(0), OK)
         await wait_all_tasks_blocked(0.002)
         assert rig.server.counts.cold_reads == 1
-        for n in range(20):  # the disk stands still all the while
+        for n in range(20):  # the disk is blocked meanwhile
             append(old, (2, b"%d" % n))
             await live.expect(modelled(old).packed(600 + n))
             await asks.ask(wire.header(), OK + modelled(old).header())
@@ -192,7 +192,7 @@ def test_what_is_in_memory_and_what_is_not(tmp_path: Path) -> None:
         assert not cold.resident(0, 8 * MIB)
         trio.run(cold.read, gone[0], MIB)
         assert cold.resident(gone[0], MIB)
-        assert cold.resident(9 * MIB, 10), "past the end nobody waits"
+        assert cold.resident(9 * MIB, 10), "no wait past the end"
         assert cold.resident(0, 0)
 
 
@@ -226,7 +226,7 @@ def test_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 async def test_questions_about_cold_entries_keep_nobody(
     old: DataStream, open_server: Callable[..., trio.abc.AsyncResource]
 ) -> None:
-    """By number and by bookmark; while the disk stands still the others are served."""
+    """By number and by bookmark; while the disk is blocked the others are served."""
     append(old, (BOOKMARK, b"key"), *[(1, b"%d" % n) for n in range(50)])
     async with (
         open_server(old) as rig,  # type: ignore[attr-defined]
@@ -322,7 +322,7 @@ async def test_questions_about_entries_in_memory_take_no_thread(old: DataStream)
                 wire.entry(total - 1), OK + wire.pack(total - 1, 2, b"more", packet=0xFE)
             )
             old.truncate(600)
-        # Half of them: each that a page is first looked into for finds out where it stands.
+        # Half of them: each that a page is first looked into for finds out whether it is resident.
         assert len(reads) <= 9
 
 
