@@ -140,7 +140,7 @@ def test_each_operation_is_there_once(
     reopen: bool,
     ahead: int,
 ) -> None:
-    """Connection n passes this many bytes to the server, and this many bytes of its answers back."""
+    """Connection n passes this many bytes to the server, and this many of its answers."""
     source = SourceConnection(SourceTerms(1, ID))
     waiting = list(made)
     receipts = 0
