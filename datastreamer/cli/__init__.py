@@ -1,1 +1,1 @@
-"""The command line: one file a verb."""
+"""The command line: `verbs` has one file per command, `shared` what they have in common."""

@@ -1,7 +1,7 @@
-"""Signals that come while a program is still being loaded.
+"""Signals that arrive while a program is still being imported.
 
-Light to import, and imported first. Loading takes a good part of a second, and an exception
-that a signal raises in the middle of an import may get lost there.
+Light to import, and imported first: imports take half a second, and an exception that a
+signal raises within one may get lost.
 """
 
 from __future__ import annotations
@@ -16,39 +16,34 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def end_at_once(number: int, frame: FrameType | None) -> None:
-    """The good end of a process that has not begun anything yet."""
+def exit_zero(number: int, frame: FrameType | None) -> None:
+    """Exit with 0: nothing was started yet."""
     os._exit(0)
 
 
-def fail_at_once(number: int, frame: FrameType | None) -> None:
-    """The end of a process that was to do something and has not begun it yet."""
-    what = b"ended by SIGTERM" if number == signal.SIGTERM else b"interrupted"
+def exit_failed(number: int, frame: FrameType | None) -> None:
+    """Exit with 1 and an error line: the work was not started."""
+    reason = b"ended by SIGTERM" if number == signal.SIGTERM else b"interrupted"
     with contextlib.suppress(OSError):
-        os.write(2, b"error: " + what + b"\n")
+        os.write(2, b"error: " + reason + b"\n")
     os._exit(1)
 
 
-def fail_from_now_on() -> None:
-    """SIGINT and SIGTERM end this process with a line, until its work sees to them; what was
-    ignored when it began stays so."""
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, fail_at_once)
+def install(*, expected: bool) -> None:
+    """Handle SIGINT and SIGTERM until the command installs handlers of its own.
 
-
-def end_well_from_now_on() -> None:
-    """SIGINT and SIGTERM are the good end of this process, until its work sees to them.
-
-    For processes that end with the program that they were started for: behind its work both
-    are ignored.
+    `expected`: a signal is the normal end of the command, also if the shell started it with
+    SIGINT ignored. Otherwise a signal that was ignored stays ignored.
     """
     for number in SIGNALS:
-        signal.signal(number, end_at_once)
+        if expected:
+            signal.signal(number, exit_zero)
+        elif signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, exit_failed)
 
 
 def restore(handlers: Mapping[signal.Signals, Any]) -> None:
-    """Behind some work: the handlers that were there before it."""
+    """Put back the handlers from the time before some work."""
     for number, handler in handlers.items():
-        # Work was begun: no end at once any more, and what there is to say is the exit code.
-        signal.signal(number, signal.SIG_IGN if handler is end_at_once else handler)
+        # Work was started: the exit code now reports its result.
+        signal.signal(number, signal.SIG_IGN if handler is exit_zero else handler)

@@ -1,7 +1,6 @@
-"""`datastreamer`: the operator's tool, as a console script calls it.
+"""`datastreamer`: the entry point of the operator's tool.
 
-Light to import: the program with its verbs is loaded once `run` can answer for it, and
-`run` itself once signals are seen to.
+Light to import: signals are handled first, then `run` loads the program with its commands.
 """
 
 from __future__ import annotations
@@ -15,29 +14,27 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `datastreamer` with `arguments` (None: the process's); gives the exit code."""
+    """Run `datastreamer` with `arguments` (None: the process's); returns the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        from datastreamer.cli import early_signals as early
+        from datastreamer.cli import early_signals
 
-        if _ends_well(given):
-            early.end_well_from_now_on()
-        else:
-            early.fail_from_now_on()
+        early_signals.install(expected=_runs_until_signal(given))
     from datastreamer.cli.shared.exit_codes import run
 
     return run("datastreamer", _program, given)
 
 
-def _ends_well(arguments: Sequence[str]) -> bool:
-    """Whether a signal is the good end of what is asked for."""
+def _runs_until_signal(arguments: Sequence[str]) -> bool:
+    """Whether a signal is the normal end of this command."""
     words = iter(arguments)
     for word in words:
         if word in ("--log-level", "--log-format"):
             next(words, None)
         elif not word.startswith("-"):
-            ends_well = word in ("serve", "relay", "demo", "top")
-            return ends_well or (word in ("cat", "reassemble", "spark") and "--follow" in arguments)
+            if word in ("cat", "reassemble", "spark"):
+                return "--follow" in arguments
+            return word in ("serve", "relay", "demo", "top")
     return False
 
 

@@ -1,4 +1,4 @@
-"""`datastreamer` put together: its verbs, each in a file of its own."""
+"""The `datastreamer` program: its commands, each in its own file."""
 
 from __future__ import annotations
 

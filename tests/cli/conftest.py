@@ -72,9 +72,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("made") / "made.bin"
     with DataStream.create(path, system_id=SYSTEM_ID, sync="os") as stream:
         sequencer = DemoSequencer(stream)
-        with stream.atomic_op():
-            for _ in range(BLOCKS):
-                sequencer.add()
+        for _ in range(BLOCKS):
+            sequencer.write()
     return path
 
 

@@ -31,7 +31,7 @@ def test_help(invoke_dsapp: Invoke) -> None:
     for verb, option in (("server", b"--opers"), ("client", b"--dumpbatch")):
         assert option in invoke_dsapp("help", verb).out
         assert invoke_dsapp("help", verb) == invoke_dsapp(verb, "-h")
-    assert "no command 'nonsense'" in invoke_dsapp("help", "nonsense").failed(2)
+    assert "no such command 'nonsense'" in invoke_dsapp("help", "nonsense").failed(2)
 
 
 def test_header(invoke_dsapp: Invoke, made: Path, server: str) -> None:
@@ -132,10 +132,10 @@ def test_sanity_finds_gaps(invoke_dsapp: Invoke, copy: Path) -> None:
         where = f"127.0.0.1:{serving.port}"
         shown = invoke_dsapp("client", "--server", where, "--sanitycheck")
     assert shown.code == 1
-    assert shown.lines[0].endswith(": 2 wrong")
+    assert shown.lines[0].endswith(": 2 errors")
     told = shown.err.splitlines()
-    assert "at entry 200: block 42 too early, where 40 is due" in told[0]
-    assert "at entry 201: block 7 again, where 43 is due" in told[1]
+    assert "at entry 200: found block 42, expected 40" in told[0]
+    assert "at entry 201: found block 7, expected 43" in told[1]
 
 
 def test_sanity_of_the_real_stream(real_stream: Path) -> None:

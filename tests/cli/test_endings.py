@@ -273,7 +273,7 @@ def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
         stream.truncate(100)
         assert following.wait() == 1
         (line,) = following.err.rest()
-        assert "entries were taken back or changed while it was read" in line
+        assert "the stream was truncated or updated during the read" in line
 
 
 def test_a_file_that_is_cut_back_while_it_is_read(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_file_that_is_cut_back_while_it_is_read(tmp_path: Path) -> None:
             batches = source.batches(0, 4)
             next(batches)
             stream.truncate(2)
-            with pytest.raises(Failure, match=r"taken back or changed .* \(up to entry 1\)"):
+            with pytest.raises(Failure, match=r"truncated or updated .* \(up to entry 1\)"):
                 list(batches)
 
 
@@ -331,7 +331,7 @@ def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
                 *_, line = following.err.rest()
                 assert line.startswith(f"error: 127.0.0.1:{port} changed its history")
                 assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are g" in line
-                assert line.endswith(f"and go on with --from {ENTRIES - 3}")
+                assert line.endswith(f"and continue with --from {ENTRIES - 3}")
 
 
 def test_a_followed_server_that_comes_back_as_another(copy: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_followed_server_that_comes_back_as_another(copy: Path) -> None:
             with running("serve", other, *serve, port, cwd=copy.parent):
                 assert following.wait() == 1
                 *_, line = following.err.rest()
-                assert line.endswith("begin anew, with --from 0")
+                assert line.endswith("start again with --from 0")
 
 
 @contextlib.contextmanager
@@ -392,7 +392,7 @@ def test_what_is_there_already_is_not_waited_for_in_silence(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
     """Who does not follow is told, also where he has not said for how long he waits."""
-    monkeypatch.setattr(source, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(source, "_PROBE_SECONDS", 0.05)
     with falling_silent() as what:
         told = invoke(verb[0], what, *verb[1:])
     assert told.code == 1

@@ -52,8 +52,8 @@ def test_progress(
     shown: bool,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "_PATIENCE", patience)
-    with ProgressBar("reading", 10, wanted=wanted) as bar:
+    monkeypatch.setattr(progress, "_DELAY", patience)
+    with ProgressBar("reading", 10, enabled=wanted) as bar:
         for _ in range(10):
             bar.advance(1)
     assert ("reading" in terminal.getvalue()) == shown
@@ -62,7 +62,7 @@ def test_progress(
 def test_progress_that_learns_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
     with ProgressBar("copying", 1) as bar:
         for done in (50, 100, 200):
             bar.reach(done, 200)

@@ -82,8 +82,8 @@ def test_serving_and_reading_a_unix_socket(invoke: Invoke, copy: Path, tcp: bool
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--tls-key", "k"], "--tls-key goes with a --tls-cert"),
-        (["--tls-client-ca", "c"], "--tls-client-ca goes with a --tls-cert"),
+        (["--tls-key", "k"], "--tls-key requires --tls-cert"),
+        (["--tls-client-ca", "c"], "--tls-client-ca requires --tls-cert"),
         (["--tls-cert", "a", "--tls-cert", "b", "--tls-key", "k"], "2 --tls-cert and 1 --tls-key"),
     ],
 )
@@ -108,9 +108,9 @@ def test_options_for_what_is_without_tls(invoke: Invoke, copy: Path, verb: list[
         failed = invoke(name, place, *more, "--tls-server-name", "x").failed(2)
         assert "--tls-server-name is for tcps://HOST:PORT, not for" in failed
     failed = invoke(name, "tcps://127.0.0.1:1", *more, "--tls-key", "x").failed(2)
-    assert "--tls-key is the key of a --tls-cert" in failed
+    assert "--tls-key requires --tls-cert" in failed
 
 
 def test_places_that_are_none(invoke: Invoke) -> None:
-    assert "a server is named as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
+    assert "write the server as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
     assert "names no socket" in invoke("info", "unix:").failed(2)

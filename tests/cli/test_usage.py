@@ -28,50 +28,65 @@ from tests.cli.process import done
         (["cat", "FILE", "--from", "1e3"], "--from is a number from 0 to"),
         (["cat", "FILE", "--from", "18446744073709551616"], "--from is a number from 0 to"),
         (["cat", "FILE", "--to", "x"], "it is a number from 0 to"),
-        (["cat", "FILE", "--from", "5", "--to", "4"], "--to 4 stands before --from 5"),
-        (["cat", "FILE", "--from", "5", "--from-bookmark", "x"], "two places to begin at"),
+        (["cat", "FILE", "--from", "5", "--to", "4"], "--to 4 is less than --from 5"),
+        (["cat", "FILE", "--from", "5", "--from-bookmark", "x"], "exclude each other"),
         (["cat", "FILE", "--type", "0xg"], "an entry type is a number from 0 to 4294967295"),
         (["cat", "FILE", "--type", "4294967296"], "an entry type is a number"),
         (["cat", "FILE", "--timeout", "5"], "--timeout is for servers"),
-        (["cat", "localhost:1", "--timeout", "0"], "it is seconds from 0.001 to 1e+06, not '0'"),
-        (["cat", "localhost:1", "--timeout", "inf"], "it is seconds from 0.001 to 1e+06"),
+        (
+            ["cat", "localhost:1", "--timeout", "0"],
+            "it is a number of seconds from 0.001 to 1e+06, not '0'",
+        ),
+        (
+            ["cat", "localhost:1", "--timeout", "inf"],
+            "it is a number of seconds from 0.001 to 1e+06",
+        ),
         (["cat", "localhost:1", "--timeout", "9" * 5000], f"not '{'9' * 57}...'"),
         (["cat", "FILE", "--from", "9" * 5000], f"not '{'9' * 57}...'"),
         (["cat", "FILE", "--type", "0x" + "f" * 5000], f"not '0x{'f' * 55}...'"),
-        (["spark", "ingest", "FILE", "OUT", "--every", "nan"], "it is seconds from 0 to 1e+06"),
+        (
+            ["spark", "ingest", "FILE", "OUT", "--every", "nan"],
+            "it is a number of seconds from 0 to 1e+06",
+        ),
         (["cat", "FILE", "--format", "xml"], "'xml' is not one of"),
-        (["cat", "FILE", "--json", "--format", "hex"], "--json and --format hex are two formats"),
+        (
+            ["cat", "FILE", "--json", "--format", "hex"],
+            "--json and --format hex exclude each other",
+        ),
         (["cat", "FILE", "--log-level", "loud"], "'loud' is not one of"),
         (["entry", "FILE"], "Missing argument"),
         (["entry", "FILE", "x"], "it is a number from 0 to"),
-        (["bookmark", "FILE", "0x123"], "'0x123' is no hex: 0x, then two digits a byte"),
-        (["bookmark", "FILE", "0x"], "a bookmark's key is 1 to 16 bytes, '0x' is 0"),
-        (["bookmark", "FILE", "0x" + "00" * 17], "is 17"),
-        (["bookmark", "FILE", ""], "'' is 0"),
-        (["bookmark", "FILE", "seventeen letters"], "'seventeen letters' is 17"),
-        (["bookmark", "FILE", "block:x"], "what follows block: is a number"),
-        (["bookmark", "FILE", "batch:"], "what follows batch: is a number"),
+        (["bookmark", "FILE", "0x123"], "'0x123' is not hex: 0x and two digits per byte"),
+        (["bookmark", "FILE", "0x"], "the key of a bookmark has 1 to 16 bytes, '0x' has 0"),
+        (["bookmark", "FILE", "0x" + "00" * 17], "has 17"),
+        (["bookmark", "FILE", ""], "'' has 0"),
+        (["bookmark", "FILE", "seventeen letters"], "'seventeen letters' has 17"),
+        (["bookmark", "FILE", "block:x"], "the part after block: is a number"),
+        (["bookmark", "FILE", "batch:"], "the part after batch: is a number"),
         (["serve", "FILE", "--port", "65536"], "it is a number from 0 to 65535"),
-        (["serve", "FILE", "--system-id", "7"], "go with --create"),
+        (["serve", "FILE", "--system-id", "7"], "require --create"),
         (["serve", "FILE", "--create", "--stream-version", "0"], "it is a number from 1 to 255"),
-        (["serve", "FILE", "--create", "--follow"], "--create makes a stream to write to"),
+        (["serve", "FILE", "--create", "--follow"], "--create and --follow exclude each other"),
         (["serve", "FILE", "--max-clients", "0"], "it is a number from 1 to"),
-        (["serve", "FILE", "--reserved-clients", "9"], "nobody else can have these places"),
-        (["relay", "--server", "h:1", "--file", "f", "--reserved-clients", "9"], "these places"),
+        (["serve", "FILE", "--reserved-clients", "9"], "no other client can use these places"),
+        (
+            ["relay", "--server", "h:1", "--file", "f", "--reserved-clients", "9"],
+            "use these places",
+        ),
         (["serve", "FILE", "--sync", "never"], "'never' is not one of"),
-        (["append", "FILE", "--system-id", "7"], "go with --create"),
+        (["append", "FILE", "--system-id", "7"], "require --create"),
         (["truncate", "FILE"], "Missing argument"),
         (["truncate", "FILE", "-1"], "No such option"),
         (["truncate", "FILE", "x"], "it is a number from 0 to"),
         (["snapshot", "FILE"], "Missing argument"),
         (["import-leveldb", "FILE", "--format", "raw"], "--format raw is for entries"),
-        (["demo", "FILE", "--rate", "-1"], "operations a second"),
-        (["demo", "FILE", "--rate", "nan"], "operations a second"),
-        (["info", "tcp://nohere"], "a server is named as tcp://HOST:PORT"),
+        (["demo", "FILE", "--rate", "-1"], "operations per second"),
+        (["demo", "FILE", "--rate", "nan"], "operations per second"),
+        (["info", "tcp://nohere"], "write the server as tcp://HOST:PORT"),
         (["info", ":6900"], "names no host"),
-        (["info", "localhost:65536"], "ports run from 1 to 65535"),
-        (["info", "localhost:" + "9" * 5000], "ports run from 1 to 65535"),
-        (["info", "localhost:0"], "ports run from 1 to 65535"),
+        (["info", "localhost:65536"], "a port is a number from 1 to 65535"),
+        (["info", "localhost:" + "9" * 5000], "a port is a number from 1 to 65535"),
+        (["info", "localhost:0"], "a port is a number from 1 to 65535"),
     ],
 )
 def test_wrong_usage(invoke: Invoke, made: Path, words: list[str], message: str) -> None:
@@ -109,16 +124,16 @@ def test_groups_take_the_logs_options(invoke: Invoke, made: Path, group: str) ->
 
 def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:
     hint = invoke("entry", made, "x").err.splitlines()[1]
-    assert hint == "datastreamer entry -h tells how it is used"
+    assert hint == "run datastreamer entry -h for help"
 
 
 @pytest.mark.parametrize("verb", ["info", "cat", "entry", "bookmark"])
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("missing", "missing: no such file, and no HOST:PORT either"),
+        ("missing", "missing: no such file, and not HOST:PORT"),
         ("a/missing", "a/missing: no such file"),
-        ("::1:6900", "::1:6900: no such file, and no HOST:PORT either; an IPv6 address is"),
+        ("::1:6900", "::1:6900: no such file, and not HOST:PORT; write an IPv6 address as"),
         ("tcps://localhost:1", "cannot connect to localhost:1"),
         ("folder", "folder: is a folder, not a stream file"),
         ("text", "text: no stream file"),
@@ -244,7 +259,7 @@ def test_a_fault_of_ours_is_one_line_too(invoke: Invoke, monkeypatch: pytest.Mon
         raise ZeroDivisionError("of\nall things")
 
     monkeypatch.setattr("datastreamer.cli.verbs.info.open_source", fail)
-    message = "a fault of this program: ZeroDivisionError: of all things"
+    message = "internal error: ZeroDivisionError: of all things"
     assert invoke("info", "x").failed() == message
     told = invoke("info", "x", "--log-level", "debug")
     assert told.err.startswith(f"error: {message}\n")
@@ -297,5 +312,5 @@ def test_the_log_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_module_is_the_program(tmp_path: Path) -> None:
     failed = done("entry", "missing", "0", cwd=tmp_path)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == "error: missing: no such file, and no HOST:PORT either\n"
+    assert failed.stderr == "error: missing: no such file, and not HOST:PORT\n"
     assert done("entry", "missing", cwd=tmp_path).returncode == 2

@@ -1,1 +1,1 @@
-"""The made-up sequencer of the demos."""
+"""The demo sequencer of `demo` and `dsapp server`."""

@@ -1,4 +1,4 @@
-"""Operations at a pace, told about as they go: what `demo` and `dsapp server` have in common."""
+"""Operations at a given rate, with progress in the log: shared by `demo` and `dsapp server`."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from datastreamer.cli.shared.signals import StopRequest
 
 _log = logging.getLogger(__name__)
 
-_TELL_SECONDS = 5.0
+_LOG_SECONDS = 5.0
 
 
 def write_at_pace(
-    sequencer: DemoSequencer, operations: int, pause: float, ending: StopRequest, *, fixed: bool
+    sequencer: DemoSequencer, operations: int, pause: float, stop: StopRequest, *, fixed: bool
 ) -> int:
-    """Write `operations` blocks, or as many until `ending` is set; gives how many.
+    """Write `operations` blocks, or fewer if `stop` is set; returns how many.
 
-    `pause` is in seconds: after each block, or from one block's beginning to the next's
-    where the rate is `fixed`. Tells of the progress in the log.
+    `pause` is in seconds: after each block, or, if the rate is `fixed`, between the starts of
+    two blocks.
     """
     began = time.monotonic()
-    told = due = began
+    logged = due = began
     for written in range(operations):
-        if ending.is_set():
+        if stop.is_set():
             return written
         if pause:
             due += pause
-            if ending.wait(max(0.0, due - time.monotonic()) if fixed else pause):
+            if stop.wait(max(0.0, due - time.monotonic()) if fixed else pause):
                 return written
         sequencer.write()
         now = time.monotonic()
-        if now - told >= _TELL_SECONDS:
-            told = now
+        if now - logged >= _LOG_SECONDS:
+            logged = now
             _log.info("%s", progress(sequencer, written + 1, operations, now - began))
     return operations
 
 
 def progress(sequencer: DemoSequencer, written: int, operations: int, seconds: float) -> str:
-    """How far it is, for people."""
-    rate = f" ({written / seconds:,.0f} a second)" if seconds > 0 else ""
+    """The progress, for people."""
+    rate = f" ({written / seconds:,.0f} operations/s)" if seconds > 0 else ""
     entries = written * sequencer.entries_per_operation
     return (
         f"{written:,} of {operations:,} operations, {entries:,} entries, in {seconds:.1f} s{rate}"

@@ -1,8 +1,8 @@
-"""A made-up sequencer: blocks with plausible bytes, written to a stream.
+"""A demo sequencer, which writes blocks with plausible content to a stream.
 
-Owns what the demos write. Each operation is one batch with one block of one transaction, in
-the layouts that the stream's version has. A block's bytes follow from the seed and its number
-alone, so that a stream written in one go and one written in several are the same.
+Each operation is one batch with one block of one transaction, in the layouts of the stream
+version. The content of a block depends only on the seed and its number: a stream written in
+several runs equals one written in a single run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.rlp import rlp_bytes, rlp_list
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
-from datastreamer.zkevm.sequencer import Atomic
-from datastreamer.zkevm.sequencer import Sequencer as Publisher
+from datastreamer.zkevm.sequencer import Sequencer
 
 VERSION = 1
 SYSTEM_ID = 137
@@ -27,46 +26,32 @@ _BLOCK_SECONDS = 2
 
 
 class DemoSequencer:
-    """Writes one block after another to a stream that is open for writing.
+    """Writes blocks to a stream that is open for writing.
 
-    Numbers go on from the last block that the stream holds, and a batch that was left open is
-    gone on with.
+    Numbering continues from the last block of the stream; an open batch is resumed.
     """
 
     def __init__(self, stream: DataStream, seed: int = 0) -> None:
         self._seed = seed
-        self._stream = stream
-        self._alone = self._publisher("batch")
-        self._inside = self._publisher("caller")
+        self._sequencer = Sequencer(stream, fork_id=_FORK_ID, atomic="batch")
 
     @property
     def entries_per_operation(self) -> int:
-        """How many entries a block and its batch are."""
-        if self._alone.version < FIRST_PROTOBUF_VERSION:
+        """Number of entries of a batch with its block."""
+        if self._sequencer.version < FIRST_PROTOBUF_VERSION:
             return ENTRIES_PER_OPERATION
-        return 6 + self._alone.state.block_ends
+        return 6 + self._sequencer.state.block_ends
 
     @property
     def block(self) -> int:
-        """The number of the block that is due."""
-        newest = self._alone.state.block
+        """The number of the next block."""
+        newest = self._sequencer.state.block
         return 0 if newest is None else newest + 1
 
     def write(self) -> None:
-        """Commit the next block, an atomic operation of its own."""
-        self._add(self._alone)
-
-    def add(self) -> None:
-        """Add the next block to the operation that is open."""
-        self._inside.state = self._alone.state
-        self._add(self._inside)
-        self._alone.state = self._inside.state
-
-    def _publisher(self, atomic: Atomic) -> Publisher:
-        return Publisher(self._stream, fork_id=_FORK_ID, atomic=atomic)
-
-    def _add(self, publisher: Publisher) -> None:
-        batch = publisher.resume() if publisher.state.batch_open else publisher.batch()
+        """Commit the next block as an atomic operation."""
+        sequencer = self._sequencer
+        batch = sequencer.resume() if sequencer.state.batch_open else sequencer.batch()
         number = self.block
         with batch, batch.block(number, **self._fields(number)) as block:
             block.tx(_transaction(self._seed, number))
@@ -90,7 +75,7 @@ def _hash(seed: int, number: int, what: bytes) -> bytes:
 
 
 def _transaction(seed: int, block: int) -> bytes:
-    """A legacy transaction in RLP with a signature's shape: 9 items in a list."""
+    """A legacy transaction in RLP, signed with random numbers: a list of 9 items."""
     noise = hashlib.shake_256(b"%d %d" % (seed, block)).digest(20 + 64 + 2 + 128)
     size = noise[84] & 0x7F
     return rlp_list(

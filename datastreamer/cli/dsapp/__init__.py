@@ -1,6 +1,6 @@
 """`dsapp`: the demo program, with the options that users of the Go program know.
 
-Light to import, as a console script should be: see `datastreamer.cli.main`.
+Light to import, see `datastreamer.cli.main`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `dsapp` with `arguments` (None: the process's); gives the exit code."""
+    """Run `dsapp` with `arguments` (None: the process's); returns the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
-        from datastreamer.cli import early_signals as early
+        from datastreamer.cli import early_signals
 
-        if given and given[0] in ("server", "client", "relay"):
-            early.end_well_from_now_on()
-        else:
-            early.fail_from_now_on()
+        serves = bool(given) and given[0] in ("server", "client", "relay")
+        early_signals.install(expected=serves)
     from datastreamer.cli.shared.exit_codes import run
 
-    # Go programs take -port for --port.
+    # Go programs accept -port for --port.
     return run("dsapp", _program, [re.sub("^-(?=[a-z]{2})", "--", word) for word in given])
 
 

@@ -1,4 +1,4 @@
-"""`dsapp client`: asks a server, or prints what it streams."""
+"""`dsapp client`: query a server, or print what it streams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.dsapp.sanity import Sanity
 from datastreamer.cli.shared.exit_codes import (
     Failure,
-    end_well_on_signal,
-    end_with_reader,
+    exit_when_output_closes,
+    exit_zero_on_signal,
     write_out,
 )
 from datastreamer.cli.shared.options import LogLevel, number_option, read_number
@@ -26,22 +26,21 @@ from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of, name_of_key, 
 _log = logging.getLogger(__name__)
 
 ServerOption = Annotated[
-    str, typer.Option("--server", metavar="HOST:PORT", help="The server to connect to.")
+    str, typer.Option("--server", metavar="HOST:PORT", help="Server to connect to.")
 ]
 FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="latest|N",
-        help="Stream from this entry; latest: only what comes after now "
-        "[latest; 0 with --sanitycheck].",
+        help="Stream from this entry; latest: only later commits [latest; 0 with --sanitycheck].",
     ),
 ]
 FromBookmarkOption = Annotated[
     int | None,
-    number_option("--frombookmark", "N", "Stream from this bookmark; goes before --from."),
+    number_option("--frombookmark", "N", "Stream from this bookmark; overrides --from."),
 ]
-HeaderOption = Annotated[bool, typer.Option("--header", help="Print the stream's header.")]
+HeaderOption = Annotated[bool, typer.Option("--header", help="Print the header of the stream.")]
 EntryOption = Annotated[int | None, number_option("--entry", "N", "Print this entry.")]
 BookmarkOption = Annotated[
     int | None, number_option("--bookmark", "N", "Print the first event at or after this bookmark.")
@@ -51,8 +50,8 @@ BookmarkTypeOption = Annotated[
     number_option(
         "--bookmarktype",
         "T",
-        "The type in the bookmark's key. Streams of version 1: 0 block, 1 batch; from "
-        "version 2 on: 1 batch, 2 block.",
+        "Type in the bookmark's key. Streams of version 1: 0 block, 1 batch; version 2 and "
+        "later: 1 batch, 2 block.",
         most=255,
     ),
 ]
@@ -60,8 +59,8 @@ SanityCheckOption = Annotated[
     bool,
     typer.Option(
         "--sanitycheck",
-        help="Check the sequence of entries and of block and batch bookmarks up to the last "
-        "entry there is now, and end.",
+        help="Check the sequence of entries and of block and batch bookmarks up to the head, "
+        "and exit.",
     ),
 ]
 DumpBatchOption = Annotated[
@@ -83,7 +82,7 @@ def client(
 ) -> None:
     """Print entries as a server streams them, until Ctrl-C.
 
-    --header, --entry, --bookmark and --dumpbatch print what they ask for, and end.
+    --header, --entry, --bookmark and --dumpbatch print one answer and exit.
     """
     address = parse_address(server)
     if address is None:
@@ -92,7 +91,7 @@ def client(
     if start not in (None, "latest"):
         first = read_number(start or "", U64_MAX, "--from")
     streams = not (header or sanitycheck) and entry is bookmark is dumpbatch is None
-    end_well_on_signal()
+    exit_zero_on_signal()
     with ServerSource(address, STREAM_TYPE_SEQUENCER, follow=streams) as source:
         now = source.header()
         if header:
@@ -118,24 +117,24 @@ def client(
             _check(source, now, begin)
             return
         _log.info("streaming from %s", begin if isinstance(begin, int) else f"0x{begin.hex()}")
-        end_with_reader()
+        exit_when_output_closes()
         with closing(source.batches(begin, None)) as batches:
             for batch in batches:
                 _print_entries(batch)
 
 
 def _check(source: SourceReader, header: Header, begin: int | bytes) -> None:
-    """Look through the entries that there are. Raises `Failure` where something is wrong."""
+    """Check the committed entries. Raises `Failure` if there are errors."""
     sanity = Sanity(header.version)
     for batch in source.batches(begin, header.total_entries):
         sanity.check(batch)
     _print(f"sanity check: {sanity}")
-    if sanity.wrong:
-        raise Failure(f"the sanity check found {sanity.wrong} things wrong")
+    if sanity.errors:
+        raise Failure(f"the sanity check found {sanity.errors} errors")
 
 
 def _dump_batch(source: SourceReader, header: Header, number: int) -> None:
-    """Print the entries from the batch's bookmark up to the next batch's."""
+    """Print the entries from the bookmark of the batch up to that of the next batch."""
     mark = BookmarkName("batch", number)
     batches = source.batches(key_of(header.version, mark), header.total_entries)
     for place, entry in enumerate(chain.from_iterable(batches)):

@@ -17,5 +17,5 @@ def _set_level(level: LogLevel) -> LogLevel:
 
 LogOption = Annotated[
     LogLevel,
-    typer.Option("--log", callback=_set_level, help="Log from this level on, to stderr."),
+    typer.Option("--log", callback=_set_level, help="Set the lowest level to log, to stderr."),
 ]

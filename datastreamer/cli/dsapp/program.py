@@ -1,4 +1,4 @@
-"""`dsapp` put together."""
+"""The `dsapp` program."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ program = new_program()
 
 @program.callback(invoke_without_command=True)
 def dsapp(context: typer.Context) -> None:
-    """Demo server, client and relay of a stream.
-
-    The operator's tool is datastreamer.
-    """
+    """Run a demo server, client or relay of a stream; for operators, see datastreamer."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -27,7 +24,7 @@ def dsapp(context: typer.Context) -> None:
 @program.command("help")
 def show_help(
     context: typer.Context,
-    command: Annotated[str | None, typer.Argument(help="A command of dsapp.")] = None,
+    command: Annotated[str | None, typer.Argument(help="Command of dsapp.")] = None,
 ) -> None:
     """Show the help of a command."""
     above = context.parent
@@ -37,7 +34,7 @@ def show_help(
         return
     known = typer.main.get_group(program).get_command(above, command)
     if known is None:
-        raise typer.BadParameter(f"there is no command {command!r}")
+        raise typer.BadParameter(f"no such command {command!r}")
     with known.make_context(command, [], parent=above, resilient_parsing=True) as its:
         typer.echo(its.get_help())
 

@@ -1,4 +1,4 @@
-"""`dsapp relay`: downloads a stream from a server and serves it on."""
+"""`dsapp relay`: download a stream from a server and serve it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.server.limits import Limits
 
 ServerOption = Annotated[
-    str, typer.Option("--server", metavar="HOST:PORT", help="Download from there.")
+    str, typer.Option("--server", metavar="HOST:PORT", help="Server to download from.")
 ]
 
 
@@ -31,7 +31,7 @@ def relay(
     inactivitytimeout: InactivityTimeoutOption = 120,
     log: LogOption = LogLevel.info,
 ) -> None:
-    """Download a stream, keep it in a file, and serve it on."""
+    """Download a stream, keep it in a file, and serve it."""
     limits = Limits(
         write_timeout=writetimeout / 1000,
         inactivity_timeout=inactivitytimeout,

@@ -1,4 +1,4 @@
-"""What `dsapp client --sanitycheck` looks at: sequences of entries and of bookmarks."""
+"""The check of `dsapp client --sanitycheck`: sequences of entries and of bookmarks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _log = logging.getLogger(__name__)
 
 
 class Sanity:
-    """Entries follow one another, and so do the bookmarks of blocks and of batches.
+    """Checks that entries, blocks and batches are numbered without gaps.
 
-    What is wrong is logged and counted in `wrong`; ``str()`` says what was seen.
+    Errors are logged and counted in `errors`; ``str()`` is the summary.
     """
 
     def __init__(self, version: int) -> None:
-        self.wrong = 0
+        self.errors = 0
         self._version = version
         self._entries: tuple[int, int] | None = None
         self._marks: dict[Kind, tuple[int, int]] = {}
 
     def check(self, batch: EntryBatch) -> None:
-        """Look at the entries that come next."""
+        """Check the next entries."""
         if self._entries is None:
             self._entries = batch.first_number, batch.first_number
         first, due = self._entries
         if batch.first_number != due:
-            self._complain("entry", batch.first_number, batch.first_number, due)
+            self._report("entry", batch.first_number, batch.first_number, due)
         self._entries = first, batch.next_number
         for key, number in batch.bookmarks():
             mark = name_of_key(self._version, key)
@@ -36,13 +36,12 @@ class Sanity:
                 continue
             first, due = self._marks.get(mark.kind, (mark.number, mark.number))
             if mark.number != due:
-                self._complain(mark.kind, number, mark.number, due)
+                self._report(mark.kind, number, mark.number, due)
             self._marks[mark.kind] = first, mark.number + 1
 
-    def _complain(self, what: str, entry: int, found: int, due: int) -> None:
-        self.wrong += 1
-        how = "again" if found < due else "too early"
-        _log.warning("at entry %d: %s %d %s, where %d is due", entry, what, found, how, due)
+    def _report(self, what: str, entry: int, found: int, due: int) -> None:
+        self.errors += 1
+        _log.warning("at entry %d: found %s %d, expected %d", entry, what, found, due)
 
     def __str__(self) -> str:
         seen = {"entries": self._entries, "blocks": self._marks.get("block")}
@@ -51,4 +50,4 @@ class Sanity:
             f"{what} {span[0]} to {span[1] - 1}" if span else f"no {what}"
             for what, span in seen.items()
         ]
-        return f"{', '.join(parts)}: {f'{self.wrong} wrong' if self.wrong else 'in order'}"
+        return f"{', '.join(parts)}: {f'{self.errors} errors' if self.errors else 'in order'}"

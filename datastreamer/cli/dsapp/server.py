@@ -1,4 +1,4 @@
-"""`dsapp server`: writes made-up blocks and serves them meanwhile."""
+"""`dsapp server`: serve a stream while writing demo blocks to it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)
 
-# Who streams has this long to be sent everything after the last operation.
+# Time for streaming clients to receive everything after the last operation.
 _DRAIN_SECONDS = 30.0
 
-PortOption = Annotated[int, number_option("--port", "PORT", "Listen there.", most=65535)]
+PortOption = Annotated[int, number_option("--port", "PORT", "Port to listen on.", most=65535)]
 FileOption = Annotated[str, typer.Option("--file", metavar="FILE", help="The stream file.")]
 SleepOption = Annotated[
     int,
-    number_option("--sleep", "MS", "Milliseconds before each operation."),
+    number_option("--sleep", "MS", "Pause before each operation, in milliseconds."),
 ]
 OpersOption = Annotated[
     int,
-    number_option("--opers", "N", "Atomic operations; the server ends after them."),
+    number_option("--opers", "N", "Number of atomic operations to write; then the server exits."),
 ]
 WriteTimeoutOption = Annotated[
     int,
     number_option(
         "--writetimeout",
         "MS",
-        "End a client that takes not one byte for so long. 0: never.",
+        "Disconnect a client that receives no byte for MS milliseconds; 0: never.",
     ),
 ]
 InactivityTimeoutOption = Annotated[
@@ -47,7 +47,7 @@ InactivityTimeoutOption = Annotated[
     number_option(
         "--inactivitytimeout",
         "S",
-        "End a client that neither streams nor asks for so long. 0: never.",
+        "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
     ),
 ]
 
@@ -63,11 +63,11 @@ def server(
     metrics_host: MetricsHostOption = None,
     log: LogOption = LogLevel.info,
 ) -> None:
-    """Serve a stream while writing made-up blocks to it; end after them.
+    """Serve a stream while writing demo blocks to it, then exit.
 
-    Each operation is a batch with a block of one transaction, and their bookmarks; a new file
-    gets the fixed layouts of version 1, in an existing one numbers go on from what it holds.
-    At the end every streaming client is sent all there is, for 30 s at most.
+    Each operation is a batch with one block of one transaction, and their bookmarks. A new file
+    has the fixed layouts of version 1; in an existing file numbering continues. At the end,
+    streaming clients have 30 s to receive all entries.
     """
     limits = Limits(
         write_timeout=writetimeout / 1000,
@@ -76,7 +76,7 @@ def server(
     )
     metrics = metrics_at(metrics_host, metrics_port)
     with (
-        stop_on_signal() as ending,
+        stop_on_signal() as stop,
         StreamServer(
             file,
             port=port,
@@ -96,11 +96,11 @@ def server(
         )
         sequencer = DemoSequencer(stream)
         began = time.monotonic()
-        done = write_at_pace(sequencer, opers, sleep / 1000, ending, fixed=False)
+        done = write_at_pace(sequencer, opers, sleep / 1000, stop, fixed=False)
         _log.info(
             "%s; the stream holds %d entries",
             progress(sequencer, done, opers, time.monotonic() - began),
             stream.total_entries,
         )
-        if not ending.is_set() and not serving.drain(_DRAIN_SECONDS):
-            _log.warning("a client did not take all within %g s", _DRAIN_SECONDS)
+        if not stop.is_set() and not serving.drain(_DRAIN_SECONDS):
+            _log.warning("a client did not receive all entries within %g s", _DRAIN_SECONDS)

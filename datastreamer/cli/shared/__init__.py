@@ -1,1 +1,1 @@
-"""What the commands share: options, output, exit codes, signals."""
+"""Options, input, output, exit codes and signals, shared by the commands."""

@@ -1,4 +1,4 @@
-"""What verbs have in common, added to their signatures here and nowhere else."""
+"""Options that every command has, added to the signatures of the commands."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TLS = {
     "tls_key": TLSKeyOption,
     "tls_server_name": TLSServerNameOption,
 }
-# What names a file with a secret, at any verb.
+# Parameters that name a file with a secret, of any command.
 _SECRETS = {"tls", "tls_key", "server_tls_key", "token_file", "publish_token_file"}
 _SECRET = {"allow_readable_secrets": AllowReadableSecretsOption}
-# They work by being read.
+# Their callbacks do the work.
 _LOG = {"log_level": LogLevelOption, "log_format": LogFormatOption}
 
 
 def verb(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer is to take it: the log's options behind its own, and where it has a
-    parameter `tls` the options that make one in its place. Where it reads secrets from files,
-    also the option about their permissions."""
+    """`command` as typer expects it: with the options of the log added, a parameter `tls`
+    replaced by the options that make one, and, if it reads secrets from files, with the option
+    about their permissions."""
     hints = get_type_hints(command, include_extras=True)
 
     def parameters() -> Iterator[Parameter]:
@@ -57,7 +57,7 @@ def verb(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     signature = inspect.Signature(list(parameters()))
-    run.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` goes by
+    run.__signature__ = signature  # type: ignore[attr-defined]  # `inspect` reads it
     run.__annotations__ = {name: it.annotation for name, it in signature.parameters.items()}
     return run
 

@@ -1,6 +1,6 @@
-"""`--config FILE`: a command's options from a TOML file, by the names that they have.
+"""`--config FILE`: options of a command from a TOML file, under their own names.
 
-Owns how the file is read and what in it is wrong. What stands on the command line wins.
+Options on the command line win.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     except OSError as error:
         raise Failure(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise typer.BadParameter(f"{path}: no TOML: {error}") from None
+        raise typer.BadParameter(f"{path}: not TOML: {error}") from None
     options: dict[str, Any] = {
         name[2:]: option
         for option in context.command.params
@@ -39,7 +39,7 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         option = options.get(name)
         if option is None:
             raise typer.BadParameter(
-                f"{path}: there is no option {name!r}; the names are {_names(options)}"
+                f"{path}: unknown option {name!r}; the options are {_names(options)}"
             )
         many = getattr(option, "multiple", False)
         items = value if many and isinstance(value, list) else [value]
@@ -64,6 +64,6 @@ ConfigOption = Annotated[
         metavar="TOML",
         is_eager=True,
         callback=_read_config,
-        help="Options from this file, by their names without dashes before them.",
+        help="Read options from this TOML file, under their names without the leading dashes.",
     ),
 ]

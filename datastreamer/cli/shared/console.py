@@ -1,7 +1,7 @@
-"""What rich draws: tables, trees, progress bars and live pictures, on a terminal or not.
+"""Tables, trees and progress bars, drawn by rich, on a terminal or not.
 
-Every console of the command line is made here. Text in what it draws is shown printable, so that
-the only escape sequences are rich's own; markup in a text is text.
+Every console of the command line is made here. Its text is made printable, so that the only
+escape sequences are rich's own; markup in a text is text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Rendered(bytes):
-    """What rich drew, for `outcome.write_out`: its escape sequences are our own."""
+    """Output of rich, which `write_out` does not escape."""
 
 
 @functools.cache
@@ -44,13 +44,12 @@ def _kind() -> type[Console]:
 
 
 def new_console(file: Any, *, markup: bool = False, **options: Any) -> Console:
-    """A console that writes to `file`. `markup` is for texts that are all our own."""
+    """A console that writes to `file`. `markup` is only for texts without outside data."""
     return _kind()(file=below(file), markup=markup, emoji=False, highlight=False, **options)
 
 
 def rendered(*what: RenderableType, width: int | None = None, styled: bool = True) -> Rendered:
-    """What a console on standard output draws; `width` where that is no terminal. Only on a
-    terminal it is `styled`."""
+    """Output for standard output: `styled` on a terminal only, of `width` elsewhere."""
     on_terminal = sys.stdout.isatty()
     text = io.StringIO()
     console = new_console(
@@ -64,7 +63,7 @@ def rendered(*what: RenderableType, width: int | None = None, styled: bool = Tru
 
 
 def text(value: str, style: str = "") -> Text:
-    """A text from outside, as one line."""
+    """Outside data as text on one line."""
     from rich.text import Text
 
     return Text(one_line(value), style)

@@ -1,7 +1,4 @@
-"""`--create` and what goes with it: the stream that a command writes to, made if it is missing.
-
-Owns these options and what they mean beside an existing file.
-"""
+"""`--create` and its options: the stream that a command writes to, created if it is missing."""
 
 from __future__ import annotations
 
@@ -21,18 +18,20 @@ from datastreamer.storage.write.durability import SyncPolicy
 _log = logging.getLogger(__name__)
 
 CreateOption = Annotated[
-    bool, typer.Option("--create", help="Make an empty stream where there is no file.")
+    bool, typer.Option("--create", help="Create an empty stream if FILE does not exist.")
 ]
 SystemIdOption = Annotated[
     int | None,
-    number_option("--system-id", "N", "With --create: the chain id, say [0]."),
+    number_option(
+        "--system-id", "N", "With --create: set the system id, for example the chain id [0]."
+    ),
 ]
 StreamVersionOption = Annotated[
     int | None,
     number_option(
         "--stream-version",
         "N",
-        "With --create: 1 fixed layouts, from 2 on protobuf [1].",
+        "With --create: set the stream version: 1 fixed layouts, 2 and later protobuf [1].",
         most=255,
         least=1,
     ),
@@ -40,13 +39,15 @@ StreamVersionOption = Annotated[
 NewStreamTypeOption = Annotated[
     int | None,
     number_option(
-        "--stream-type", "T", "With --create: what clients must ask for [1, a sequencer's]."
+        "--stream-type",
+        "T",
+        "With --create: set the stream type that clients ask for [1, a sequencer's].",
     ),
 ]
 
 
 class Creation:
-    """What the options say. Made before anything is opened: wrong usage shows first."""
+    """The options, checked before any file is opened."""
 
     def __init__(
         self,
@@ -60,20 +61,20 @@ class Creation:
         self._create = create
         if self._given and not create:
             raise typer.BadParameter(
-                "--system-id, --stream-version and --stream-type go with --create; an existing "
-                "file brings its own"
+                "--system-id, --stream-version and --stream-type require --create; an existing "
+                "file has its own"
             )
 
     def open(
         self, file: str, *, sync: SyncPolicy = "commit", index: IndexName = "lmdb"
     ) -> DataStream:
-        """The stream in `file`, for writing."""
+        """Open the stream in `file` for writing."""
         try:
             stream = DataStream.open(file, sync=sync, index=index)
         except FileMissing:
             if not self._create:
                 raise Failure(
-                    f"{file}: no such file; --create makes an empty stream there"
+                    f"{file}: no such file; use --create to create an empty stream"
                 ) from None
             return DataStream.create(
                 file,
@@ -86,7 +87,7 @@ class Creation:
         for name, value in self._given.items():
             if (has := getattr(stream.header, name)) != value:
                 _log.warning(
-                    "%s: the existing file's %s is %d, not %d", file, _WORDS[name], has, value
+                    "%s: the %s of the existing file is %d, not %d", file, _WORDS[name], has, value
                 )
         return stream
 

@@ -1,7 +1,7 @@
-"""Entries with what they mean, for `cat --decode`.
+"""Decoded entries, for `cat --decode`.
 
-Owns the forms. An entry whose data is not what its type says is written with the reason in
-place of its fields, and told of at the end.
+An entry that cannot be decoded is written with the reason in place of its fields, and the
+command fails at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from datastreamer.zkevm.decoding import as_json, decode, kind_of
 
 
 class Decoding(str, Enum):
-    """What entries are taken for."""
+    """How entries are decoded."""
 
     zkevm = "zkevm"
 
 
 class Decoded:
-    """A form that knows what entries mean in a stream of `version`."""
+    """A form that decodes the entries of a stream of `version`."""
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -41,7 +41,7 @@ class Decoded:
         return "".join([self._line(entry) for entry in entries]).encode("ascii", "replace")
 
     def finish(self, source: str) -> None:
-        """Raises `Failure` where entries could not be decoded."""
+        """Raises `Failure` if entries could not be decoded."""
         if self._first is not None:
             more = f", and {self._failed - 1:,} more" if self._failed > 1 else ""
             raise Failure(f"{source}: {self._first}{more}")
@@ -50,7 +50,7 @@ class Decoded:
         raise NotImplementedError
 
     def _meaning(self, entry: Entry) -> dict[str, Any]:
-        """The kind and the fields of an entry; both None for a type that is no event's."""
+        """The kind and the fields of an entry; both None if its type is not that of an event."""
         kind = kind_of(entry.type, self._version)
         if kind is None:
             return {"kind": None, "fields": None}
@@ -63,7 +63,7 @@ class Decoded:
 
 
 class DecodedLines(Decoded):
-    """A JSON object a line."""
+    """One JSON object per line."""
 
     def _line(self, entry: Entry) -> str:
         return json_text(described(entry) | self._meaning(entry)) + "\n"
@@ -87,7 +87,9 @@ class DecodedTable(Decoded):
         if fields is None:
             shown = meaning.get("error", f"0x{entry.data[: self._width].hex()}")
         else:
-            parts = [f"{name}={_short(value)}" for name, value in fields.items() if _told(value)]
+            parts = [
+                f"{name}={_short(value)}" for name, value in fields.items() if not _empty(value)
+            ]
             shown = " ".join(parts).encode("unicode_escape").decode("ascii")
         if len(shown) > self._width:
             shown = shown[: self._width - 3] + "..."
@@ -95,8 +97,8 @@ class DecodedTable(Decoded):
         return f"{entry.number:>{self._number}}  {kind:12}  {len(entry.data):>7}  {shown}\n"
 
 
-def _told(value: Any) -> bool:
-    return value is not None and value != "0x"
+def _empty(value: Any) -> bool:
+    return value is None or value == "0x"
 
 
 def _short(value: Any) -> str:
@@ -106,7 +108,7 @@ def _short(value: Any) -> str:
 
 
 def described(entry: Entry) -> dict[str, Any]:
-    """An entry for JSON, without its meaning."""
+    """An entry for JSON, not decoded."""
     data = entry.data
     return {
         "number": entry.number,
@@ -117,5 +119,5 @@ def described(entry: Entry) -> dict[str, Any]:
 
 
 def decoded_form_of(format: Format, header: Header) -> Decoded:
-    """What writes a list of entries with their meaning in this format."""
+    """The form of decoded entries in this format."""
     return DecodedTable(header) if format is Format.table else DecodedLines(header.version)

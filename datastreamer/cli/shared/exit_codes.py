@@ -1,7 +1,7 @@
 """How a program ends: exit codes, one line for an error, signals, closed pipes.
 
-0 done, 1 it failed, 2 wrong usage. Owns what is written to stderr about failures; no
-traceback reaches a user. Light to import: the program itself is made under its care.
+0 success, 1 failure, 2 wrong usage. Owns what is written to stderr about failures; users see
+no traceback. Light to import: the program itself is loaded within `run`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from datastreamer.cli import early_signals as early
+from datastreamer.cli import early_signals
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.console import Rendered
 from datastreamer.errors import CommitInDoubt, DamagedFile, DatastreamerError
@@ -29,103 +29,101 @@ from datastreamer.printable import PrintableStream, printable_bytes
 if TYPE_CHECKING:
     import typer
 
-DONE, FAILED, WRONG_USAGE = 0, 1, 2
+SUCCESS, FAILED, WRONG_USAGE = 0, 1, 2
 
 _log = logging.getLogger(__name__)
 
-# How often the watcher of a pipe looks whether it is still needed.
-_LOOK_MS = 250
+_OUTPUT_CHECK_MS = 250
 
 
 class Failure(Exception):
-    """A command cannot do what it was asked for; ``str()`` is the line that says so."""
+    """A command failed; ``str()`` is the error line."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where the main thread stands, as Ctrl-C is."""
+    """SIGTERM, raised in the main thread as SIGINT is."""
 
 
 def run(name: str, program: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
-    """Run the program that `program` makes; gives the exit code and raises nothing."""
+    """Run the program that `program` returns; returns the exit code and raises nothing."""
     return guard(lambda: _invoke(name, program(), list(arguments)))
 
 
 def guard(work: Callable[[], int]) -> int:
-    """Do `work`, which gives an exit code; whatever it raises becomes one, and a line."""
-    watch = _Watch()
-    with _standard_streams(), logs.to_stderr(), _signals_raise(watch):
+    """Do `work`, which returns an exit code; turn what it raises into a line and a code."""
+    state = _RunState()
+    with _standard_streams(), logs.to_stderr(), _signals_raise(state):
         try:
             try:
                 code = work()
                 write_raw(b"")
                 return code
             except BaseException:
-                # Told is what went wrong first.
+                # The error of the work is the one to report.
                 try:
                     write_raw(b"")
                 except OSError:
                     _discard_stdout()
                 raise
             finally:
-                _ignore_more()
+                _ignore_further_signals()
         except KeyboardInterrupt as error:
             name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
-            if watch.good_end:
+            if state.signal_expected:
                 _log.debug("ended by %s", name)
-                return DONE
+                return SUCCESS
             logs.say_error("ended by SIGTERM" if name == "SIGTERM" else "interrupted")
             return FAILED
         except BrokenPipeError:
-            # Whoever read our output has enough.
+            # The reader of our output has closed it, as `| head` does.
             _discard_stdout()
-            return DONE
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
-            return _failed(error)
+            return SUCCESS
+        except Exception as error:  # noqa: BLE001 - every error becomes one line
+            return _report(error)
         finally:
-            watch.over.set()
+            state.over.set()
 
 
 def _invoke(name: str, program: typer.Typer, arguments: list[str]) -> int:
     import typer
 
-    # Typer brings its own copy of click or uses click's, by its version; what all errors
-    # of usage are is found from one that it names in either.
+    # Typer has its own copy of click or uses click's, by its version: the base class of all
+    # usage errors is found from one that it names in either.
     usage_error: Any = typer.BadParameter.__mro__[2]
     command = typer.main.get_command(program)
-    _loaded()
+    _raise_from_now_on()
     try:
         with command.make_context(name, arguments) as context:
             command.invoke(context)
-    except typer.Exit as done:
-        return done.exit_code
+    except typer.Exit as ended:
+        return ended.exit_code
     except usage_error as error:
-        # Where typer has pydantic look at values, it is named in front of what is wrong.
-        told = error.format_message().replace(": Value error, ", ": ")
-        logs.say_error(_one_line(told))
+        # If typer validates with pydantic, its message names pydantic's error class.
+        logs.say_error(_one_line(error.format_message().replace(": Value error, ", ": ")))
         if error.ctx is not None:
-            logs.say(f"{error.ctx.command_path} -h tells how it is used")
+            logs.say(f"run {error.ctx.command_path} -h for help")
         return WRONG_USAGE
-    return DONE
+    return SUCCESS
 
 
-def _failed(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     while inner := getattr(error, "exceptions", None):
-        # A group of what went wrong in several tasks: the first is the reason.
+        # Of a group of errors from several tasks, the first is the cause.
         error = inner[0]
     if isinstance(error, CommitInDoubt) and (before := _failure_before(error)):
-        # The stream was closed after a command had failed, and that failed too.
+        # The command failed, and then closing the stream failed too.
         logs.say_error(_one_line(str(before)))
     if isinstance(error, DatastreamerError | Failure):
         text = str(error)
         if isinstance(error, DamagedFile) and "restore from a copy" not in text:
-            text += f"; `datastreamer verify {shlex.quote(error.path)}` shows all of it"
+            text += f"; `datastreamer verify {shlex.quote(error.path)}` lists all damage"
     elif isinstance(error, OSError):
         what = error.strerror or str(error) or type(error).__name__
         text = f"{os.fsdecode(error.filename)}: {what}" if error.filename else what
     else:
-        text = f"a fault of this program: {type(error).__name__}: {error}"
+        text = f"internal error: {type(error).__name__}: {error}"
     logs.say_error(_one_line(text))
-    _log.debug("where it happened", exc_info=error)
+    _log.debug("traceback", exc_info=error)
     return FAILED
 
 
@@ -146,169 +144,150 @@ STDOUT = "standard output"
 
 
 def write_out(text: bytes) -> None:
-    """Write encoded text to standard output, at once, with everything escaped that is not
-    printable; what rich drew as it is. A failure names it."""
+    """Write encoded text to standard output at once; what is not printable is escaped, except
+    in what rich rendered."""
     if not isinstance(text, Rendered):
         text = printable_bytes(text, sys.stdout.encoding or "utf-8")
     write_raw(text)
 
 
 def write_raw(data: bytes) -> None:
-    """Write bytes to standard output as they are: for formats that are of bytes, or all hex.
+    """Write bytes to standard output as they are: for binary formats, and for hex.
 
-    Also where that is unbuffered, as PYTHONUNBUFFERED makes it, and takes a part at a time; and
-    where it is a pipe that does not block, of whoever started us: it is waited for.
+    Raises `OSError` that names standard output.
     """
     rest = memoryview(data)
     try:
-        while not _flushed():
-            pass
+        sys.stdout.flush()
         while rest:
-            rest = rest[_taken(rest) :]
-        while not _flushed():
-            pass
+            # With PYTHONUNBUFFERED a write may be partial.
+            rest = rest[sys.stdout.buffer.write(rest) :]
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         raise OSError(error.errno or errno.EIO, error.strerror, STDOUT) from error
 
 
-def _taken(data: memoryview) -> int:
-    """How many bytes standard output has taken, after a wait where it has no room."""
-    try:
-        taken = sys.stdout.buffer.write(data)
-    except BlockingIOError as full:
-        taken = full.characters_written
-    if not taken:
-        _wait_for_room()
-    return taken or 0
-
-
-def _flushed() -> bool:
-    try:
-        sys.stdout.flush()
-    except BlockingIOError:
-        _wait_for_room()
-        return False
-    return True
-
-
-def _wait_for_room() -> None:
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), select.POLLOUT)
-    poll.poll()
-
-
 def _discard_stdout() -> None:
-    """What is still buffered goes nowhere, and the interpreter's last flush is quiet."""
+    """Drop what is still buffered, so that the interpreter's last flush succeeds."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 @contextlib.contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Text is written printable; a stream that was closed before we began takes what is
-    written and drops it."""
+    """Make text printable, replace streams that were closed, and make pipes block."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     before = sys.stdout, sys.stderr
-    # Whatever writes there: help, warnings, a traceback of a thread.
+    # Also what other code writes: help, warnings, the traceback of a thread.
     sys.stdout, sys.stderr = map(PrintableStream, before)
+    unblocked = []
+    for fd in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if not os.get_blocking(fd):
+                # A parent process that shares the pipe has set it so.
+                os.set_blocking(fd, True)
+                unblocked.append(fd)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        for fd in unblocked:
+            with contextlib.suppress(OSError):
+                os.set_blocking(fd, False)
 
 
 # Signals.
 
 
-class _Watch:
-    """What a program under `guard` has said about its end."""
+class _RunState:
+    """How the program under `guard` may end."""
 
-    current: _Watch | None = None
+    current: _RunState | None = None
 
     def __init__(self) -> None:
-        self.good_end = False
+        self.signal_expected = False
         self.over = threading.Event()
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    _ignore_more()
+    _ignore_further_signals()
     raise Terminated
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _ignore_more()
+    _ignore_further_signals()
     raise KeyboardInterrupt
 
 
-def _ignore_more() -> None:
-    """Where a signal is the good end, what follows the first, or the work, is undisturbed."""
-    if _Watch.current is not None and _Watch.current.good_end:
-        for number in early.SIGNALS:
+def _ignore_further_signals() -> None:
+    """If a signal is the normal end, later ones do not disturb the clean-up."""
+    if _RunState.current is not None and _RunState.current.signal_expected:
+        for number in early_signals.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def _signals_raise(watch: _Watch) -> Iterator[None]:
-    """SIGTERM ends the program where it stands, as SIGINT does.
+def _signals_raise(state: _RunState) -> Iterator[None]:
+    """SIGTERM raises an exception, as SIGINT does.
 
-    Where `early` sees to both they stay with it, until the work says what they are, or has all
-    that it needs.
+    While `early_signals` handles both, it does so until the command is loaded or says what a
+    signal means.
     """
-    before, _Watch.current = _Watch.current, watch
-    handlers = {number: signal.getsignal(number) for number in early.SIGNALS}
-    if handlers[signal.SIGTERM] not in (early.end_at_once, early.fail_at_once):
+    before, _RunState.current = _RunState.current, state
+    handlers = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
+    if handlers[signal.SIGTERM] not in (early_signals.exit_zero, early_signals.exit_failed):
         signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        early.restore(handlers)
-        _Watch.current = before
+        early_signals.restore(handlers)
+        _RunState.current = before
 
 
-def _loaded() -> None:
-    """Where signals were an end at once, with a line, they raise from now on."""
-    for number, handler in zip(early.SIGNALS, (_interrupt, _terminate), strict=True):
-        if signal.getsignal(number) is early.fail_at_once:
+def _raise_from_now_on() -> None:
+    """The program is loaded: signals that failed it at once raise exceptions now."""
+    for number, handler in zip(early_signals.SIGNALS, (_interrupt, _terminate), strict=True):
+        if signal.getsignal(number) is early_signals.exit_failed:
             signal.signal(number, handler)
 
 
-def end_well_on_signal() -> None:
-    """From now on SIGINT and SIGTERM are this program's good end, wherever it stands.
+def exit_zero_on_signal() -> None:
+    """From now on SIGINT and SIGTERM are the normal end of this program, with exit code 0.
 
-    Also where it was started with SIGINT ignored, as shells do with `&`.
+    Also if it was started with SIGINT ignored, as shells do with `&`.
     """
-    if _Watch.current is not None:
-        _Watch.current.good_end = True
+    if _RunState.current is not None:
+        _RunState.current.signal_expected = True
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGTERM, _terminate)
 
 
-def end_with_reader() -> None:
-    """From now on the program ends when nobody reads its output, even if it writes none.
+def exit_when_output_closes() -> None:
+    """From now on the program ends when the reader closes its output, even if it writes nothing.
 
-    After `end_well_on_signal`, whose signal it uses.
+    Call it after `exit_zero_on_signal`: a thread sends SIGINT.
     """
-    watch = _Watch.current
+    state = _RunState.current
     try:
         fd = sys.stdout.fileno()
-        if watch is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        if state is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
             return
     except (OSError, ValueError):
         return
 
-    def look(over: threading.Event) -> None:
+    def check(over: threading.Event) -> None:
         poll = select.poll()
         poll.register(fd, 0)
         while not over.is_set():
-            if poll.poll(_LOOK_MS) and not over.is_set():
+            if poll.poll(_OUTPUT_CHECK_MS) and not over.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
 
-    name = "watcher of standard output"
-    threading.Thread(target=look, args=(watch.over,), name=name, daemon=True).start()
+    name = "standard output watch"
+    threading.Thread(target=check, args=(state.over,), name=name, daemon=True).start()

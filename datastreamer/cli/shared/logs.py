@@ -1,4 +1,4 @@
-"""What is written to stderr: the log, errors and hints, as text or as JSON lines."""
+"""Output to stderr: the log, errors and hints, as text or as JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _handler = StderrLog()
 
 @contextlib.contextmanager
 def to_stderr() -> Iterator[None]:
-    """The process's log goes to stderr, from level info on, as text."""
+    """Within the block, log to stderr from level info on, as text."""
     root = logging.getLogger()
     level = root.level
     _handler.style = "text"
@@ -38,9 +38,9 @@ def to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def damage_told_once(name: str) -> Iterator[None]:
-    """Errors that `name` logs come after the block, and not where it raises `DamagedFile`: the
-    damage is told there."""
+def hold_errors(name: str) -> Iterator[None]:
+    """Hold the errors that logger `name` reports until the end of the block; drop them if it
+    raises `DamagedFile`, which reports the damage itself."""
     logger = logging.getLogger(name)
     held: list[logging.LogRecord] = []
 
@@ -73,24 +73,24 @@ def set_style(style: Style) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people that no log level hides; in a JSON log a line of it."""
+    """Write a line for people, whatever the log level; in a JSON log, as a line of it."""
     _write(text, "info")
 
 
-def say_as_it_is(text: str) -> None:
-    """A line for programs, the same in every log."""
+def say_verbatim(text: str) -> None:
+    """Write a line for programs, the same in every format of the log."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(one_line(text, None) + "\n")
         sys.stderr.flush()
 
 
 def say_error(text: str) -> None:
-    """The line that says why it failed."""
+    """Write the line that says why the command failed."""
     _write(text if _handler.style == "json" else f"error: {text}", "error")
 
 
 def _write(text: str, level: str) -> None:
     if _handler.style == "json":
-        say_as_it_is(json_text({"level": level, "message": cut(text)}))
+        say_verbatim(json_text({"level": level, "message": cut(text)}))
     else:
-        say_as_it_is(one_line(text))
+        say_verbatim(one_line(text))

@@ -1,13 +1,13 @@
-"""A server that is looked at through its metrics port: what it tells, rates, tables.
+"""A client of the metrics port: the clients of a server, with rates, as a table.
 
-Owns the question, and what is shown of the answer. Knows no streams.
+Owns the request, the check of the answer, and its table. Knows no streams.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 MetricsAddressArgument = Annotated[
     str,
     typer.Argument(
-        metavar="HOST:METRICSPORT", help="Where the server answers with metrics, see serve."
+        metavar="HOST:METRICSPORT", help="The metrics port of the server, see serve --metrics-port."
     ),
 ]
 LimitOption = Annotated[
     int,
-    number_option("--limit", "N", "Show so many clients, those furthest behind.", most=10_000),
+    number_option(
+        "--limit", "N", "Show at most N clients, those with the largest lag.", most=10_000
+    ),
 ]
 
 Overview = dict[str, Any]
@@ -42,16 +44,13 @@ _STATES = ("live", "catch-up", "idle", "draining")
 _COLUMNS = ("client", "state", "since", "entry", "lag", "lag bytes")
 _RATES = ("entries/s", "bytes/s")
 _WORDS = ("client", "state")
-# In a terminal that is too narrow for all these go, the first one first.
-_LEFT_OUT = ("since", "lag bytes", "entries/s", "bytes/s", "entry", "state")
-_WIDE = 10_000
 
 
 def ask(address: str, limit: int) -> Overview:
-    """What the server at `address` tells, with at most `limit` clients."""
+    """Request the state of the server at `address`, with at most `limit` clients."""
     place = parse_address(address)
     if place is None or place.tls or not place.port:
-        raise typer.BadParameter(f"{address!r}: a metrics port is named as HOST:PORT")
+        raise typer.BadParameter(f"{address!r}: write the metrics port as HOST:PORT")
     connection = http.client.HTTPConnection(place.host, place.port, timeout=_SECONDS)
     try:
         connection.request("GET", f"/clients.json?limit={limit}")
@@ -60,28 +59,32 @@ def ask(address: str, limit: int) -> Overview:
     except (OSError, UnicodeError) as error:
         system = getattr(error, "strerror", None)
         why = system or str(error.__cause__ or error) or type(error).__name__
-        raise Failure(f"{address}: no answer: {why}; is --metrics-port given there?") from None
+        raise Failure(
+            f"{address}: no answer: {why}; was the server started with --metrics-port?"
+        ) from None
     except http.client.HTTPException:
-        raise _nothing_known(address) from None
+        raise _not_metrics(address) from None
     finally:
         connection.close()
     if answer.status == http.client.INTERNAL_SERVER_ERROR:
-        raise Failure(f"{address}: the server could not tell; its log says why")
+        raise Failure(f"{address}: the server failed to answer; its log has the reason")
     try:
-        told = json.loads(body)
-        if answer.status != http.client.OK or not _is_overview(told):
-            raise _nothing_known(address)
+        state = json.loads(body)
+        if answer.status != http.client.OK or not _is_overview(state):
+            raise _not_metrics(address)
     except (ValueError, RecursionError):
-        raise _nothing_known(address) from None
-    return dict(told)
+        raise _not_metrics(address) from None
+    return dict(state)
 
 
-def _nothing_known(address: str) -> Failure:
-    return Failure(f"{address}: this is no metrics port of a datastreamer; serve says which it is")
+def _not_metrics(address: str) -> Failure:
+    return Failure(
+        f"{address}: not the metrics port of a datastreamer; `serve` logs the address of its own"
+    )
 
 
-def _is_overview(told: object) -> bool:
-    return _has(told, _HEAD) and _are(told.get("upstreams", []), _UPSTREAM)
+def _is_overview(state: object) -> bool:
+    return _has(state, _HEAD) and _are(state.get("upstreams", []), _UPSTREAM)
 
 
 def _is_word(value: object) -> bool:
@@ -141,7 +144,7 @@ _UPSTREAM: _Kinds = {
 
 
 def with_rates(now: Overview, before: Overview | None) -> Overview:
-    """`now`, and how fast things went since `before` (None: not known)."""
+    """`now`, with the rates since `before` (None if it is None)."""
     seconds = 0.0 if before is None else now["time"] - before["time"]
 
     def rate(new: Mapping[str, Any], old: Mapping[str, Any] | None, name: str) -> float | None:
@@ -149,7 +152,7 @@ def with_rates(now: Overview, before: Overview | None) -> Overview:
             return None
         return round(max(0.0, float(new[name] - old[name])) / seconds, 1)
 
-    told = {client["id"]: client for client in before["clients"]} if before else {}
+    earlier = {client["id"]: client for client in before["clients"]} if before else {}
     return {
         **now,
         "entries_per_second": rate(now, before, "head_entries"),
@@ -157,79 +160,47 @@ def with_rates(now: Overview, before: Overview | None) -> Overview:
         "clients": [
             {
                 **client,
-                "entries_per_second": rate(client, told.get(client["id"]), "entry"),
-                "bytes_per_second": rate(client, told.get(client["id"]), "offset"),
+                "entries_per_second": rate(client, earlier.get(client["id"]), "entry"),
+                "bytes_per_second": rate(client, earlier.get(client["id"]), "offset"),
             }
             for client in now["clients"]
         ],
     }
 
 
-# For people.
-
-
-def table(told: Overview) -> rich.console.RenderableType:
-    """The head, and a row for each client; rates where they are known."""
+def table(state: Overview) -> rich.console.RenderableType:
+    """The head, and a row for each client; rates if they are known."""
+    from rich import box
     from rich.console import Group
+    from rich.table import Table
 
-    rated = told.get("entries_per_second") is not None
-    first = "nothing is served yet"
-    if told["head_entries"] is not None:
-        first = f"head {told['head_entries']:,} entries, {size(told['head_bytes'])}"
+    rated = state.get("entries_per_second") is not None
+    first = "no stream is served yet"
+    if state["head_entries"] is not None:
+        first = f"head {state['head_entries']:,} entries, {size(state['head_bytes'])}"
     if rated:
         first += (
-            f"   {told['entries_per_second']:,.1f} entries/s"
-            f"   sent {size(told['sent_bytes_per_second'])}/s"
+            f"   {state['entries_per_second']:,.1f} entries/s"
+            f"   sent {size(state['sent_bytes_per_second'])}/s"
         )
     upstreams = [
         text(
             f"upstream {each['upstream']}: {each['state']}"
-            + ("" if each["lag_entries"] is None else f", {each['lag_entries']:,} entries to come")
+            + ("" if each["lag_entries"] is None else f", lag {each['lag_entries']:,} entries")
         )
-        for each in told.get("upstreams", ())
+        for each in state.get("upstreams", ())
     ]
-    connected = told["connected"]
+    connected = state["connected"]
     counts = ", ".join(f"{connected[state]:,} {state}" for state in _STATES if state in connected)
-    titles = [*_COLUMNS, *(_RATES * rated)]
-    clients = _Fitting(titles, [_cells(client, rated) for client in told["clients"]])
-    shown, all_of_them = len(told["clients"]), sum(connected.values())
-    rest = [text(f"{all_of_them - shown:,} more")] if all_of_them > shown else []
+    clients = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in [*_COLUMNS, *(_RATES * rated)]:
+        justify: JustifyMethod = "left" if title in _WORDS else "right"
+        clients.add_column(title, justify=justify, no_wrap=True)
+    for client in state["clients"]:
+        clients.add_row(*map(text, _cells(client, rated)))
+    more = sum(connected.values()) - len(state["clients"])
+    rest = [text(f"{more:,} more")] if more > 0 else []
     return Group(text(first), *upstreams, text(f"clients: {counts}"), clients, *rest)
-
-
-class _Fitting:
-    """A table with as many of its columns as there is room for: half a number says nothing."""
-
-    def __init__(self, titles: list[str], rows: list[list[str]]) -> None:
-        self._titles = titles
-        self._rows = rows
-
-    def __rich_console__(
-        self, console: rich.console.Console, options: rich.console.ConsoleOptions
-    ) -> Iterator[rich.table.Table]:
-        from rich.measure import Measurement
-
-        wide, left = options.update(width=_WIDE), self._titles
-        made = self._with(left)
-        for least in _LEFT_OUT:
-            if Measurement.get(console, wide, made).maximum <= options.max_width:
-                break
-            left = [title for title in left if title != least]
-            made = self._with(left)
-        yield made
-
-    def _with(self, titles: list[str]) -> rich.table.Table:
-        from rich import box
-        from rich.table import Table
-
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for title in titles:
-            justify: JustifyMethod = "left" if title in _WORDS else "right"
-            made.add_column(title, justify=justify, no_wrap=True)
-        places = [self._titles.index(title) for title in titles]
-        for row in self._rows:
-            made.add_row(*(text(row[place]) for place in places))
-        return made
 
 
 def _cells(client: Mapping[str, Any], rated: bool) -> list[str]:
@@ -246,9 +217,9 @@ def _cells(client: Mapping[str, Any], rated: bool) -> list[str]:
     return cells
 
 
-def drawn(told: Overview) -> bytes:
-    """The same as text, as wide as it wants where nobody's terminal is in the way."""
-    return rendered(table(told), width=200, styled=False)
+def drawn(state: Overview) -> bytes:
+    """The table as text, 200 columns wide if standard output is not a terminal."""
+    return rendered(table(state), width=200, styled=False)
 
 
 def _number(value: float | None) -> str:
@@ -256,7 +227,7 @@ def _number(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes, for people."""
+    """A number of bytes with its unit."""
     if value is None:
         return ""
     for unit in ("B", "KiB", "MiB", "GiB"):

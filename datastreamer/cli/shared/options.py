@@ -1,6 +1,6 @@
-"""Arguments and options that several commands share, and how they are read.
+"""Arguments and options that several commands share, with their parsers.
 
-Wrong usage is `typer.BadParameter`, here and in the commands.
+Wrong usage raises `typer.BadParameter`, here and in the commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LogLevel(str, Enum):
-    """From which level on things are logged."""
+    """The lowest level that is logged."""
 
     debug = "debug"
     info = "info"
@@ -35,14 +35,14 @@ class LogLevel(str, Enum):
 
 
 class LogFormat(str, Enum):
-    """How the log is written."""
+    """The format of the log."""
 
     text = "text"
     json = "json"
 
 
 class Format(str, Enum):
-    """How data is written to standard output."""
+    """The format of data on standard output."""
 
     table = "table"
     jsonl = "jsonl"
@@ -51,14 +51,14 @@ class Format(str, Enum):
 
 
 class ReportFormat(str, Enum):
-    """The same, where what is written is no entries."""
+    """The same, for output other than entries."""
 
     table = "table"
     jsonl = "jsonl"
 
 
 def new_program() -> typer.Typer:
-    """An empty program with what all of ours have in common."""
+    """An empty program with the settings that all programs share."""
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -71,8 +71,8 @@ def new_program() -> typer.Typer:
 
 
 def read_number(text: str, most: int, what: str = "it", *, least: int = 0) -> int:
-    """A decimal number from `least` to `most`."""
-    # Python reads no number of more than some thousand digits.
+    """Parse a decimal number from `least` to `most`."""
+    # Python does not convert numbers of several thousand digits.
     digits = text.lstrip("0") or text[-1:]
     fine = digits.isascii() and digits.isdigit() and len(digits) <= len(str(most))
     if not (fine and least <= int(digits) <= most):
@@ -85,7 +85,7 @@ def _shown(text: str) -> str:
 
 
 def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
-    """Reads an option's value. Parsers see defaults as well."""
+    """The parser of an option; typer also passes defaults through it."""
 
     def read(value: str | int) -> int:
         return read_number(str(value), most, least=least)
@@ -101,7 +101,7 @@ def number_option(
 
 
 def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
-    """The parser for seconds from `least` to `most`."""
+    """The parser of seconds from `least` to `most`."""
 
     def parse(value: str | float) -> float:
         try:
@@ -110,20 +110,22 @@ def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
             seconds = math.nan
         if not least <= seconds <= most:
             shown = _shown(str(value))
-            raise typer.BadParameter(f"it is seconds from {least:g} to {most:g}, not {shown}")
+            raise typer.BadParameter(
+                f"it is a number of seconds from {least:g} to {most:g}, not {shown}"
+            )
         return seconds
 
     return parse
 
 
 def read_type(text: str) -> int:
-    """An entry type, in decimal or as 0x... in hex."""
+    """Parse an entry type, decimal or 0x... in hex."""
     if re.fullmatch("0[xX]0*[0-9a-fA-F]{1,16}", text):
         text = str(int(text, 16))
     return read_number(text, U32_MAX, "an entry type")
 
 
-# The log, everywhere.
+# The log.
 
 
 def _set_log_level(level: LogLevel | None) -> LogLevel | None:
@@ -140,11 +142,15 @@ def _set_log_format(style: LogFormat | None) -> LogFormat | None:
 
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", callback=_set_log_level, help="Log from this level on [info]."),
+    typer.Option(
+        "--log-level", callback=_set_log_level, help="Set the lowest level to log [info]."
+    ),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,
-    typer.Option("--log-format", callback=_set_log_format, help="Log as text or JSON [text]."),
+    typer.Option(
+        "--log-format", callback=_set_log_format, help="Set the format of the log [text]."
+    ),
 ]
 
 
@@ -160,43 +166,51 @@ def _show_version(wanted: bool) -> bool:
 VersionOption = Annotated[
     bool,
     typer.Option(
-        "--version", callback=_show_version, is_eager=True, help="Show the version and end."
+        "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ]
 
-# Where it is read from.
+# Input.
 
 SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A stream file, or a server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
     ),
 ]
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The stream file.")]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Stream file.")]
 StreamTypeOption = Annotated[
     int | None,
     number_option(
         "--stream-type",
         "T",
-        "The stream's type: what a server is asked for [1], what a file has to be.",
+        "Set the stream type to ask a server for [1], or to require of a file [any].",
     ),
 ]
 
 TLSCaOption = Annotated[
     str | None,
     typer.Option(
-        "--tls-ca", metavar="FILE", help="With tcps://: trust these CAs [the system's]; PEM."
+        "--tls-ca",
+        metavar="FILE",
+        help="With tcps://: trust the CAs in this PEM file [the system's].",
     ),
 ]
 TLSCertOption = Annotated[
     str | None,
-    typer.Option("--tls-cert", metavar="FILE", help="With tcps://: who we are; PEM."),
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        help="With tcps://: present the client certificate in this PEM file.",
+    ),
 ]
 TLSKeyOption = Annotated[
     str | None,
     typer.Option(
-        "--tls-key", metavar="FILE", help="The key of --tls-cert [in the same file]; PEM."
+        "--tls-key",
+        metavar="FILE",
+        help="Read the key of --tls-cert from this PEM file [the same file].",
     ),
 ]
 TLSServerNameOption = Annotated[
@@ -204,7 +218,7 @@ TLSServerNameOption = Annotated[
     typer.Option(
         "--tls-server-name",
         metavar="NAME",
-        help="With tcps://: whom the server's certificate is to name [HOST].",
+        help="With tcps://: require this name in the server's certificate [HOST].",
     ),
 ]
 
@@ -220,13 +234,13 @@ AllowReadableSecretsOption = Annotated[
         "--allow-readable-secrets",
         callback=_allow_readable_secrets,
         help="Accept files of tokens and private keys that other users own or can read, "
-        "such as secrets that a container mounts.",
+        "such as mounted secrets of a container.",
     ),
 ]
 
 
 class TLSOptions(NamedTuple):
-    """What is said about TLS on the client's side; its fields are the options."""
+    """The options of TLS on the client's side."""
 
     ca: str | None = None
     cert: str | None = None
@@ -238,11 +252,11 @@ class TLSOptions(NamedTuple):
         from datastreamer.transport.tls import client_tls
 
         if self.key is not None and self.cert is None:
-            raise typer.BadParameter("--tls-key is the key of a --tls-cert")
+            raise typer.BadParameter("--tls-key requires --tls-cert")
         return client_tls(self.ca, self.cert, self.key)
 
     def check_unused(self, source: str) -> None:
-        """Wrong usage where something is said and `source` is without TLS."""
+        """Raises `typer.BadParameter` if an option is given: `source` does not use TLS."""
         for name, value in self._asdict().items():
             if value is not None:
                 option = "--tls-" + name.replace("_", "-")
@@ -252,37 +266,38 @@ class TLSOptions(NamedTuple):
 NO_TLS = TLSOptions()
 
 
-# How it is written.
+# Output.
 
 FormatOption = Annotated[
     Format | None,
     typer.Option(
-        "--format", help="How to write it [table on a terminal, else jsonl]; raw: entries' bytes."
+        "--format",
+        help="Set the output format [table on a terminal, else jsonl]; raw: the entries' bytes.",
     ),
 ]
 ReportFormatOption = Annotated[
     ReportFormat | None,
-    typer.Option("--format", help="How to write it [table on a terminal, else jsonl]."),
+    typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
 ]
 StreamVersionOption = Annotated[
     int | None,
     number_option(
         "--stream-version",
         "N",
-        "Take entries for those of this version [the header's]: 1 fixed layouts, from 2 on "
-        "protobuf.",
+        "Decode entries as those of this stream version [the header's]: 1 fixed layouts, 2 and "
+        "later protobuf.",
         most=255,
         least=1,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format jsonl.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")]
 
 
 def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
-    """What --format and --json come to, or what suits standard output."""
+    """The format that --format and --json select, or the default for standard output."""
     if json:
         if format not in (None, Format.jsonl):
-            raise typer.BadParameter(f"--json and --format {format.value} are two formats")
+            raise typer.BadParameter(f"--json and --format {format.value} exclude each other")
         return Format.jsonl
     if format is not None:
         return Format(format.value)
@@ -293,12 +308,14 @@ def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
 
 KeyArgument = Annotated[
     str,
-    typer.Argument(metavar="KEY", help="0x... in hex, block:N, batch:N, or text."),
+    typer.Argument(
+        metavar="KEY", help="Key of the bookmark: 0x... in hex, block:N, batch:N, or text."
+    ),
 ]
 
 
 class Key:
-    """A bookmark's key as it was written; its bytes may depend on the stream's version."""
+    """The key of a bookmark as the user wrote it; its bytes may depend on the stream version."""
 
     def __init__(self, text: str) -> None:
         self._mark: BookmarkName | None = None
@@ -309,16 +326,16 @@ class Key:
                 self._bytes = bytes.fromhex(text[2:])
             except ValueError:
                 raise typer.BadParameter(
-                    f"{text!r} is no hex: 0x, then two digits a byte"
+                    f"{text!r} is not hex: 0x and two digits per byte"
                 ) from None
         elif colon and kind in ("block", "batch"):
-            value = read_number(number, U64_MAX, f"what follows {kind}:")
+            value = read_number(number, U64_MAX, f"the part after {kind}:")
             self._mark = BookmarkName("block" if kind == "block" else "batch", value)
         else:
             self._bytes = os.fsencode(text)
         if self._mark is None and not 1 <= len(self._bytes) <= MAX_BOOKMARK_SIZE:
             raise typer.BadParameter(
-                f"a bookmark's key is 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} is "
+                f"the key of a bookmark has 1 to {MAX_BOOKMARK_SIZE} bytes, {text!r} has "
                 f"{len(self._bytes)}"
             )
 

@@ -1,7 +1,6 @@
-"""Entries as text and bytes, for people and for pipes.
+"""Entries as text and bytes: the forms of `--format`.
 
-Owns the forms that the formats have. Entries are written in runs: a run becomes one
-piece of bytes, and that is one write.
+A run of entries becomes one bytes object, and that one write.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _DUMP_BYTES = 512
 
 
 class Form(Protocol):
-    """What a format makes of entries."""
+    """Renders entries in one format."""
 
     def begin(self) -> bytes:
-        """What stands before all entries."""
+        """The heading."""
 
     def render(self, entries: Entries) -> bytes:
         """A run of entries."""
 
 
 class JsonLines:
-    """A JSON object a line."""
+    """One JSON object per line."""
 
     def begin(self) -> bytes:
         return b""
@@ -53,7 +52,7 @@ class JsonLines:
 
 
 class Raw:
-    """The entries' bytes as they stand in the file and on the wire, without padding."""
+    """The bytes of the entries as in the file and on the wire, without padding."""
 
     def begin(self) -> bytes:
         return b""
@@ -65,7 +64,7 @@ class Raw:
 
 
 class Hex:
-    """The same bytes in hex, an entry a line."""
+    """The same bytes in hex, one entry per line."""
 
     def begin(self) -> bytes:
         return b""
@@ -75,10 +74,7 @@ class Hex:
 
 
 class EntryTable:
-    """Columns as wide as the terminal, for any number of entries; long data is cut.
-
-    Plain text, since rows are written before the last is known.
-    """
+    """Columns as wide as the terminal, written row by row; long data is cut."""
 
     def __init__(self, header: Header) -> None:
         self._version = header.version
@@ -106,7 +102,7 @@ class EntryTable:
 
 
 def form_of(format: Format, header: Header) -> Form:
-    """What writes a list of entries in this format."""
+    """The form of entries in this format."""
     if format is Format.table:
         return EntryTable(header)
     if format is Format.raw:
@@ -120,7 +116,7 @@ def type_name(type: int) -> str:
 
 
 def one_entry(entry: Entry, format: Format, version: int) -> bytes:
-    """A single entry, which has all the room it wants."""
+    """A single entry, with a dump of its data."""
     if format is not Format.table:
         return form_of(format, Header()).render([entry])
     lines = [
@@ -138,10 +134,10 @@ def one_entry(entry: Entry, format: Format, version: int) -> bytes:
         lines.append(f"{'' if at else 'data':6}  {at:04x}  {part.hex(' '):47}  {text}")
     rest = len(entry.data) - len(shown)
     if rest:
-        lines.append(f"        ... and {rest} bytes more; --format hex shows them")
+        lines.append(f"        ... and {rest} more bytes; --format hex shows them")
     return ("\n".join(lines) + "\n").encode("ascii")
 
 
 def json_line(what: object) -> bytes:
-    """An object as a line."""
+    """An object as a line of JSON."""
     return f"{json_text(what)}\n".encode("ascii")

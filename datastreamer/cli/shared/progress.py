@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work that takes over a second, where somebody sees it."""
+"""A progress bar on stderr for work of more than a second, on a terminal only."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from datastreamer.printable import one_line
 if TYPE_CHECKING:
     import rich.progress
 
-_PATIENCE = 1.0
+_DELAY = 1.0
 
 
 class ProgressBar:
     """A context manager; `advance` is cheap enough for every page of a file."""
 
-    def __init__(self, doing: str, total: int, *, wanted: bool = True) -> None:
-        self._doing = doing
+    def __init__(self, title: str, total: int, *, enabled: bool = True) -> None:
+        self._title = title
         self._total = total
         self._done = 0
-        self._due = time.monotonic() + _PATIENCE
-        self._wanted = wanted and sys.stderr.isatty()
+        self._due = time.monotonic() + _DELAY
+        self._enabled = enabled and sys.stderr.isatty()
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
 
@@ -34,9 +34,9 @@ class ProgressBar:
             self._bar.stop()
 
     def advance(self, count: int) -> None:
-        """So much more of the total is done."""
+        """Add `count` to what is done."""
         self._done += count
-        if not self._wanted:
+        if not self._enabled:
             return
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, total=self._total)
@@ -44,7 +44,7 @@ class ProgressBar:
             self._show()
 
     def reach(self, done: int, total: int) -> None:
-        """So much of so much is done, whatever was said before."""
+        """Set what is done, and the total."""
         self._total = total
         self.advance(done - self._done)
 
@@ -62,6 +62,6 @@ class ProgressBar:
             transient=True,
         )
         self._task = self._bar.add_task(
-            one_line(self._doing), total=self._total, completed=self._done
+            one_line(self._title), total=self._total, completed=self._done
         )
         self._bar.start()

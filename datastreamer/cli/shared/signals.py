@@ -1,7 +1,7 @@
-"""To be asked to end by a signal, for work that must not be cut off anywhere.
+"""A stop request by signal, for work that must not be interrupted at any point.
 
-Owns the handlers and what they set. A `threading.Event` will not do: its lock may be held by
-the very code that the handler interrupts.
+Owns the handlers and what they set. `threading.Event` cannot be used: the code that the
+handler interrupts may hold its lock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-from datastreamer.cli import early_signals as early
+from datastreamer.cli import early_signals
 
-_DAY_MS = 86_400_000  # the system's poll takes some 24 days at most
+_DAY_MS = 86_400_000  # poll(2) waits at most 24 days
 
 
 class StopRequest:
-    """Set once, by a signal. For the main thread to wait on. `then` is called by the handler."""
+    """Set once, by a signal. The main thread waits for it. The handler calls `then`."""
 
     def __init__(self, then: Callable[[], None] | None = None) -> None:
         self._set = False
@@ -35,7 +35,7 @@ class StopRequest:
         return self._set
 
     def wait(self, timeout: float) -> bool:
-        """Whether it is set, at the latest after `timeout` seconds."""
+        """Wait until it is set, for at most `timeout` seconds; returns whether it is set."""
         until = time.monotonic() + timeout
         while not self._set and (left := until - time.monotonic()) > 0:
             self._poll.poll(min(left * 1000, _DAY_MS))
@@ -45,21 +45,21 @@ class StopRequest:
 
     @contextlib.contextmanager
     def by(self, numbers: Iterable[signal.Signals]) -> Iterator[None]:
-        """Set by these signals meanwhile."""
+        """Within the block, these signals set it."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._set = True
             if self._then is not None:
                 self._then()
 
-        # What the system calls writes to it at once. Python's handler alone would be too late
-        # for a wait that begins between the two.
+        # The C handler writes to this descriptor at once. Python's handler alone would run too
+        # late for a wait that begins in between.
         wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         before = {number: signal.signal(number, note) for number in numbers}
         try:
             yield
         finally:
-            early.restore(before)
+            early_signals.restore(before)
             signal.set_wakeup_fd(wakeup)
 
     def close(self) -> None:
@@ -69,10 +69,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signal(then: Callable[[], None] | None = None) -> Iterator[StopRequest]:
-    """What SIGINT and SIGTERM set meanwhile; they call `then`, too."""
-    asked = StopRequest(then)
+    """Within the block, SIGINT and SIGTERM set the request and call `then`."""
+    request = StopRequest(then)
     try:
-        with asked.by(early.SIGNALS):
-            yield asked
+        with request.by(early_signals.SIGNALS):
+            yield request
     finally:
-        asked.close()
+        request.close()

@@ -1,7 +1,7 @@
 """SOURCE: a stream file or a server, read in the same way.
 
-Owns what the argument means, and the reading side of both. Files are opened for
-reading only: nothing is written, not even beside them.
+Owns the syntax of the argument. Files are opened for reading only: nothing is written, not
+even beside them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER, Header
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import address_of
 
-# A follower looks for new entries so often; a look is one small read.
+# Interval between checks of a followed file for new entries; a check is one small read.
 _POLL_SECONDS = 0.01
-# What is committed already comes at once; a server that sends nothing for so long is asked
-# whether it is there.
-_SILENT_SECONDS = 10.0
+# Committed entries arrive at once; a server that sends nothing for this time is probed.
+_PROBE_SECONDS = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
@@ -48,7 +47,7 @@ class SourceReader(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def header(self) -> Header:
-        """What is committed now."""
+        """The header as committed now."""
 
     def entry(self, number: int) -> Entry:
         """The entry of this number. Raises `UnknownEntry`."""
@@ -62,10 +61,10 @@ class SourceReader(Protocol):
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
     ) -> Generator[EntryBatch, None, None]:
-        """Entries from a number or bookmark on, up to and not including `stop`; with `types`
-        those of these alone.
+        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
+        of these types.
 
-        Waits for what is committed later; without a `stop` it does not end.
+        Waits for later commits; without a `stop` it does not end.
         """
 
 
@@ -78,13 +77,12 @@ def open_source(
     heartbeat: float | None = None,
     batch_reads: bool = False,
 ) -> SourceReader:
-    """The stream that `text` names. A path that exists wins over HOST:PORT.
+    """Open the stream that `text` names. An existing path wins over HOST:PORT.
 
-    `follow` says that entries are wanted which another process has yet to commit; a
-    server that is lost is then waited for. `heartbeat` is how long a server may be silent;
-    None: 10 s, and for who follows it as long as the connection stands. With `batch_reads` a
-    server that has batches is asked for them, where it is not followed, and one that can choose
-    for the types that are wanted.
+    `follow`: read entries that another process commits later, and reconnect to a lost server.
+    `heartbeat`: seconds of silence until a server is probed; None: 10 s, or no probes with
+    `follow`. `batch_reads`: use batch reads and filtered reads if the server supports them and
+    is not followed.
     """
     if not os.path.lexists(text):
         address = parse_address(text)
@@ -99,8 +97,7 @@ def open_source(
             )
         if "/" not in text and ":" in text:
             raise Failure(
-                f"{text}: no such file, and no HOST:PORT either; an IPv6 address is written "
-                "[::1]:6900"
+                f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
             )
     if heartbeat is not None:
         raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
@@ -109,12 +106,12 @@ def open_source(
 
 
 def is_server(text: str) -> bool:
-    """Whether `open_source` takes it for a server's address."""
+    """Whether `open_source` connects to a server."""
     return not os.path.lexists(text) and parse_address(text) is not None
 
 
 class ServerAddress(NamedTuple):
-    """A server's address, as it was written."""
+    """The address of a server, as the user wrote it."""
 
     host: str
     port: int
@@ -122,36 +119,37 @@ class ServerAddress(NamedTuple):
 
 
 def parse_address(text: str) -> ServerAddress | None:
-    """What HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH says; None: it is none."""
+    """Parse HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH; None for other text."""
     if text.startswith("unix:"):
         if text == "unix:":
-            raise typer.BadParameter(f"{text!r} names no socket; unix:/run/stream.sock is one")
+            raise typer.BadParameter(f"{text!r} names no socket; write unix:/run/stream.sock")
         return ServerAddress(text, 0)
     scheme, _, rest = text.rpartition("://")
     is_url = scheme in ("tcp", "tcps")
     found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
     if found is None:
         if is_url:
-            raise typer.BadParameter(f"{text!r}: a server is named as {scheme}://HOST:PORT")
+            raise typer.BadParameter(f"{text!r}: write the server as {scheme}://HOST:PORT")
         return None
     host, port = found["v6"] or found["host"], found["port"].lstrip("0")
     if not host:
-        raise typer.BadParameter(f"{text!r} names no host; localhost:{port} is one")
+        raise typer.BadParameter(f"{text!r} names no host; write localhost:{port}")
     if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
-        raise typer.BadParameter(f"{text!r}: ports run from 1 to 65535")
+        raise typer.BadParameter(f"{text!r}: a port is a number from 1 to 65535")
     return ServerAddress(host, int(port), scheme == "tcps")
 
 
 @contextlib.contextmanager
-def asked_for(source: str, key: str = "") -> Iterator[None]:
-    """An entry that is not there is told of with where, a bookmark as the user named it, too."""
+def named_not_found(source: str, key: str = "") -> Iterator[None]:
+    """Name the source in errors about missing entries and bookmarks, and the key as the user
+    wrote it."""
     try:
         yield
     except UnknownEntry as error:
         raise Failure(f"{source}: {error}") from None
     except UnknownBookmark as error:
-        told = str(error).replace(f"0x{error.key.hex()}", key)
-        raise Failure(f"{source}: {told}") from None
+        text = str(error).replace(f"0x{error.key.hex()}", key)
+        raise Failure(f"{source}: {text}") from None
 
 
 class FileSource:
@@ -165,7 +163,7 @@ class FileSource:
                 path, stream_type=stream_type, read_only=True, follow=follow
             )
         except FileMissing:
-            hint = "" if "/" in path else ", and no HOST:PORT either"
+            hint = "" if "/" in path else ", and not HOST:PORT"
             raise Failure(f"{path}: no such file{hint}") from None
         self._epoch = self._stream.epoch
 
@@ -178,7 +176,7 @@ class FileSource:
 
     def __exit__(self, *raised: object) -> None:
         stream = self._stream
-        # What does not fit together may be of two histories.
+        # Inconsistent data may come from a change of history during the read.
         busy = isinstance(raised[1], DamagedFile) and (
             stream.epoch != self._epoch or stream.outdated
         )
@@ -186,8 +184,8 @@ class FileSource:
         if busy:
             raise StreamBusy(
                 self.name,
-                "busy: it was truncated or updated while it was read; nothing is known to be "
-                "damaged: try again, or read a snapshot",
+                "busy: it was truncated or updated during the read, which is not damage; try "
+                "again, or read a snapshot",
             ) from None
 
     def header(self) -> Header:
@@ -215,18 +213,19 @@ class FileSource:
                 yield batch if types is None else batch.select(types)
             if stop is not None and number >= stop:
                 return
-            # Who does not follow asks for what there is: entries lack where they were taken back.
+            # Without follow, only committed entries were asked for: missing ones were truncated.
             while self._follow and not stream.refresh():
                 time.sleep(_POLL_SECONDS)
             if not self._follow or stream.epoch != epoch or stream.total_entries < number:
                 raise Failure(
-                    f"{self.name}: entries were taken back or changed while it was read (up to "
-                    f"entry {number - 1}); the stream holds {stream.total_entries} now"
+                    f"{self.name}: the stream was truncated or updated during the read (up to "
+                    "entry "
+                    f"{number - 1}); it now holds {stream.total_entries} entries"
                 )
 
 
 class ServerSource:
-    """A server. Whoever follows it waits for it when it is lost; others are told."""
+    """A server. With `follow` the client reconnects when it is lost."""
 
     def __init__(
         self,
@@ -248,7 +247,7 @@ class ServerSource:
             tls=tls.context() if address.tls else False,
             tls_server_name=tls.server_name,
             resume=follow,
-            heartbeat=_SILENT_SECONDS if heartbeat is None and not follow else heartbeat,
+            heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,
         )
         self._batch_reads = batch_reads and not follow
@@ -297,6 +296,6 @@ class ServerSource:
 
 
 def check_start(start: int, header: Header) -> None:
-    """Raises `UnknownEntry` where reading cannot begin at `start` yet."""
+    """Raises `UnknownEntry` if `start` is past the head."""
     if start > header.total_entries:
         raise UnknownEntry(start, header.total_entries)

@@ -1,6 +1,6 @@
-"""`append tcp://...`: the stream that operations go to is a server's.
+"""`append tcp://...`: publish operations to a server.
 
-Owns what the options of a publisher mean, and gives `append` what it uses of a `DataStream`.
+Owns the options of a publisher, and gives `append` the part of `DataStream` that it uses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="FILE",
-        help="The stream file; or a server that takes publishers: tcp://HOST:PORT, "
+        help="Stream file, or server that accepts publishers: tcp://HOST:PORT, "
         "tcps://HOST:PORT with TLS, unix:PATH.",
     ),
 ]
 TokenFileOption = Annotated[
     str | None,
     typer.Option(
-        "--token-file", metavar="FILE", help="To a server: show the first token in this file."
+        "--token-file", metavar="FILE", help="To a server: present the first token in this file."
     ),
 ]
 EpochOption = Annotated[
@@ -36,35 +36,40 @@ EpochOption = Annotated[
     number_option(
         "--epoch",
         "N",
-        "To a server: ask for the lease with this epoch, which fences sources with lower ones "
-        "[the next, if nobody has the lease].",
+        "To a server: acquire the lease with this epoch, which fences publishers with lower "
+        "epochs [the next epoch, if the lease is free].",
         least=1,
         most=(1 << 63) - 1,
     ),
 ]
 TakeOverOption = Annotated[
     bool,
-    typer.Option("--take-over", help="To a server: take the lease from whoever has it."),
+    typer.Option(
+        "--take-over", help="To a server: take the lease over from the publisher that holds it."
+    ),
 ]
 NextEntryOption = Annotated[
     int | None,
     number_option(
         "--next-entry",
         "N",
-        "To a server: the first operation begins here; what is there already is compared "
-        "[where the stream ends].",
+        "To a server: begin the first operation at entry N; entries that the stream already "
+        "holds are compared [the head].",
     ),
 ]
 RetryForOption = Annotated[
     int | None,
     number_option(
-        "--retry-for", "S", "To a server: wait so long for one that is lost [60].", most=U32_MAX
+        "--retry-for",
+        "S",
+        "To a server: reconnect to a lost server for up to S seconds [60].",
+        most=U32_MAX,
     ),
 ]
 
 
 class PublisherOptions(NamedTuple):
-    """What is said about a server as the place of the stream; its fields are the options."""
+    """The options for a server; `tls` those of TLS."""
 
     token_file: str | None = None
     epoch: int | None = None
@@ -74,7 +79,7 @@ class PublisherOptions(NamedTuple):
     tls: TLSOptions = NO_TLS
 
     def check_unused(self, file: str) -> None:
-        """Wrong usage where something is said and `file` is one."""
+        """Raises `typer.BadParameter` if an option is given: `file` is not a server."""
         self.tls.check_unused(file)
         for name, value in self._asdict().items():
             if name != "tls" and value not in (None, False):
@@ -88,7 +93,7 @@ def is_server(target: str) -> bool:
 
 
 class RemoteOp:
-    """The operation that is open at the publisher, if one is."""
+    """The open operation of a publisher, if there is one."""
 
     def __init__(self, publisher: BlockingPublisher) -> None:
         self._publisher = publisher
@@ -112,13 +117,16 @@ class RemoteOp:
 
 
 class RemoteStream:
-    """What `append` uses of a stream, on a server; a context manager that ends the lease."""
+    """The part of a stream that `append` uses, on a server; a context manager that releases the
+    lease."""
 
     def __init__(self, target: str, stream_type: int | None, options: PublisherOptions) -> None:
         address = parse_address(target)
         assert address is not None
         if options.epoch is not None and options.take_over:
-            raise typer.BadParameter("--epoch names the epoch, --take-over takes the next")
+            raise typer.BadParameter(
+                "--epoch and --take-over exclude each other: --take-over uses the next epoch"
+            )
         if not address.tls:
             options.tls.check_unused(target)
         token = None
@@ -163,11 +171,11 @@ class RemoteStream:
 
     @property
     def first_in_doubt(self) -> int | None:
-        """Where the operation begins that was sent and not acknowledged, if there is one."""
+        """The first entry of the operation that was sent and not acknowledged, if there is one."""
         return self._publisher.first_unacknowledged
 
     def give_up(self) -> None:
-        """Wait for a lost server no longer."""
+        """Stop reconnecting to a lost server."""
         self._publisher.give_up()
 
     def __enter__(self) -> RemoteStream:

@@ -1,7 +1,6 @@
-"""`datastreamer bench`: what this machine does, as a table.
+"""`datastreamer bench`: the performance of this machine, in a few seconds.
 
-Owns what is measured and how it is shown. For an operator's first question, in seconds; what is
-promised is measured by the project's benchmarks, beside rivals and limits.
+The project's own benchmarks are in bench/.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _DATA = bytes(200)
 _AT_ONCE = 10_000
 _IN_OPERATION = 5
-# 217 MB: so much is there to read at most.
+# 217 MB.
 _MOST_ENTRIES = 1_000_000
 
 
@@ -41,7 +40,7 @@ SecondsOption = Annotated[
         "--seconds",
         parser=seconds_parser(0.01, 60),
         metavar="S",
-        help="Do each work for about so long.",
+        help="Duration of each measurement, in seconds.",
     ),
 ]
 FolderOption = Annotated[
@@ -49,7 +48,7 @@ FolderOption = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Where up to 0.5 GB is written meanwhile: on the disk that is in question.",
+        help="Folder on the disk to measure; up to 0.5 GB is written there, and removed.",
     ),
 ]
 
@@ -66,9 +65,9 @@ def bench(
     format: ReportFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure what this machine does with entries of 200 bytes: writing, reading, serving.
+    """Measure writing, reading and serving of entries of 200 bytes.
 
-    Over the loopback, with a server in a process of its own. Takes some seconds.
+    Over the loopback interface, with a server in its own process. Takes some seconds.
     """
     shape = chosen_format(format, json)
     if not folder.is_dir():
@@ -78,8 +77,7 @@ def bench(
         for found in _measured(Path(place), seconds):
             figures.append(found)
             if shape is Format.jsonl:
-                told = {"work": found.work, "figure": round(found.figure, 1), "unit": found.unit}
-                write_out(json_line(told))
+                write_out(json_line({**found._asdict(), "figure": round(found.figure, 1)}))
     if shape is not Format.jsonl:
         write_out(_table(figures))
 
@@ -90,7 +88,7 @@ def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
     from datastreamer.storage.stream import DataStream
 
     def rate(work: str, unit: str, once: Callable[[], int]) -> _Figure:
-        """Of `once`, which says how much it did, 0 where there is no more to do."""
+        """The rate of `once`, which returns how much it did, 0 at its end."""
         done, begin = 0, time.perf_counter()
         while True:
             more = once()
@@ -149,7 +147,7 @@ def _measured(place: Path, seconds: float) -> Iterator[_Figure]:
 
 
 def _scattered(total: int) -> Iterator[int]:
-    """Numbers of entries in near to no order, without an end."""
+    """Numbers of entries in scattered order, endlessly."""
     at = 0
     while True:
         yield at % total

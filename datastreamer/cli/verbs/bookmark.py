@@ -1,4 +1,4 @@
-"""`datastreamer bookmark`: what a bookmark leads to."""
+"""`datastreamer bookmark`: look a bookmark up."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from datastreamer.cli.shared.options import (
     chosen_format,
 )
 from datastreamer.cli.shared.output import one_entry
-from datastreamer.cli.shared.source import asked_for, open_source
+from datastreamer.cli.shared.source import named_not_found, open_source
 
 EntryNumberOption = Annotated[
     bool,
-    typer.Option("--entry-number", help="Print only the number of the bookmark's own entry."),
+    typer.Option("--entry-number", help="Print only the entry number of the bookmark itself."),
 ]
 
 
@@ -40,7 +40,7 @@ def bookmark(
     """Print the first event at or after a bookmark."""
     wanted = Key(key)
     shape = chosen_format(format, json)
-    with open_source(source, stream_type, tls=tls) as stream, asked_for(source, key):
+    with open_source(source, stream_type, tls=tls) as stream, named_not_found(source, key):
         version = stream.header().version
         if entry_number:
             shown = b"%d\n" % stream.bookmark(wanted.of(version))

@@ -1,4 +1,4 @@
-"""`datastreamer cat`: entries, from anywhere to anywhere, once or for ever."""
+"""`datastreamer cat`: print entries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from datastreamer.cli.shared.decoded import Decoded, Decoding, decoded_form_of
 from datastreamer.cli.shared.exit_codes import (
     Failure,
-    end_well_on_signal,
-    end_with_reader,
+    exit_when_output_closes,
+    exit_zero_on_signal,
     write_out,
     write_raw,
 )
@@ -35,15 +35,13 @@ from datastreamer.cli.shared.options import (
 )
 from datastreamer.cli.shared.output import form_of
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import asked_for, check_start, open_source
+from datastreamer.cli.shared.source import check_start, named_not_found, open_source
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
 
 FromOption = Annotated[
     str | None,
-    typer.Option(
-        "--from", metavar="N|latest", help="The first entry [0]; latest: only what comes after now."
-    ),
+    typer.Option("--from", metavar="N|latest", help="First entry [0]; latest: only later commits."),
 ]
 FromBookmarkOption = Annotated[
     str | None,
@@ -55,20 +53,20 @@ FromBookmarkOption = Annotated[
 ]
 ToOption = Annotated[
     int | None,
-    number_option("--to", "N", "The last entry, included."),
+    number_option("--to", "N", "Last entry, included [the head]."),
 ]
 CountOption = Annotated[
     int | None,
-    number_option("--count", "N", "At most so many entries."),
+    number_option("--count", "N", "Print at most N entries."),
 ]
 TypeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--type", metavar="T", help="Only entries of this type, decimal or 0x...; repeatable."
+        "--type", metavar="T", help="Print only entries of this type, decimal or 0x...; repeatable."
     ),
 ]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", help="Go on with what is committed later, until Ctrl-C.")
+    bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")
 ]
 TimeoutOption = Annotated[
     float | None,
@@ -76,21 +74,21 @@ TimeoutOption = Annotated[
         "--timeout",
         parser=seconds_parser(0.001, 1e6),
         metavar="SECONDS",
-        help="A server that is silent for so long is asked whether it is there; if not, it is "
-        "lost [10; with --follow: never asked].",
+        help="Probe a server that is silent for this time, and give up if it does not answer "
+        "[10; with --follow: no probes].",
     ),
 ]
 NoBatchReadsOption = Annotated[
     bool,
     typer.Option(
         "--no-batch-reads",
-        help="Have a server stream all entries, and ask it neither for batches nor for some "
-        "types alone even where it can send these.",
+        help="Have a server stream all entries: no batch reads and no filtered reads, even if it "
+        "supports them.",
     ),
 ]
 DecodeOption = Annotated[
     Decoding | None,
-    typer.Option("--decode", help="Say what entries mean too: their kind and fields."),
+    typer.Option("--decode", help="Decode entries: add their kind and fields."),
 ]
 
 
@@ -111,26 +109,28 @@ def cat(
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
-    """Print entries: all that are committed now, or a part, or what is to come.
+    """Print entries: all committed ones, a range, or later commits as well.
 
-    A server that is lost while it is followed is waited for, and followed on.
+    With --follow, a lost server is reconnected to.
     """
     if start is not None and from_bookmark is not None:
-        raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
+        raise typer.BadParameter("--from and --from-bookmark exclude each other")
     key = None if from_bookmark is None else Key(from_bookmark)
     number = None
     if start not in (None, "latest"):
         number = read_number(start or "", U64_MAX, "--from")
         if to is not None and to < number:
-            raise typer.BadParameter(f"--to {to} stands before --from {number}")
+            raise typer.BadParameter(f"--to {to} is less than --from {number}")
     wanted = frozenset(map(read_type, types or ()))
     shape = chosen_format(format, json)
     if decode is not None and shape in (Format.raw, Format.hex):
-        raise typer.BadParameter(f"--format {shape.value} is of bytes, not of what they mean")
+        raise typer.BadParameter(
+            f"--format {shape.value} prints bytes, and --decode needs table or jsonl"
+        )
     if stream_version is not None and decode is None:
-        raise typer.BadParameter("--stream-version is for --decode")
+        raise typer.BadParameter("--stream-version requires --decode")
     if follow:
-        end_well_on_signal()
+        exit_zero_on_signal()
     with (
         open_source(
             source,
@@ -140,7 +140,7 @@ def cat(
             tls=tls,
             batch_reads=not no_batch_reads,
         ) as stream,
-        asked_for(source, from_bookmark or ""),
+        named_not_found(source, from_bookmark or ""),
     ):
         header = stream.header()
         version = stream_version or header.version
@@ -157,23 +157,23 @@ def cat(
             if stop <= begin:
                 return
             if count is not None and not wanted:
-                # No more is asked of a server than is printed.
+                # Ask a server for no more entries than are printed.
                 stop = min(stop, begin + max(count, 1))
         form = form_of(shape, header)
         if decode is not None:
             form = decoded_form_of(shape, header._replace(version=version))
-        # Bytes, or all hex: JSON of data comes at the speed of the disk.
+        # Bytes, and JSON without decoding, need no escaping.
         write = write_raw if decode is None and shape is not Format.table else write_out
         write(form.begin())
         if count == 0:
             return
         if follow:
-            end_with_reader()
+            exit_when_output_closes()
         at = begin if isinstance(begin, int) else None
         with (
             _progress(source, follow, header.total_entries) as progress,
-            _told_how_to_go_on(),
-            # Here, and not wherever it is collected: a signal gets lost there, with a traceback.
+            _history_advice(),
+            # Closed here: in a garbage collection a signal would get lost, with a traceback.
             closing(stream.batches(begin, stop, wanted or None)) as batches,
         ):
             for batch in batches:
@@ -184,7 +184,7 @@ def cat(
                         count -= len(chosen)
                         if not count:
                             break
-                # Not all that was looked at has a batch of its own.
+                # With filters, batches skip entries.
                 progress.advance(batch.next_number - (batch.first_number if at is None else at))
                 at = batch.next_number
         if isinstance(form, Decoded):
@@ -192,18 +192,20 @@ def cat(
 
 
 def _progress(source: str, follow: bool, total: int) -> ProgressBar:
-    # On a terminal the entries themselves are what is seen.
-    return ProgressBar(f"reading {source}", total, wanted=not follow and not sys.stdout.isatty())
+    # On a terminal the entries themselves show the progress.
+    return ProgressBar(f"reading {source}", total, enabled=not follow and not sys.stdout.isatty())
 
 
 @contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
+def _history_advice() -> Iterator[None]:
     try:
         yield
     except HistoryChanged as error:
         begin = error.first_differing
         if begin is None:
-            advice = "what was printed may all be of another history: begin anew, with --from 0"
+            advice = "all printed entries may belong to the old history; start again with --from 0"
         else:
-            advice = f"drop what was printed of these and later ones, and go on with --from {begin}"
+            advice = (
+                f"discard the printed entries from {begin} on, and continue with --from {begin}"
+            )
         raise Failure(f"{error}; {advice}") from error

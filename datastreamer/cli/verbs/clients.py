@@ -1,4 +1,4 @@
-"""`datastreamer clients`: who is connected to a server, once."""
+"""`datastreamer clients`: list the clients of a server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def clients(
     format: ReportFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who is connected to a server, once; those furthest behind first.
+    """List the clients of a server, by lag, the largest first.
 
-    Asks the server's metrics port (serve --metrics-port). A line of JSON a client where
-    standard output is no terminal.
+    Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
+    client if standard output is not a terminal.
     """
     shape = chosen_format(format, json)
-    told = ask(server, limit)
+    state = ask(server, limit)
     if shape is Format.table:
-        write_out(drawn(told))
+        write_out(drawn(state))
     else:
-        write_out(b"".join([json_line(client) for client in told["clients"]]))
+        write_out(b"".join([json_line(client) for client in state["clients"]]))

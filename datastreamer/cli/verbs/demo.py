@@ -1,4 +1,4 @@
-"""`datastreamer demo`: a made-up sequencer that writes a stream."""
+"""`datastreamer demo`: write demo blocks to a stream."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def _read_rate(value: str | float) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < math.inf:
-        raise typer.BadParameter(f"it is operations a second, 0 or more, not {value!r}")
+        raise typer.BadParameter(
+            f"it is a number of operations per second, 0 or more, not {value!r}"
+        )
     return rate
 
 
 OpsOption = Annotated[
     int,
-    number_option("--ops", "N", "Atomic operations to write, a block each."),
+    number_option("--ops", "N", "Number of atomic operations to write, one block each."),
 ]
 RateOption = Annotated[
     float,
@@ -41,19 +43,19 @@ RateOption = Annotated[
         "--rate",
         parser=_read_rate,
         metavar="R",
-        help="Operations a second; 0: as fast as the disk takes them.",
+        help="Operations per second; 0: as fast as possible.",
     ),
 ]
 SeedOption = Annotated[
     int,
-    number_option("--seed", "N", "The same seed writes the same bytes."),
+    number_option("--seed", "N", "Seed of the blocks' content."),
 ]
 VersionOption = Annotated[
     int | None,
     number_option(
         "--stream-version",
         "N",
-        "Of a new file: 1 fixed layouts, from 2 on protobuf [1].",
+        "Stream version of a new file: 1 fixed layouts, 2 and later protobuf [1].",
         most=255,
         least=1,
     ),
@@ -67,16 +69,16 @@ def demo(
     seed: SeedOption = 0,
     stream_version: VersionOption = None,
 ) -> None:
-    """Write a made-up sequencer's blocks to a stream.
+    """Write the blocks of a demo sequencer to a stream.
 
-    The file is made if it is missing. Each operation is a batch with a block of one
-    transaction, and their bookmarks, in the layouts of the stream's version; numbers go on
-    from what the file holds.
+    A missing file is created. Each operation is a batch with one block of one transaction, and
+    their bookmarks, in the layouts of the stream version; in an existing file numbering
+    continues.
     """
-    with stop_on_signal() as ending, _open(file, stream_version) as stream:
+    with stop_on_signal() as stop, _open(file, stream_version) as stream:
         sequencer = DemoSequencer(stream, seed)
         began = time.monotonic()
-        done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, ending, fixed=True)
+        done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, stop, fixed=True)
         logs.say(
             f"{progress(sequencer, done, ops, time.monotonic() - began)}; {file} holds "
             f"{stream.total_entries:,} entries"
@@ -91,7 +93,7 @@ def _open(file: str, version: int | None) -> DataStream:
     if version not in (None, stream.header.version):
         stream.close()
         raise Failure(
-            f"{file}: a stream of version {stream.header.version}, not {version}; an existing "
-            "file brings its own"
+            f"{file}: the stream version of the existing file is {stream.header.version}, not "
+            f"{version}"
         )
     return stream

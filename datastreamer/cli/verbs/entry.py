@@ -1,4 +1,4 @@
-"""`datastreamer entry`: one entry by its number."""
+"""`datastreamer entry`: print one entry."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from datastreamer.cli.shared.options import (
     number_parser,
 )
 from datastreamer.cli.shared.output import one_entry
-from datastreamer.cli.shared.source import asked_for, open_source
+from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.format import U64_MAX
 
 NumberArgument = Annotated[
-    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="The entry's number.")
+    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="Number of the entry.")
 ]
 
 
@@ -37,7 +37,7 @@ def entry(
 ) -> None:
     """Print one entry by its number."""
     shape = chosen_format(format, json)
-    with open_source(source, stream_type, tls=tls) as stream, asked_for(source):
+    with open_source(source, stream_type, tls=tls) as stream, named_not_found(source):
         found = stream.entry(number)
         version = stream.header().version
     write = write_raw if shape is Format.raw else write_out

@@ -1,4 +1,4 @@
-"""`datastreamer export`: a stream, or a part of it, as Parquet, JSON lines or CSV."""
+"""`datastreamer export`: write entries as Parquet, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OutArgument = Annotated[
     str,
     typer.Argument(
         metavar="OUT",
-        help="A folder, which is gone on with; or a new file: .parquet, .jsonl or .csv.",
+        help="Folder, where an earlier export is continued; or new .parquet, .jsonl or .csv file.",
     ),
 ]
 
@@ -46,7 +46,7 @@ class TableName(str, Enum):
 
 
 class OnError(str, Enum):
-    """What becomes of an entry that is no event."""
+    """What to do about an entry that is not an event."""
 
     fail = "raise"
     null = "null"
@@ -55,19 +55,19 @@ class OnError(str, Enum):
 
 TableOption = Annotated[
     TableName,
-    typer.Option("--table", help="What the rows are [entries]; all: a folder for each table."),
+    typer.Option("--table", help="Set what a row is [entries]; all: one folder per table."),
 ]
 FromOption = Annotated[
     int | None,
-    number_option("--from", "N", "The first entry [0, or behind what is there]."),
+    number_option("--from", "N", "First entry [0, or the one after the earlier export]."),
 ]
-ToOption = Annotated[int | None, number_option("--to", "N", "The last entry, included.")]
+ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
 OnErrorOption = Annotated[
     OnError,
     typer.Option(
         "--on-error",
-        help="What to do about an entry that is no event: fail there, have nulls and a column "
-        "that says why, or leave it out.",
+        help="Set what to do about an entry that is not an event: fail, write nulls and a column "
+        "with the reason, or drop it.",
     ),
 ]
 
@@ -83,15 +83,15 @@ def export(
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
-    """Write what is committed now to files that other tools read.
+    """Export the committed entries to Parquet, JSON lines or CSV.
 
-    A folder gets Parquet files that are named by their entries. The next export to it writes
-    what came since; what is there is checked to be of this stream, and never written again.
+    A folder receives Parquet files that are named by their entries. The next export to it adds
+    the entries since, after a check that its files belong to this stream.
     """
     if not out:
-        raise typer.BadParameter("OUT is empty: it is a folder, or a new file")
+        raise typer.BadParameter("OUT is empty; name a folder or a new file")
     if start is not None and to is not None and to < start:
-        raise typer.BadParameter(f"--to {to} stands before --from {start}")
+        raise typer.BadParameter(f"--to {to} is less than --from {start}")
     from datastreamer import arrow
 
     with (
@@ -111,18 +111,18 @@ def export(
                 advance=progress.reach,
             )
         except DecodeFailed as error:
-            advice = "null or drop goes on past such entries"
+            advice = "null or drop continues past such entries"
             if Path(out).is_dir():
-                # What stands before is there now, without the column that null adds.
-                advice = "drop goes on past such entries, and null does in another folder"
+                # Its files lack the column that null adds.
+                advice = "drop continues past such entries; null needs another folder"
             raise Failure(f"{source}: {error}; --on-error {advice}") from None
         except NotFound as error:
             raise Failure(f"{source}: {error}") from None
     rows = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
     if not done.next:
-        logs.say(f"{source} holds no entries yet")
+        logs.say(f"{source} holds no entries")
     elif not done.files:
-        logs.say(f"{out} has all entries before {done.next:,} already")
+        logs.say(f"{out} already has all entries before {done.next:,}")
     elif table is TableName.entries:
         logs.say(f"{out}: {rows}, in {_files(len(done.files))}")
     else:

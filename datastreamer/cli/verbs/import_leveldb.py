@@ -1,7 +1,6 @@
-"""`datastreamer import-leveldb`: the reference implementation's bookmarks become ours.
+"""`datastreamer import-leveldb`: index a stream, compared with the Go program's bookmarks.
 
-The file is the truth: the index is built from it, and what the database says is held
-against that.
+The index is built from the stream file; the database is only compared with it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ FolderOption = Annotated[
     typer.Option(
         "--db",
         metavar="FOLDER",
-        help="The database [FILE up to its first dot, and .db: where the Go program has it].",
+        help="Folder of the database [FILE up to its first dot, with .db, as the Go program does].",
     ),
 ]
 
 
 class Difference(NamedTuple):
-    """A bookmark that database and file do not agree about: the entry number that each has,
-    and what the file says to the database's."""
+    """A bookmark that differs: the entry number in the database and in the file, and why."""
 
     key: bytes
     database: int | None
@@ -54,17 +52,17 @@ def import_leveldb(
     format: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take over the bookmarks of the Go program's database, checked against the stream.
+    """Index a stream and compare its bookmarks with the Go program's database.
 
-    The index becomes what the stream says; each bookmark that is stale in the database, or
-    lacks there, is printed. The database is not touched.
+    The index is built from the stream; each bookmark that is stale or missing in the database is
+    printed. The database is not changed.
     """
     shape = chosen_format(format, json)
     if shape in (Format.raw, Format.hex):
-        raise typer.BadParameter(f"--format {shape.value} is for entries; here table or jsonl")
+        raise typer.BadParameter(f"--format {shape.value} is for entries; use table or jsonl")
     folder = database_folder(file) if db is None else db
     with (
-        logs.damage_told_once(bookmarks.__name__),
+        logs.hold_errors(bookmarks.__name__),
         DataStream.open(file) as stream,
         _database(folder, named=db is not None) as theirs,
     ):
@@ -72,9 +70,8 @@ def import_leveldb(
         checked = _Checked(stream, shape)
         checked.against(theirs)
         logs.say(
-            f"{folder}: {checked.same:,} bookmarks are as in the stream, {checked.stale:,} are "
-            f"not, {checked.lacking:,} of the stream's lack; {file} has "
-            f"{len(stream.bookmarks):,} in its index now"
+            f"{folder}: {checked.same:,} bookmarks match the stream, {checked.stale:,} are stale, "
+            f"{checked.missing:,} are missing; the index of {file} has {len(stream.bookmarks):,}"
         )
 
 
@@ -84,7 +81,7 @@ def _database(folder: str, *, named: bool) -> ReferenceBookmarks:
     except FileMissing as error:
         if named:
             raise
-        raise Failure(f"{error}; --db names it") from None
+        raise Failure(f"{error}; name the database with --db") from None
 
 
 class _Checked:
@@ -93,7 +90,7 @@ class _Checked:
     def __init__(self, stream: DataStream, shape: Format) -> None:
         self._stream = stream
         self._shape = shape
-        self.same = self.stale = self.lacking = 0
+        self.same = self.stale = self.missing = 0
 
     def against(self, theirs: ReferenceBookmarks) -> None:
         stream = self._stream
@@ -109,42 +106,42 @@ class _Checked:
                     self.stale += 1
                     self._print(Difference(key, number, newest, self._why(key, number, newest)))
         if known < len(stream.bookmarks):
-            self._print_lacking(theirs)
+            self._print_missing(theirs)
 
-    def _print_lacking(self, theirs: ReferenceBookmarks) -> None:
+    def _print_missing(self, theirs: ReferenceBookmarks) -> None:
         stream = self._stream
         with ProgressBar(f"reading {stream.path}", stream.total_entries) as progress:
             for batch in stream.batches():
                 for key, number in batch.bookmarks():
-                    # A key that occurs several times is told of once, as the newest.
+                    # A key that occurs several times is printed once, as the newest.
                     if key not in theirs and _newest(stream, key) == number:
-                        self.lacking += 1
-                        self._print(Difference(key, None, number, "the database lacks it"))
+                        self.missing += 1
+                        self._print(Difference(key, None, number, "missing in the database"))
                 progress.advance(len(batch))
 
     def _why(self, key: bytes, number: int | None, newest: int | None) -> str:
         if number is None:
-            return "the database's value is no entry number"
+            return "the value in the database is not an entry number"
         total = self._stream.total_entries
         if number >= total:
             return f"the stream ends with entry {total - 1}" if total else "the stream is empty"
         entry = self._stream.entry(number)
         if entry.type != TYPE_BOOKMARK:
-            return f"entry {number} is of type {type_name(entry.type)}"
+            return f"entry {number} has type {type_name(entry.type)}"
         if entry.data != key:
             return f"entry {number} is the bookmark 0x{entry.data.hex()}"
         if newest is None:
-            return f"a key of {len(key)} bytes, which nobody can ask for, is not indexed"
+            return f"a key of {len(key)} bytes cannot be looked up and is not indexed"
         return f"entry {newest} is newer"
 
     def _print(self, found: Difference) -> None:
         if self._shape is Format.jsonl:
-            told: dict[str, Any] = {**found._asdict(), "key": f"0x{found.key.hex()}"}
-            write_out(json_line(told))
+            line: dict[str, Any] = {**found._asdict(), "key": f"0x{found.key.hex()}"}
+            write_out(json_line(line))
             return
         theirs = "-" if found.database is None else str(found.database)
         ours = "-" if found.file is None else str(found.file)
-        if not self.stale + self.lacking - 1:
+        if not self.stale + self.missing - 1:
             write_out(f"{'DATABASE':>10}  {'FILE':>10}  KEY, AND WHY\n".encode())
         write_out(f"{theirs:>10}  {ours:>10}  0x{found.key.hex()}: {found.why}\n".encode())
 

@@ -1,4 +1,4 @@
-"""`datastreamer info`: what a stream is and what it holds."""
+"""`datastreamer info`: describe a stream."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ def info(
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
-    """Show what a stream is and what it holds.
+    """Show the header of a stream; of a file also its pages, bookmarks and entries by type.
 
-    Of a server the header; of a file also pages, bookmarks, entries and bytes by type. The
-    table tells about a file's records, writer and index too. Of a damaged file as much is
-    shown as can be read; then comes what is wrong, and it failed.
+    The table also shows the records, the writer and the index of a file. Of a damaged file, the
+    readable part is shown, and then the damage, with exit code 1.
     """
     shape = chosen_format(format, json)
     rows: list[tuple[str, str]] = []
@@ -57,11 +56,11 @@ def info(
             facts = _header_facts(header)
             if isinstance(stream, FileSource) and shape in (Format.jsonl, Format.table):
                 if shape is Format.table:
-                    # Before bookmarks are counted, which may make an index in memory.
+                    # Counting bookmarks may build an index in memory: describe the index first.
                     rows = [*_condition(examine(source)), ("index", _index_state(stream.stream))]
                 facts |= _file_facts(stream, header)
     except DamagedFile:
-        # What is wrong is told in any case, whatever else goes wrong on the way.
+        # The damage is reported even if the readable part cannot be shown.
         with contextlib.suppress(StreamFileError, OSError):
             condition = examine(source)
             facts = _header_facts(condition.header) | _readable_facts(source, condition)
@@ -107,7 +106,7 @@ def _file_facts(source: FileSource, header: Header) -> dict[str, Any]:
 
 
 def _readable_facts(path: str, condition: Condition) -> dict[str, Any]:
-    """The same of a damaged file; how many bookmarks it has is not to be had."""
+    """The same of a damaged file, without its number of bookmarks."""
     end = min(max(condition.header.total_length, HEADER_PAGE_SIZE), condition.size)
     with ProgressBar(f"reading {path}", condition.header.total_entries) as progress:
         kinds = _kinds(readable(path, end), progress)
@@ -130,40 +129,40 @@ def _kinds(batches: Iterable[EntryBatch], progress: ProgressBar) -> dict[str, di
     }
 
 
-# For support: what stands beside the header, in words.
+# For support: the records beside the header.
 
 
 def _condition(found: Condition) -> Iterator[tuple[str, str]]:
     record, mark, writer = found.record, found.mark, found.writer
     ahead = max(0, found.size - found.header.total_length)
-    yield "reserved", f"{ahead:,} bytes behind the end; {found.allocated:,} taken of the disk"
+    yield "reserved", f"{ahead:,} bytes after the end; {found.allocated:,} bytes allocated on disk"
     if record is None:
-        stands = "none that fits the header: another program wrote it, or it is damaged"
+        state = "no record matches the header: another program wrote it, or it is damaged"
     else:
         yield "stream id", record.stream_id.hex() if any(record.stream_id) else "none"
         yield "epoch", f"{record.epoch}"
-        when = "" if found.this_boot else ", before the machine was started last"
-        what = "all of it" if record.base == record.after else f"{_head(record.base)}"
-        stands = f"fits the header{when}; synced: {what}"
-    yield "record", stands
+        when = "" if found.this_boot else ", written before the last start of the machine"
+        what = "everything" if record.base == record.after else f"{_head(record.base)}"
+        state = f"matches the header{when}; synced: {what}"
+    yield "record", state
     for synced in found.synced[:1]:
         head = Head(synced.header.total_length, synced.header.total_entries)
         yield "last synced", _head(head)
     if mark is not None:
         late = record is not None and mark.epoch < record.epoch
-        under_way = "; entries are being taken back or changed" if late else ""
+        under_way = "; a truncation or update is in progress" if late else ""
         yield "visible", f"{_head(mark.head)}{under_way}"
     if found.source is None:
-        yield "source", "its record is damaged; `datastreamer repair` clears it"
+        yield "source", "the record is damaged; `datastreamer repair` clears it"
     elif found.source.epoch:
         yield "source", f"epoch {found.source.epoch}, id {found.source.source_id.hex()}"
     if found.undo:
-        yield "undo", "the journal of an update stands: it is under way, or a crash cut it off"
+        yield "undo", "an update is in progress, or a crash interrupted it"
     if writer is None:
-        who = "none of ours"
+        who = "not recorded"
     else:
         who = f"process {writer.pid}, {'alive' if found.writer_alive else 'ended'}"
-    yield "writer", f"{who}; {'somebody writes now' if found.locked else 'nobody writes now'}"
+    yield "writer", f"{who}; the file is {'locked for writing' if found.locked else 'not locked'}"
 
 
 def _head(head: Head) -> str:
@@ -184,10 +183,10 @@ def _index_state(stream: DataStream) -> str:
     finally:
         index.close()
     if mark is None:
-        return f"{stream.index_name}, nothing in it yet"
+        return f"{stream.index_name}, empty"
     if mark.entries and lag == stream.total_entries:
-        return f"{stream.index_name}, not this file's: built again by the next writer"
-    return f"{stream.index_name}, up to entry {mark.entries:,}, {lag:,} behind"
+        return f"{stream.index_name}, of another file: the next writer rebuilds it"
+    return f"{stream.index_name}, up to entry {mark.entries:,}, lag {lag:,} entries"
 
 
 def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> bytes:
@@ -216,7 +215,7 @@ def _table(name: str, facts: dict[str, Any], rows: list[tuple[str, str]]) -> byt
 
 
 def _described(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts that are one number each, in words."""
+    """The facts that are single numbers."""
     yield "version", f"{facts['version']}"
     yield "system id", f"{facts['system_id']}"
     yield "stream type", f"{facts['stream_type']}"

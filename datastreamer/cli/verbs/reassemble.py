@@ -1,7 +1,7 @@
-"""`datastreamer reassemble`: whole payloads from several producers, as lines.
+"""`datastreamer reassemble`: print complete payloads from several producers.
 
-Owns the lines and the options. Payloads go to standard output, all other events to stderr as
-JSON lines with "event".
+Payloads are written to standard output, all other events to stderr as JSON lines with
+"event".
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import (
     Failure,
-    end_well_on_signal,
-    end_with_reader,
+    exit_when_output_closes,
+    exit_zero_on_signal,
     write_out,
 )
 from datastreamer.cli.shared.json_input import BadLine, bytes_of
@@ -68,8 +68,8 @@ FromBookmarkOption = Annotated[
     typer.Option(
         "--from-bookmark",
         metavar="KEY",
-        help="Begin at this bookmark, 0x... in hex or text: a payload's has the first 16 bytes "
-        "of its id.",
+        help="Begin at this bookmark, 0x... in hex or text; the key of a payload's bookmark is the "
+        "first 16 bytes of its id.",
     ),
 ]
 SubscribeOption = Annotated[
@@ -77,8 +77,8 @@ SubscribeOption = Annotated[
     typer.Option(
         "--subscribe",
         metavar="PREFIX",
-        help="Only messages whose keys begin so, 0x... in hex; repeatable [all]. Nested headers "
-        "are followed all the same.",
+        help="Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
+        "Nested headers are followed in any case.",
     ),
 ]
 ReorgThresholdOption = Annotated[
@@ -86,7 +86,7 @@ ReorgThresholdOption = Annotated[
     number_option(
         "--reorg-threshold",
         "N",
-        "So many further payloads one stays known for, so that late duplicates are swallowed.",
+        "Remember a delivered payload for N further payloads, to drop late duplicates.",
         most=U32_MAX,
     ),
 ]
@@ -95,7 +95,7 @@ BudgetOption = Annotated[
     number_option(
         "--budget",
         "MIB",
-        "Give up the oldest that is not whole above so much memory.",
+        "Maximum memory for incomplete payloads, in MiB; above it the oldest is dropped.",
         least=1,
         most=1 << 24,
     ),
@@ -106,7 +106,7 @@ MaxAgeOption = Annotated[
         "--max-age",
         metavar="SECONDS",
         min=0.001,
-        help="With --follow, give up what is not whole after so long.",
+        help="With --follow, drop a payload that is incomplete after this time.",
     ),
 ]
 StoreOption = Annotated[
@@ -114,15 +114,15 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="FILE",
-        help="Keep in this database how far it is, and go on there the next time.",
+        help="Keep the progress in this database, and resume from it.",
     ),
 ]
 StatsOption = Annotated[
     bool,
     typer.Option(
         "--stats",
-        help="Show what is in flight, complete, duplicate and in conflict, by source: a live "
-        "table in place of the payloads on a terminal, else JSON lines on stderr.",
+        help="Show statistics by source: on a terminal a live table in place of the payloads, else "
+        "JSON lines on stderr.",
     ),
 ]
 
@@ -146,23 +146,23 @@ def reassemble(
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
-    """Print payloads that several producers publish in messages: each once, when it is whole.
+    """Print each payload that several producers publish in messages once, when it is complete.
 
-    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. All else that
-    happens is told on stderr, as JSON lines with "event". It ends at the sources' ends; with
-    --follow a source that is lost is waited for, while the others go on.
+    A line is {"id": "0x..", "parts": [{"key": "0x..", "value": "0x.."}, ...]}. Other events are
+    written to stderr, as JSON lines with "event". The command ends at the ends of the sources;
+    with --follow it continues, and reconnects to a lost source.
     """
     if start is not None and from_bookmark is not None:
-        raise typer.BadParameter("--from and --from-bookmark are two places to begin at")
+        raise typer.BadParameter("--from and --from-bookmark exclude each other")
     if type == TYPE_BOOKMARK:
-        raise typer.BadParameter(f"--type {type} belongs to bookmarks")
+        raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
     shape = chosen_format(format, json)
     prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
     metrics = metrics_at(metrics_host, metrics_port)
     begin = _start(start, from_bookmark)
     upstreams = _upstreams(sources, tls)
     if follow:
-        end_well_on_signal()
+        exit_zero_on_signal()
     board = Board(shown=stats, live=stats and sys.stdout.isatty())
     with ExitStack() as stack:
         kept = None if store is None else stack.enter_context(SqliteStore(store))
@@ -171,7 +171,7 @@ def reassemble(
                 upstreams,
                 subscribe=prefixes,
                 store=kept,
-                on_event=lambda event: logs.say_as_it_is(event_line(event)),
+                on_event=lambda event: logs.say_verbatim(event_line(event)),
                 follow=follow,
                 start=begin,
                 type=type,
@@ -184,10 +184,10 @@ def reassemble(
         if metrics is not None:
             stack.enter_context(_metrics(payloads, *metrics))
         if follow:
-            end_with_reader()
+            exit_when_output_closes()
         with board:
             _print_all(payloads, shape, board)
-    _tell_the_end(payloads)
+    _report_end(payloads)
 
 
 def _print_all(payloads: BlockingReassembly, shape: Format, board: Board) -> None:
@@ -201,11 +201,11 @@ def _print_all(payloads: BlockingReassembly, shape: Format, board: Board) -> Non
             due = time.monotonic() + _LOOK_SECONDS
 
 
-def _tell_the_end(payloads: BlockingReassembly) -> None:
+def _report_end(payloads: BlockingReassembly) -> None:
     stats = payloads.stats
     if stats.in_flight:
-        told = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
-        logs.say_as_it_is(json_line(told).decode().rstrip("\n"))
+        event = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
+        logs.say_verbatim(json_line(event).decode().rstrip("\n"))
     for name, error in payloads.errors.items():
         raise Failure(f"{name} was not read to its end: {error}")
 
@@ -219,9 +219,11 @@ def _read_prefix(text: str) -> bytes:
 
 def _start(start: str | None, bookmark: str | None) -> Start:
     if bookmark is not None:
-        # Blocks and batches have keys by the stream's version; here it may be several streams.
+        # The keys of blocks and batches depend on the stream version; streams may differ in it.
         if bookmark.startswith(("block:", "batch:")):
-            raise typer.BadParameter(f"--from-bookmark {bookmark}: payloads have keys in hex")
+            raise typer.BadParameter(
+                f"--from-bookmark {bookmark}: write the key of a payload in hex"
+            )
         return Key(bookmark).of(0)
     if start == "latest":
         return "latest"
@@ -236,7 +238,7 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
         address = None if os.path.lexists(text) else parse_address(text)
         if address is None:
             if not os.path.lexists(text):
-                hint = "" if "/" in text else ", and no HOST:PORT either"
+                hint = "" if "/" in text else ", and not HOST:PORT"
                 raise Failure(f"{text}: no such file{hint}")
             place = Path(text)
         else:
@@ -250,7 +252,7 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
             )
         name = text if isinstance(place, Path) else place.name
         if name in found:
-            raise typer.BadParameter(f"{text!r} is named twice; each source is read once")
+            raise typer.BadParameter(f"{text!r} is named twice")
         found[name] = place
     if context is None:
         tls.check_unused(sources[0])
@@ -259,15 +261,15 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
 
 @contextmanager
 def _metrics(payloads: BlockingReassembly, hosts: list[str] | None, port: int) -> Iterator[None]:
-    """Answer with metrics meanwhile."""
+    """Serve metrics within the block."""
     from datastreamer.metrics.exposition import MetricsSnapshot
     from datastreamer.server.metrics import of_process
     from datastreamer.service.aggregate_metrics import GatheredMetrics
 
     def ask(limit: int) -> MetricsSnapshot:
-        told = of_process()
-        told["samples"].update(payloads.samples())
-        return told
+        metrics = of_process()
+        metrics["samples"].update(payloads.samples())
+        return metrics
 
     listeners = metrics_listeners(hosts, port)
     try:

@@ -1,7 +1,4 @@
-"""What `reassemble` shows: payloads and events as lines, and how it is doing as a table.
-
-Owns their forms. Knows no sources.
-"""
+"""The output of `reassemble`: payloads and events as lines, statistics as a table."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def payload_line(payload: PayloadComplete) -> bytes:
-    """A payload as `split` takes it."""
+    """A payload as a line that `split` accepts."""
     parts = ", ".join(
         [f'{{"key": "0x{key.hex()}", "value": "0x{value.hex()}"}}' for key, value in payload.parts]
     )
@@ -38,7 +35,7 @@ def payload_line(payload: PayloadComplete) -> bytes:
 
 
 def described(payload: PayloadComplete) -> bytes:
-    """A payload in a line for people."""
+    """A payload as a line for people."""
     amount = sum(len(key) + len(value) for key, value in payload.parts)
     return (
         f"0x{payload.id.hex()}  {len(payload.parts):>7,} parts  {size(amount):>10}  "
@@ -47,14 +44,14 @@ def described(payload: PayloadComplete) -> bytes:
 
 
 def event_line(event: Notice) -> str:
-    """Any other event as a line of JSON."""
+    """Another event as a line of JSON."""
     match event:
         case Conflict():
-            told = _told("conflict", event, "what", "key", "prefix", "payload")
+            line = _with_position("conflict", event, "what", "key", "prefix", "payload")
         case Malformed():
-            told = _told("malformed", event, "key", "reason")
+            line = _with_position("malformed", event, "key", "reason")
         case Dropped():
-            told = {
+            line = {
                 "event": "dropped",
                 "why": event.why,
                 "payload": _hex(event.payload),
@@ -65,38 +62,38 @@ def event_line(event: Notice) -> str:
                 "positions": dict(event.positions),
             }
         case SourceLost():
-            told = {"event": "source_lost", "source": event.source, "error": str(event.error)}
+            line = {"event": "source_lost", "source": event.source, "error": str(event.error)}
         case SourceFailed():
-            told = {
+            line = {
                 "event": "source_failed",
                 "source": event.source,
                 "error": str(event.error),
                 "again": event.again,
             }
         case SourceBack():
-            told = {
+            line = {
                 "event": "source_back",
                 "source": event.source,
                 "next_entry": event.next_entry,
             }
         case SourceRolledBack():
-            told = {
+            line = {
                 "event": "source_rolled_back",
                 "source": event.source,
                 "to_entry": event.rollback.to_entry,
                 "from_entry": event.rollback.from_entry,
             }
         case _:
-            raise AssertionError(f"{event} comes of ordering, which is not asked for")
-    return json_line(told).decode().rstrip("\n")
+            raise AssertionError(f"{event} is an event of ordering, which is off")
+    return json_line(line).decode().rstrip("\n")
 
 
-def _told(name: str, event: Conflict | Malformed, *fields: str) -> dict[str, Any]:
-    told: dict[str, Any] = {"event": name}
+def _with_position(name: str, event: Conflict | Malformed, *fields: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"event": name}
     for field in fields:
         value = getattr(event, field)
-        told[field] = _hex(value) if isinstance(value, bytes) else value
-    return {**told, "source": event.source, "position": event.position}
+        line[field] = _hex(value) if isinstance(value, bytes) else value
+    return {**line, "source": event.source, "position": event.position}
 
 
 def _hex(value: bytes | None) -> str | None:
@@ -104,7 +101,7 @@ def _hex(value: bytes | None) -> str | None:
 
 
 class Board:
-    """How it is doing: a live table, or a line of JSON now and then on stderr."""
+    """Statistics: a live table, or lines of JSON on stderr."""
 
     def __init__(self, *, shown: bool, live: bool) -> None:
         self.shown = shown
@@ -125,11 +122,11 @@ class Board:
             self._live.stop()
 
     def show(self, stats: Stats, states: Mapping[str, SourceState], age: float | None) -> None:
-        """How it is now; `age` is that of the oldest that is not whole."""
+        """Show the statistics; `age` is that of the oldest incomplete payload."""
         if self._live is not None:
             self._live.update(table(stats, states, age), refresh=True)
             return
-        told = {
+        line = {
             "event": "stats",
             "in_flight": stats.in_flight,
             "complete": stats.completed,
@@ -142,7 +139,7 @@ class Board:
                 for name, state in states.items()
             },
         }
-        logs.say_as_it_is(json_line(told).decode().rstrip("\n"))
+        logs.say_verbatim(json_line(line).decode().rstrip("\n"))
 
 
 _COUNTS = ("received", "duplicates", "conflicts", "malformed", "outside")
@@ -156,7 +153,7 @@ def _counts(stats: Stats, name: str) -> dict[str, int]:
 def table(
     stats: Stats, states: Mapping[str, SourceState], age: float | None
 ) -> rich.console.RenderableType:
-    """The whole, and a row for each source."""
+    """The totals, and a row for each source."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

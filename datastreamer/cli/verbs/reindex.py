@@ -1,4 +1,4 @@
-"""`datastreamer reindex`: the bookmark index, built again from the file."""
+"""`datastreamer reindex`: rebuild the bookmark index from the file."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.stream import DataStream
 
-_LOOK_SECONDS = 0.1
+_PROGRESS_SECONDS = 0.1
 
 
 def reindex(
     file: FileArgument,
 ) -> None:
-    """Throw the bookmark index away and build it again from the stream.
+    """Delete the bookmark index and rebuild it from the stream.
 
-    An index that is missing, behind or another file's mends itself when a writer opens the
-    stream; this is for one that is in doubt all the same.
+    A writer that opens a stream repairs a missing or lagging index by itself; use this command
+    if you suspect that the index is wrong.
     """
     with (
-        logs.damage_told_once(bookmarks_package.__name__),
+        logs.hold_errors(bookmarks_package.__name__),
         DataStream.open(file, index=LMDB_ANEW) as stream,
     ):
         rebuild(stream)
         logs.say(
-            f"{file}: {len(stream.bookmarks):,} different bookmarks of {stream.total_entries:,} "
-            "entries are indexed"
+            f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "
+            f"{stream.total_entries:,} entries"
         )
 
 
 def rebuild(stream: DataStream) -> None:
-    """Build the stream's index again, with a progress bar."""
+    """Rebuild the index of the stream, with a progress bar."""
     bookmarks = stream.bookmarks
     failed: list[Exception] = []
     worker = threading.Thread(
@@ -45,14 +45,14 @@ def rebuild(stream: DataStream) -> None:
     with ProgressBar(f"reading {stream.path}", stream.total_entries) as progress:
         worker.start()
         while worker.is_alive():
-            worker.join(_LOOK_SECONDS)
+            worker.join(_PROGRESS_SECONDS)
             progress.reach(stream.total_entries - bookmarks.lag(), stream.total_entries)
     if failed:
         raise failed[0]
     if bookmarks.lag():
         raise Failure(
-            f"{stream.path}: the bookmark index could not be built, {bookmarks.lag():,} entries "
-            "are not in it; the log says why"
+            f"{stream.path}: the bookmark index could not be built: it lacks {bookmarks.lag():,} "
+            "entries; see the log for the reason"
         )
 
 
@@ -60,5 +60,5 @@ def _rebuild(bookmarks: BookmarkKeeper, failed: list[Exception]) -> None:
     try:
         bookmarks.rebuild()
         bookmarks.wait()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the main thread raises it
+    except Exception as error:  # noqa: BLE001 - the main thread raises it
         failed.append(error)

@@ -1,4 +1,4 @@
-"""`datastreamer relay`: a stream downloaded from other servers, kept in a file, served on."""
+"""`datastreamer relay`: download a stream from other servers, keep it in a file, serve it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnRewrite(str, Enum):
-    """What becomes of an upstream that has other entries than ours."""
+    """What to do about an upstream whose entries differ from the relay's."""
 
     stop = "stop"
     follow = "follow"
@@ -64,53 +64,68 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         metavar="HOST:PORT",
-        help="Download from there; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: the next "
-        "is used while those before cannot be had.",
+        help="Server to download from; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: a later "
+        "one is used while the earlier ones are not available.",
     ),
 ]
 RelayFileOption = Annotated[
-    str | None, typer.Option("--file", metavar="FILE", help="Keep the stream in this file.")
+    str | None, typer.Option("--file", metavar="FILE", help="Stream file of the relay.")
 ]
 RelayPortOption = Annotated[
     int | None,
     number_option(
-        "--port", "PORT", f"0 takes a free one, and says which [{DEFAULT_PORT}].", most=65535
+        "--port",
+        "PORT",
+        f"TCP port to listen on; 0: any free port, which is logged [{DEFAULT_PORT}].",
+        most=65535,
     ),
 ]
 OnRewriteOption = Annotated[
     OnRewrite,
     typer.Option(
         "--on-rewrite",
-        help="Where a server has other entries than we do, or took some back: take nothing "
-        "more from it, or go back to the last in common, as it did.",
+        help="Set what to do if a server has other entries, or truncated some: stop downloading "
+        "from it, or truncate the relay to the last common entry.",
     ),
 ]
 UpstreamCaOption = Annotated[
     str | None,
     typer.Option(
-        "--server-tls-ca", metavar="FILE", help="Of tcps:// servers, trust these CAs; PEM."
+        "--server-tls-ca",
+        metavar="FILE",
+        help="For tcps:// servers: trust the CAs in this PEM file.",
     ),
 ]
 UpstreamCertOption = Annotated[
     str | None,
-    typer.Option("--server-tls-cert", metavar="FILE", help="Who we are to them; PEM."),
+    typer.Option(
+        "--server-tls-cert",
+        metavar="FILE",
+        help="For tcps:// servers: present the client certificate in this PEM file.",
+    ),
 ]
 UpstreamKeyOption = Annotated[
     str | None,
     typer.Option(
-        "--server-tls-key", metavar="FILE", help="The key of that [in the same file]; PEM."
+        "--server-tls-key",
+        metavar="FILE",
+        help="Read the key of --server-tls-cert from this PEM file [the same file].",
     ),
 ]
 UpstreamNameOption = Annotated[
     str | None,
-    typer.Option("--server-tls-name", metavar="NAME", help="Whom their certificates name [HOST]."),
+    typer.Option(
+        "--server-tls-name",
+        metavar="NAME",
+        help="For tcps:// servers: require this name in their certificates [HOST].",
+    ),
 ]
 UpstreamTokenFileOption = Annotated[
     str | None,
     typer.Option(
         "--server-token-file",
         metavar="FILE",
-        help="Show each server the first token in this file, for a reserved place there.",
+        help="Present the first token in this file to each server, for a reserved place there.",
     ),
 ]
 
@@ -119,7 +134,7 @@ ReadyLagOption = Annotated[
     number_option(
         "--ready-lag",
         "N",
-        "On the metrics port, /readyz says no while a server holds over N entries more.",
+        "Maximum lag in entries at which /readyz on the metrics port reports ready.",
     ),
 ]
 
@@ -158,8 +173,8 @@ def relay(
 ) -> None:
     """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
 
-    What is in the file is served all the time, also while no server can be had. The entries
-    before the end of the file are compared with each server's before anything is appended.
+    The file is also served while no server is available. The last entries of the file are
+    compared with those of each server before anything is appended.
     """
     upstreams = _upstreams(
         server or [],
@@ -168,7 +183,7 @@ def relay(
         server_token_file,
     )
     if not file:
-        raise typer.BadParameter("--file says where the stream is kept")
+        raise typer.BadParameter("--file is required: it names the stream file of the relay")
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
     metrics_at(metrics_host, metrics_port)
@@ -205,7 +220,7 @@ def relay(
 
 
 def relay_until(made: Relay) -> None:
-    """Run it until a signal, with the log lines of a program."""
+    """Run the relay until a signal, logging its start and end."""
 
     def listening(relay: Relay, addresses: list[tuple[str, int]]) -> None:
         assert relay.stream is not None
@@ -221,10 +236,10 @@ def relay_until(made: Relay) -> None:
 
 
 def upstream_of(text: str) -> Upstream:
-    """The server that an option names, without TLS's particulars."""
+    """The server that an option names, without the options of TLS."""
     address = parse_address(text)
     if address is None:
-        raise typer.BadParameter(f"{text!r}: a server is named as HOST:PORT")
+        raise typer.BadParameter(f"{text!r}: write the server as HOST:PORT")
     return Upstream(address.host, address.port, address.tls)
 
 
@@ -232,7 +247,7 @@ def _upstreams(
     servers: list[str], tls: TLSOptions, name: str | None, token_file: str | None
 ) -> list[Upstream]:
     if not servers:
-        raise typer.BadParameter("--server says where to download from; there may be several")
+        raise typer.BadParameter("--server is required: it names a server to download from")
     token = None if token_file is None else read_tokens(token_file)[0]
     upstreams = [replace(upstream_of(text), token=token) for text in servers]
     secured = [upstream for upstream in upstreams if upstream.tls]
@@ -242,7 +257,7 @@ def _upstreams(
                 raise typer.BadParameter(f"--server-tls-{option} is for tcps:// servers")
         return upstreams
     if tls.key is not None and tls.cert is None:
-        raise typer.BadParameter("--server-tls-key is the key of a --server-tls-cert")
+        raise typer.BadParameter("--server-tls-key requires --server-tls-cert")
     context = tls.context()
     return [
         replace(each, tls=context, tls_server_name=name) if each.tls else each for each in upstreams

@@ -1,4 +1,4 @@
-"""`datastreamer repair`: mend a damaged stream file."""
+"""`datastreamer repair`: repair a damaged stream file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from datastreamer.storage.maintain.repair import repair as mend
 from datastreamer.storage.maintain.report import counted
 
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what would be done, and change nothing.")
+    bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
 ]
 
 
@@ -32,10 +32,10 @@ def repair(
     format: ReportFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Mend what can be mended: cut back to the last whole operation or entry, set totals right.
+    """Repair a file: truncate it to the last complete operation or entry, and fix the totals.
 
-    Entries behind damage go, since numbers have no gaps. What is changed is copied to
-    FILE.<time>.repair first. A healthy file is not touched.
+    Entries after damage are removed, since numbers have no gaps. The changed part is copied to
+    FILE.<time>.repair first. A healthy file is not changed.
     """
     shape = chosen_format(format, json)
     with ProgressBar(f"checking {file}", 1) as bar:
@@ -63,22 +63,22 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
 
 def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
     if made.healthy:
-        return printable([f"{name}: whole; nothing to repair, nothing was changed"])
+        return printable([f"{name}: no problems; nothing was changed"])
     lines = [f"{name}: {count(len(made.report.problems), 'problem')}"]
     for problem in made.report.problems:
         lines += ["", f"{problem.where}:", *wrapped(problem.what)]
-    lines += ["", "this would be done (--dry-run: nothing was changed):"]
+    lines += ["", "repair would do this (--dry-run: nothing was changed):"]
     if done is not None:
-        lines[-1] = "this was done:"
+        lines[-1] = "repair did this:"
     for step in made.steps:
         first, *more = wrapped(step)
         lines += [f"- {first.strip()}", *more]
     if made.entries_cut:
         share = counted(made.entries_cut)
         would = "were" if done is not None else "would be"
-        lines += ["", f"ATTENTION: {share} at the end of the stream {would} given up."]
+        lines += ["", f"ATTENTION: {share} at the end of the stream {would} removed."]
     if done is not None and done.kept is not None:
-        lines += ["", f"what was changed is kept in {done.kept}"]
+        lines += ["", f"the changed part was copied to {done.kept}"]
     if done is not None:
-        lines += [f"checked again: whole, {done.report.entries:,} entries"]
+        lines += [f"checked again: no problems, {done.report.entries:,} entries"]
     return printable(lines)

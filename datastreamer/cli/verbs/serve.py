@@ -1,4 +1,4 @@
-"""`datastreamer serve`: a stream for clients over TCP, with TLS or without, or a Unix socket."""
+"""`datastreamer serve`: serve a stream over TCP, with TLS or without, or a Unix socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sync(str, Enum):
-    """When a commit returns."""
+    """When a commit is durable."""
 
     commit = "commit"
     os = "os"
@@ -49,7 +49,7 @@ class Index(str, Enum):
 
     @property
     def backend(self) -> str:
-        """The index of a server, which starts without room for one on disk."""
+        """The index of a server, which starts even if the disk has no room for one."""
         return LMDB_OR_MEMORY if self is Index.lmdb else self.value
 
 
@@ -58,13 +58,16 @@ HostOption = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Listen on this address; repeatable [all, IPv4 and IPv6].",
+        help="Address to listen on; repeatable [all, IPv4 and IPv6].",
     ),
 ]
 PortOption = Annotated[
     int | None,
     number_option(
-        "--port", "PORT", f"0 takes a free one, and says which [{DEFAULT_PORT}].", most=65535
+        "--port",
+        "PORT",
+        f"TCP port to listen on; 0: any free port, which is logged [{DEFAULT_PORT}].",
+        most=65535,
     ),
 ]
 UnixOption = Annotated[
@@ -72,7 +75,7 @@ UnixOption = Annotated[
     typer.Option(
         "--unix",
         metavar="PATH",
-        help="Listen on a Unix socket; on TCP as well only with --host or --port.",
+        help="Unix socket to listen on; with --host or --port, TCP as well.",
     ),
 ]
 CertOption = Annotated[
@@ -80,8 +83,9 @@ CertOption = Annotated[
     typer.Option(
         "--tls-cert",
         metavar="FILE",
-        help="TLS with this certificate and what stands behind it; PEM. Repeatable: each client "
-        "gets the one for the name it asks for, else the first. SIGHUP reads the files again.",
+        help="Use TLS with the certificate chain in this PEM file. Repeatable: each client "
+        "receives "
+        "the one for the name that it asks for, else the first. SIGHUP reloads the files.",
     ),
 ]
 KeyOption = Annotated[
@@ -89,7 +93,7 @@ KeyOption = Annotated[
     typer.Option(
         "--tls-key",
         metavar="FILE",
-        help="The key of the certificate, one for each [in the same file]; PEM.",
+        help="Read the key from this PEM file, one for each --tls-cert [the same file].",
     ),
 ]
 ClientCaOption = Annotated[
@@ -97,7 +101,7 @@ ClientCaOption = Annotated[
     typer.Option(
         "--tls-client-ca",
         metavar="FILE",
-        help="Serve only clients with a certificate of this CA; PEM.",
+        help="Accept only clients with a certificate of the CA in this PEM file.",
     ),
 ]
 PublishTokenFileOption = Annotated[
@@ -105,8 +109,8 @@ PublishTokenFileOption = Annotated[
     typer.Option(
         "--publish-token-file",
         metavar="FILE",
-        help="Take operations from a source elsewhere that shows a token, a line of this file. "
-        "Without TLS tokens can be read on the way.",
+        help="Accept a remote publisher that presents a token, a line of this file. Without TLS, "
+        "tokens are sent unencrypted.",
     ),
 ]
 PublishClientCertOption = Annotated[
@@ -114,7 +118,8 @@ PublishClientCertOption = Annotated[
     typer.Option(
         "--publish-client-cert",
         metavar="NAME",
-        help="And, or, whose certificate is for this name; repeatable; goes with --tls-client-ca.",
+        help="Also accept a publisher whose client certificate is for NAME; repeatable; requires "
+        "--tls-client-ca.",
     ),
 ]
 ClientTokenFileOption = Annotated[
@@ -122,19 +127,19 @@ ClientTokenFileOption = Annotated[
     typer.Option(
         "--client-token-file",
         metavar="FILE",
-        help="Give a client that shows a token, a line of this file, a reserved place when the "
+        help="Give a client that presents a token, a line of this file, a reserved place when the "
         "server is full.",
     ),
 ]
 FollowOption = Annotated[
     bool,
     typer.Option(
-        "--follow", help="Another process writes; without this we hold the writer's lock."
+        "--follow", help="Serve a file that another process writes [hold the writer's lock]."
     ),
 ]
 WorkersOption = Annotated[
     int,
-    number_option("--workers", "N", "Serve from so many processes [1].", most=1024, least=1),
+    number_option("--workers", "N", "Number of serving processes [1].", most=1024, least=1),
 ]
 MaxClientsOption = Annotated[
     int,
@@ -162,15 +167,18 @@ ReservedClientsOption = Annotated[
     number_option(
         "--reserved-clients",
         "N",
-        "Places beyond --max-clients for publishers and for clients with a certificate or a "
-        "token [8].",
+        "Number of connections above --max-clients for publishers and for clients with a "
+        "certificate or a token [8].",
         most=U32_MAX,
     ),
 ]
 AcceptRateOption = Annotated[
     int,
     number_option(
-        "--accept-rate", "N", "Connections let in a second; the others wait. 0: all.", most=U32_MAX
+        "--accept-rate",
+        "N",
+        "Maximum rate of accepted connections per second; others wait. 0: no limit.",
+        most=U32_MAX,
     ),
 ]
 RequestRateOption = Annotated[
@@ -178,7 +186,7 @@ RequestRateOption = Annotated[
     number_option(
         "--request-rate",
         "N",
-        "Commands taken from one client a second; more wait. 0: all.",
+        "Maximum rate of commands per second from one client; more wait. 0: no limit.",
         most=U32_MAX,
     ),
 ]
@@ -187,7 +195,7 @@ InactivityTimeoutOption = Annotated[
     number_option(
         "--inactivity-timeout",
         "S",
-        "End a client that neither streams nor asks for so long. 0: never.",
+        "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
         most=U32_MAX,
     ),
 ]
@@ -196,14 +204,17 @@ WriteTimeoutOption = Annotated[
     number_option(
         "--write-timeout",
         "S",
-        "End a client that takes not one byte for so long. 0: never.",
+        "Disconnect a client that receives no byte for S seconds; 0: never.",
         most=U32_MAX,
     ),
 ]
 GraceOption = Annotated[
     int,
     number_option(
-        "--grace", "S", "At the end, clients have so long to take what is committed.", most=U32_MAX
+        "--grace",
+        "S",
+        "Time after the signal for clients to receive committed entries, in seconds.",
+        most=U32_MAX,
     ),
 ]
 MetricsPortOption = Annotated[
@@ -211,7 +222,7 @@ MetricsPortOption = Annotated[
     number_option(
         "--metrics-port",
         "PORT",
-        "Answer with metrics on this port, for Prometheus and `top`; 0 takes a free one.",
+        "Port of the metrics for Prometheus and `top`; 0: any free port, which is logged.",
         most=65535,
     ),
 ]
@@ -220,21 +231,22 @@ MetricsHostOption = Annotated[
     typer.Option(
         "--metrics-host",
         metavar="HOST",
-        help="On this address; repeatable [127.0.0.1].",
+        help="Address of the metrics port; repeatable [127.0.0.1].",
     ),
 ]
 SyncOption = Annotated[
     Sync,
     typer.Option(
-        "--sync", help="What is committed is on disk: with each commit, or when it suits."
+        "--sync", help="Sync to disk with each commit, or leave that to the operating system."
     ),
 ]
 IndexOption = Annotated[
     Index,
     typer.Option(
         "--index",
-        help="Keep the bookmark index beside the file, or in memory. lmdb: in memory while no file "
-        "can be made there.",
+        help="Keep the bookmark index in a folder beside the file, or in memory; lmdb falls "
+        "back to "
+        "memory if no file can be created there.",
     ),
 ]
 
@@ -271,9 +283,9 @@ def serve(
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
 
-    The signal lets nobody in any more and gives clients --grace seconds to take what is
-    committed; a second one ends that at once. Sockets that systemd hands down are used in
-    place of --host, --port and --unix.
+    On the first signal the server stops accepting connections and gives clients up to --grace
+    seconds to receive committed entries; on a second signal it exits at once. Sockets passed by
+    systemd replace --host, --port and --unix.
     """
     limits = Limits(
         max_clients=max_clients,
@@ -289,22 +301,22 @@ def serve(
     creation = Creation(create, system_id, stream_version, stream_type)
     if create and follow:
         raise typer.BadParameter(
-            "--create makes a stream to write to, --follow leaves that to others"
+            "--create and --follow exclude each other: with --follow another process writes"
         )
     tls = server_tls(tls_cert or [], tls_key or [], tls_client_ca)
     publishing = None
     if publish_token_file is not None or publish_client_cert:
         if publish_client_cert and tls_client_ca is None:
-            raise typer.BadParameter("--publish-client-cert goes with a --tls-client-ca")
+            raise typer.BadParameter("--publish-client-cert requires --tls-client-ca")
         if follow or workers != 1:
             raise typer.BadParameter(
-                "a source elsewhere publishes through the one process that writes: no --follow, "
-                "and one of --workers"
+                "publishing needs the process that writes the stream: it excludes --follow and "
+                "more than one of --workers"
             )
         publishing = Publishing(
             token_file=publish_token_file, client_certs=tuple(publish_client_cert or ())
         )
-        publishing.tokens()  # before anything is made
+        publishing.tokens()  # read before a file is created
     check_reserve(limits, publishing is not None, tls)
     if port is None and (unix is None or host):
         port = DEFAULT_PORT
@@ -319,7 +331,7 @@ def serve(
             "serving %s (%d entries%s%s) on %s",
             file,
             stream.total_entries,
-            ", written by others" if follow else "" if stream.writable else ", read-only",
+            ", written by another process" if follow else "" if stream.writable else ", read-only",
             "" if tls is None else ", with TLS",
             ", ".join(map(address_of, addresses)),
             extra={
@@ -329,7 +341,7 @@ def serve(
             },
         )
 
-    # No signal is raised here as an exception: before this it ends the process, see `early`.
+    # Signals raise no exception here: until now `early_signals` handled them.
     name = serve_until_signal(
         open_stream,
         host=host or None,
@@ -346,36 +358,36 @@ def serve(
 
 
 def metrics_at(host: list[str] | None, port: int | None) -> tuple[list[str] | None, int] | None:
-    """Where metrics are to be found, by the options; None where nobody asked for them."""
+    """The address of the metrics port by the options; None without --metrics-port."""
     if port is None:
         if host:
-            raise typer.BadParameter("--metrics-host goes with a --metrics-port")
+            raise typer.BadParameter("--metrics-host requires --metrics-port")
         return None
     return host or None, port
 
 
 def check_reserve(limits: Limits, publishing: bool, tls: ServerTLS | None) -> None:
-    """Raises for tokens that cannot be read, and for reserved places that no client can use."""
+    """Raises for unreadable tokens, and for reserved places that no client can use."""
     check_client_tokens(limits.client_token_file)
     proofs = (limits.client_token_file, publishing, tls is not None and tls.asks_clients)
     if limits.reserved_clients and not any(proofs):
         raise typer.BadParameter(
-            "--reserved-clients goes with a --client-token-file, a --tls-client-ca or publishing: "
-            "nobody else can have these places"
+            "--reserved-clients requires --client-token-file, --tls-client-ca or publishing: no "
+            "other client can use these places"
         )
 
 
 def server_tls(certs: list[str], keys: list[str], client_ca: str | None) -> ServerTLS | None:
-    """What --tls-cert, --tls-key and --tls-client-ca come to."""
+    """The TLS of the server by --tls-cert, --tls-key and --tls-client-ca."""
     if not certs:
         if keys or client_ca is not None:
             option = "--tls-key" if keys else "--tls-client-ca"
-            raise typer.BadParameter(f"{option} goes with a --tls-cert")
+            raise typer.BadParameter(f"{option} requires --tls-cert")
         return None
     if keys and len(keys) != len(certs):
         raise typer.BadParameter(
             f"{len(certs)} --tls-cert and {len(keys)} --tls-key: one key for each, in this order, "
-            "or none where the keys stand in the same files"
+            "or none if the keys are in the same files"
         )
     from datastreamer.transport.tls import ServerTLS
 

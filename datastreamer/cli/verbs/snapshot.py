@@ -1,4 +1,4 @@
-"""`datastreamer snapshot`: a consistent copy of a stream that may be written meanwhile."""
+"""`datastreamer snapshot`: copy a stream that may be in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.storage.maintain.snapshot import snapshot as take
 
 OutArgument = Annotated[
-    str, typer.Argument(metavar="OUT", help="The copy's name; nothing may stand there.")
+    str, typer.Argument(metavar="OUT", help="Path of the copy; it must not exist.")
 ]
 
 
@@ -20,10 +20,10 @@ def snapshot(
     file: FileArgument,
     out: OutArgument,
 ) -> None:
-    """Copy a stream, consistently, while others may write and serve it.
+    """Copy a stream consistently, even while it is written and served.
 
-    The copy holds what is committed at the start and opens by itself; its first writer makes
-    its bookmark index. FILE need not be writable.
+    The copy holds the entries committed at the start; its first writer builds its bookmark
+    index. FILE may be read-only.
     """
     with ProgressBar(f"copying {file}", 1) as progress:
         taken = take(file, out, advance=progress.reach)

@@ -1,4 +1,4 @@
-"""`datastreamer top`: a server and its clients, live."""
+"""`datastreamer top`: watch a server and its clients."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ _log = logging.getLogger(__name__)
 IntervalOption = Annotated[
     float,
     typer.Option(
-        "--interval", parser=seconds_parser(0.1, 3600), metavar="S", help="Look so often."
+        "--interval",
+        parser=seconds_parser(0.1, 3600),
+        metavar="S",
+        help="Interval between updates, in seconds.",
     ),
 ]
 CountOption = Annotated[
-    int, number_option("--count", "N", "End after so many looks. 0: when it is told to.")
+    int, number_option("--count", "N", "Exit after N updates; 0: run until SIGINT.")
 ]
 
 
@@ -53,57 +56,57 @@ def top(
     format: ReportFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a server's head and its clients, again and again: position, lag, throughput.
+    """Watch a server's head and its clients: position, lag, throughput; until SIGINT.
 
-    Asks the server's metrics port (serve --metrics-port). A line of JSON a look where standard
-    output is no terminal. A server that is lost is waited for. SIGINT ends it.
+    Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
+    update if standard output is not a terminal. A lost server is asked again.
     """
     shape = chosen_format(format, json)
-    with stop_on_signal() as ending:
+    with stop_on_signal() as stop:
         if shape is Format.table and sys.stdout.isatty():
-            _live(lambda lost: _looks(server, interval, count, limit, ending, lost))
+            _live(lambda lost: _updates(server, interval, count, limit, stop, lost))
             return
 
         def lost(why: str) -> None:
             _log.warning("lost %s, trying again: %s", server, why)
 
-        for told in _looks(server, interval, count, limit, ending, lost):
-            write_out(drawn(told) if shape is Format.table else json_line(told))
+        for state in _updates(server, interval, count, limit, stop, lost):
+            write_out(drawn(state) if shape is Format.table else json_line(state))
 
 
-def _looks(
+def _updates(
     server: str,
     interval: float,
     count: int,
     limit: int,
-    ending: StopRequest,
+    stop: StopRequest,
     lost: Callable[[str], None],
 ) -> Iterator[Overview]:
-    """What the server tells, each time. One that has told something before is waited for;
-    `lost` is told why, once."""
+    """The state of the server, at each update. After the first, a server that is lost is asked
+    again; `lost` is called with the reason, once."""
     before: Overview | None = None
-    looked, down = 0, False
-    while not ending.is_set():
+    updates, down = 0, False
+    while not stop.is_set():
         try:
-            told = ask(server, limit)
+            state = ask(server, limit)
         except Failure as failure:
-            if not looked:
+            if not updates:
                 raise
             if not down:
                 lost(str(failure).removeprefix(f"{server}: ").partition(";")[0])
-            # It comes back with other clients, and has counted nothing.
+            # After a restart clients and counters are new.
             before, down = None, True
         else:
-            yield with_rates(told, before)
-            before, down = told, False
-            looked += 1
-            if looked == count:
+            yield with_rates(state, before)
+            before, down = state, False
+            updates += 1
+            if updates == count:
                 return
-        if ending.wait(interval):
+        if stop.wait(interval):
             return
 
 
-def _live(looks: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
+def _live(updates: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -113,5 +116,5 @@ def _live(looks: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
         def lost(why: str) -> None:
             live.update(Group(text(f"lost, trying again: {why}"), live.renderable), refresh=True)
 
-        for told in looks(lost):
-            live.update(table(told), refresh=True)
+        for state in updates(lost):
+            live.update(table(state), refresh=True)

@@ -1,4 +1,4 @@
-"""`datastreamer truncate`: cut a stream back."""
+"""`datastreamer truncate`: remove the last entries of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from datastreamer.storage.stream import DataStream
 CountArgument = Annotated[
     int,
     typer.Argument(
-        metavar="N", parser=number_parser(U64_MAX), help="How many entries stay: those before N."
+        metavar="N",
+        parser=number_parser(U64_MAX),
+        help="Number of entries to keep: those before entry N.",
     ),
 ]
 
@@ -26,22 +28,22 @@ def truncate(
     file: FileArgument,
     number: CountArgument,
 ) -> None:
-    """Cut a stream back to its first N entries, for good.
+    """Truncate a stream to its first N entries, permanently.
 
-    Bookmarks go with their entries; an older one of the same key counts again. A stream
-    that holds N entries is left as it is.
+    The bookmarks among the removed entries are removed; an older one of the same key is found
+    again.
     """
-    with logs.damage_told_once(bookmarks.__name__), DataStream.open(file) as stream:
+    with logs.hold_errors(bookmarks.__name__), DataStream.open(file) as stream:
         before = stream.total_entries
         if number > before:
-            raise Failure(f"{file}: cannot be cut back to {number} entries, it holds {before}")
+            raise Failure(f"{file}: cannot truncate to {number} entries: the stream holds {before}")
         if number == before:
-            logs.say(f"{file} holds {before:,} entries as it is; nothing was cut")
+            logs.say(f"{file} already holds {before:,} entries; nothing was changed")
             return
-        # A signal comes before it or after it: what is begun here is finished.
+        # A signal does not interrupt the truncation.
         with stop_on_signal():
             stream.truncate(number)
         logs.say(
-            f"{file} was cut back from {before:,} to {number:,} entries, "
+            f"{file} was truncated from {before:,} to {number:,} entries, "
             f"{stream.header.total_length:,} bytes"
         )

@@ -1,5 +1,4 @@
-"""`datastreamer verify`: check a stream file against everything that the format promises, or
-what a server serves."""
+"""`datastreamer verify`: check a stream file, or the stream of a server."""
 
 from __future__ import annotations
 
@@ -37,16 +36,16 @@ def verify(
 ) -> None:
     """Check a stream file: header, every entry, padding, totals, records and bookmark index.
 
-    Reads only, also beside a writer, and tells of all damage it finds, each with what helps.
-    Exit 1 where there is any. Of a server: that each entry comes, in order, and that bookmarks
-    lead where they should (1,000 of them, where there are more).
+    Only reads, also while the file is written, and reports all damage, each with its repair;
+    exit code 1 if there is any. Of a server: checks that it sends every entry in order, and that
+    up to 1,000 bookmarks lead to their entries.
     """
     shape = chosen_format(format, json)
     served = is_server(source)
     if served:
         report = _check_server(source, stream_type, tls)
     elif stream_type is not None:
-        raise typer.BadParameter(f"--stream-type is for servers here, and {source} is a file")
+        raise typer.BadParameter(f"--stream-type is for servers, and {source} is a file")
     else:
         tls.check_unused(source)
         with ProgressBar(f"checking {source}", 1) as bar:
@@ -54,10 +53,10 @@ def verify(
     table = shape is not Format.jsonl
     write_out(report_table(source, report) if table else json_line(report.as_dict()))
     if not report.ok:
-        told = f"{count(len(report.problems), 'problem')}; what helps stands behind each"
+        text = f"{count(len(report.problems), 'problem')}, each listed with its repair"
         if not served and not all(problem.repair == NO_REPAIR for problem in report.problems):
-            told += "; repair --dry-run says what repair would do"
-        raise Failure(f"{source}: {told}")
+            text += "; `datastreamer repair --dry-run` prints what repair would do"
+        raise Failure(f"{source}: {text}")
 
 
 def _check_server(source: str, stream_type: int | None, tls: TLSOptions) -> Report:
@@ -72,7 +71,7 @@ def _check_server(source: str, stream_type: int | None, tls: TLSOptions) -> Repo
 
 def report_table(name: str, report: Report) -> bytes:
     """A report for people."""
-    verdict = "whole" if report.ok else count(len(report.problems), "problem")
+    verdict = "no problems" if report.ok else count(len(report.problems), "problem")
     lines = [f"{name}: {verdict}", ""]
     for title, number in (
         ("entries", report.entries),
@@ -96,11 +95,11 @@ def wrapped(text: str) -> list[str]:
 
 
 def printable(lines: list[str]) -> bytes:
-    """Lines for standard output, whatever names they hold."""
+    """Lines for standard output, with outside data escaped."""
     text = "".join([f"{one_line(line, None)}\n" for line in lines])
     return text.encode(sys.stdout.encoding or "utf-8", "replace")
 
 
 def count(number: int, what: str) -> str:
-    """A number of things."""
+    """A number with its noun."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -109,10 +109,10 @@ def test_an_end_without_a_commit(append: Append, copy: Path) -> None:
 @pytest.mark.parametrize(
     "line, why",
     [
-        (b"{", "it is no JSON (Expecting property name"),
-        (b"\xff\n", "it is no JSON ("),
+        (b"{", "it is not JSON (Expecting property name"),
+        (b"\xff\n", "it is not JSON ("),
         (b'\xef\xbb\xbf{"commit": true}\n', "it begins with a byte order mark"),
-        (b"1" * 5000, "it has a number too long"),
+        (b"1" * 5000, "it has a number with too many digits"),
         (b"[" * 100_000, "it is nested too deep"),
         (b"[]", "it is []; a line is"),
         (b"null", "it is null; a line is"),
@@ -123,11 +123,11 @@ def test_an_end_without_a_commit(append: Append, copy: Path) -> None:
         ({"commit": True, "rollback": True}, "a line is"),
         ({"type": 3}, 'it is {"type": 3}; a line is'),
         ({"type": 3, "data": "0x", "number": 7}, "a line is"),
-        ({"type": 3, "data": "0x0"}, '"0x0" is no hex'),
-        ({"type": 3, "data": "00"}, '"00" is no hex'),
-        ({"type": 3, "data": "0x0 0"}, '"0x0 0" is no hex'),
-        ({"type": 3, "data": "0x0\ud8000"}, "is no hex"),
-        ({"type": 3, "data": 0}, "0 is no hex"),
+        ({"type": 3, "data": "0x0"}, '"0x0" is not hex'),
+        ({"type": 3, "data": "00"}, '"00" is not hex'),
+        ({"type": 3, "data": "0x0 0"}, '"0x0 0" is not hex'),
+        ({"type": 3, "data": "0x0\ud8000"}, "is not hex"),
+        ({"type": 3, "data": 0}, "0 is not hex"),
         ({"type": "3", "data": "0x"}, 'an entry type is a number, not "3"'),
         ({"type": True, "data": "0x"}, "an entry type is a number, not true"),
         ({"type": 1.0, "data": "0x"}, "an entry type is a number, not 1.0"),
@@ -153,21 +153,21 @@ def test_a_line_that_is_wrong(append: Append, copy: Path, line: Any, why: str) -
 
 def test_a_wrong_line_with_nothing_open(append: Append, copy: Path) -> None:
     failed = append(copy, b"nonsense\n").failed()
-    assert failed.startswith("line 1: it is no JSON (")
+    assert failed.startswith("line 1: it is not JSON (")
     assert failed.endswith("; no operation was open, the stream holds 200 entries")
 
 
 def test_a_stream_is_made(append: Append, tmp_path: Path) -> None:
     path = tmp_path / "new.bin"
     what = ("--create", "--system-id", 7, "--stream-version", 3, "--stream-type", 2)
-    assert append(path, options=what[1:]).failed(2).endswith("brings its own")
-    assert "no such file; --create makes" in append(path).failed()
+    assert append(path, options=what[1:]).failed(2).endswith("has its own")
+    assert "no such file; use --create to create" in append(path).failed()
     assert not path.exists()
     assert append(path, event(1, b"x"), COMMIT, options=what).code == 0
     assert header_of(path)[2:5] == (3, 7, 2)
     warned = append(path, event(1, b"y"), COMMIT, options=("--create", "--system-id", 8))
     assert warned.code == 0
-    assert "the existing file's system id is 7, not 8" in warned.err
+    assert "the system id of the existing file is 7, not 8" in warned.err
     assert held(path, 0) == [(1, b"x"), (1, b"y")]
 
 

@@ -83,7 +83,7 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         assert re.search(
             r"error: line 2: .*Other entries: entries 3 to 3 of the operation differ", other.stderr
         )
-        assert "may be there" not in other.stderr
+        assert "may be in the stream" not in other.stderr
         typed = append(tmp_path, [ONE, COMMIT], place, *show, "--stream-type", 2)
         assert typed.returncode == 1
         assert "those of another stream type: is it 2?" in typed.stderr
@@ -141,8 +141,8 @@ def test_a_signal_ends_the_wait_for_a_lost_server(
         assert appending.wait(60) == 1
         *_, said = appending.stderr.read().splitlines()
         assert re.fullmatch(
-            r"error: line 4: .*; the operation from entry 1 on may be there: sent again with "
-            r"--next-entry 1 it is compared, and not doubled",
+            r"error: line 4: .*; the operation from entry 1 on may be in the stream: send it again "
+            r"with --next-entry 1, which compares it instead of appending it twice",
             said,
         ), said
 
@@ -153,8 +153,8 @@ def test_a_signal_ends_the_wait_for_a_lost_server(
         (("s.bin", "--token-file", "t"), "--token-file is for tcp://HOST:PORT"),
         (("s.bin", "--take-over"), "--take-over is for tcp://HOST:PORT"),
         (("tcp://127.0.0.1:1", "--create"), "are for files"),
-        (("tcp://127.0.0.1:1", "--epoch", "3", "--take-over"), "--take-over takes the next"),
-        (("tcp://127.0.0.1", "--epoch", "3"), "a server is named as tcp://HOST:PORT"),
+        (("tcp://127.0.0.1:1", "--epoch", "3", "--take-over"), "--take-over uses the next"),
+        (("tcp://127.0.0.1", "--epoch", "3"), "write the server as tcp://HOST:PORT"),
     ],
 )
 def test_wrong_usage_of_append(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
@@ -195,8 +195,8 @@ def test_tokens_that_others_can_read(tmp_path: Path, token: Path) -> None:
     [
         (("--publish-token-file", "none"), 1, "none: cannot be read: No such file"),
         (("--publish-token-file", "token", "--workers", "2"), 2, "one of --workers"),
-        (("--publish-token-file", "token", "--follow"), 2, "no --follow"),
-        (("--publish-client-cert", "x"), 2, "goes with a --tls-client-ca"),
+        (("--publish-token-file", "token", "--follow"), 2, "excludes --follow"),
+        (("--publish-client-cert", "x"), 2, "requires --tls-client-ca"),
     ],
 )
 def test_wrong_usage_of_serve(

@@ -32,7 +32,7 @@ def test_a_table(invoke: Invoke, tmp_path: Path) -> None:
 def test_seconds_that_there_are_not(invoke: Invoke, seconds: str) -> None:
     done = invoke("bench", f"--seconds={seconds}")
     assert done.code == 2
-    assert f"it is seconds from 0.01 to 60, not '{seconds}'" in done.err
+    assert f"it is a number of seconds from 0.01 to 60, not '{seconds}'" in done.err
 
 
 def test_a_folder_that_is_not_there(invoke: Invoke, tmp_path: Path) -> None:

@@ -51,4 +51,4 @@ def test_a_file_that_is_rewritten_while_it_is_read(
     elif words[0] == "bookmark":
         assert "no bookmark" in done.failed()
     else:
-        assert "busy: it was truncated or updated while it was read" in done.failed()
+        assert "busy: it was truncated or updated during the read" in done.failed()

@@ -106,7 +106,7 @@ def test_an_existing_file_brings_its_version(invoke: Invoke, tmp_path: Path) -> 
     path = tmp_path / "demo.bin"
     DataStream.create(path, version=2, sync="os").close()
     told = invoke("demo", path, "--stream-version", "3").failed()
-    assert told.endswith("a stream of version 2, not 3; an existing file brings its own")
+    assert told.endswith("the stream version of the existing file is 2, not 3")
     assert header(path)["total_entries"] == 0
 
 

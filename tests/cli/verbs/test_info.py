@@ -102,27 +102,27 @@ def rows(invoke: Invoke, path: Path, code: int = 0) -> dict[str, str]:
 
 def test_for_support(invoke: Invoke, copy: Path) -> None:
     found = rows(invoke, copy)
-    assert found["record"] == "fits the header; synced: all of it"
+    assert found["record"] == "matches the header; synced: everything"
     assert found["visible"] == found["last synced"] == f"200 entries, {found['length']}"
     assert found["index"] == "there is no bookmark index (lmdb)"
-    assert found["writer"].endswith("alive; nobody writes now")  # this very process, before
+    assert found["writer"].endswith("alive; the file is not locked")  # this very process, before
     header = Header.unpack(copy.read_bytes()[16:])
     behind = copy.stat().st_size - header.total_length
-    assert found["reserved"].startswith(f"{behind:,} bytes behind the end; ")
+    assert found["reserved"].startswith(f"{behind:,} bytes after the end; ")
     with DataStream.open(copy, sync="os") as stream:
         assert found["stream id"] == stream.stream_id.hex()
         stream.bookmarks.wait()
         with stream.atomic_op() as op:
             op.add_bookmark(b"new")
         found = rows(invoke, copy)
-        assert found["writer"] == f"process {os.getpid()}, alive; somebody writes now"
-        assert found["record"].startswith("fits the header; synced: 200 entries, ")
+        assert found["writer"] == f"process {os.getpid()}, alive; the file is locked for writing"
+        assert found["record"].startswith("matches the header; synced: 200 entries, ")
         assert found["visible"].startswith("201 entries, ")
         assert found["last synced"].startswith("200 entries, ")
-        assert found["index"] == "lmdb, up to entry 200, 1 behind"
+        assert found["index"] == "lmdb, up to entry 200, lag 1 entries"
         stream.truncate(100)
         assert rows(invoke, copy)["epoch"] == "1"
-    assert rows(invoke, copy)["index"] == "lmdb, up to entry 100, 0 behind"
+    assert rows(invoke, copy)["index"] == "lmdb, up to entry 100, lag 0 entries"
 
 
 def test_a_writer_that_is_gone(invoke: Invoke, copy: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_writer_that_is_gone(invoke: Invoke, copy: Path) -> None:
     records.put_writer(page, Writer(gone.pid, boot_id()))
     with copy.open("r+b") as file:
         file.write(page)
-    assert rows(invoke, copy)["writer"] == f"process {gone.pid}, ended; nobody writes now"
+    assert rows(invoke, copy)["writer"] == f"process {gone.pid}, ended; the file is not locked"
 
 
 def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
@@ -141,12 +141,12 @@ def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
     with DataStream.open(copy, read_only=True) as stream:
         undo = Undo(stream.stream_id, stream.epoch, header, 4096, b"neither", b"of them")
     journal.put(OsDisk(), str(copy), undo, Access.private())
-    assert "journal of an update stands" in rows(invoke, copy)["undo"]
+    assert "an update is in progress" in rows(invoke, copy)["undo"]
     undo = undo._replace(old=bytes(600), new=b"\1" * 600, offset=1 << 20)
     Path(f"{copy}.undo").unlink()
     journal.put(OsDisk(), str(copy), undo, Access.private())
     _damage(copy, 1 << 20, bytes(512) + b"\1" * 88)
-    assert "journal of an update stands" in rows(invoke, copy, code=1)["undo"]
+    assert "an update is in progress" in rows(invoke, copy, code=1)["undo"]
     assert "a crash cut off the update of an entry" in invoke("info", copy).failed()
 
 
@@ -156,13 +156,13 @@ def test_an_index_of_another_file(invoke: Invoke, copy: Path) -> None:
     shutil.copy(copy, f"{copy}.old")
     os.replace(f"{copy}.old", copy)
     shown = rows(invoke, copy)["index"]
-    assert shown == "lmdb, not this file's: built again by the next writer"
+    assert shown == "lmdb, of another file: the next writer rebuilds it"
 
 
 def test_a_file_of_another_program(invoke: Invoke, golden: Golden) -> None:
     found = rows(invoke, golden.unpack("small"))
-    assert found["record"].startswith("none that fits the header")
-    assert found["writer"] == "none of ours; nobody writes now"
+    assert found["record"].startswith("no record matches the header")
+    assert found["writer"] == "not recorded; the file is not locked"
     assert "visible" not in found
 
 
@@ -243,4 +243,4 @@ def test_the_last_source_of_a_stream(invoke: Invoke, copy: Path) -> None:
         for at in records.SOURCE_OFFSETS:
             file.seek(at)
             file.write(b"x")
-    assert rows(invoke, copy)["source"] == "its record is damaged; `datastreamer repair` clears it"
+    assert rows(invoke, copy)["source"] == "the record is damaged; `datastreamer repair` clears it"

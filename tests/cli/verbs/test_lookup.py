@@ -79,5 +79,5 @@ def test_long_data_is_cut_for_people(invoke: Invoke, tmp_path: Path) -> None:
         op.add_entry(7, bytes(range(256)) * 40)
     lines = invoke("entry", tmp_path / "long.bin", 0, "--format", "table").lines
     assert len(lines) == 3 + 512 // 16 + 1
-    assert "9728 bytes more" in lines[-1]
+    assert "9728 more bytes" in lines[-1]
     assert len(invoke("entry", tmp_path / "long.bin", 0, "--format", "raw").out) == 17 + 256 * 40

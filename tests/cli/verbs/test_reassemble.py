@@ -208,15 +208,15 @@ def test_one_that_cannot_be_had(invoke: Invoke, two: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--subscribe", "01"], "no hex"),
+        (["--subscribe", "01"], "is not hex"),
         (["--from", "x"], "--from is a number"),
-        (["--from", "1", "--from-bookmark", "x"], "two places"),
-        (["--from-bookmark", "block:1"], "keys in hex"),
-        (["--type", str(0xB0)], "belongs to bookmarks"),
-        (["--metrics-host", "::1"], "goes with a --metrics-port"),
+        (["--from", "1", "--from-bookmark", "x"], "exclude each other"),
+        (["--from-bookmark", "block:1"], "in hex"),
+        (["--type", str(0xB0)], "is the entry type of bookmarks"),
+        (["--metrics-host", "::1"], "requires --metrics-port"),
         (["--tls-ca", "x"], "tcps://"),
         (["--budget", "0"], "from 1 to"),
-        (["--json", "--format", "table"], "two formats"),
+        (["--json", "--format", "table"], "exclude each other"),
     ],
 )
 def test_wrong_usage(invoke: Invoke, two: tuple[Path, Path], words: list[str], why: str) -> None:
@@ -225,7 +225,7 @@ def test_wrong_usage(invoke: Invoke, two: tuple[Path, Path], words: list[str], w
 
 def test_sources_that_are_none(invoke: Invoke, two: tuple[Path, Path]) -> None:
     assert "named twice" in invoke("reassemble", two[0], two[0]).failed(2)
-    assert "no such file, and no HOST:PORT either" in invoke("reassemble", "nix").failed()
+    assert "no such file, and not HOST:PORT" in invoke("reassemble", "nix").failed()
     assert "no such file" in invoke("reassemble", "nix/nix.bin").failed()
     assert invoke("reassemble").failed(2)
 

@@ -185,8 +185,8 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("sever = 1", "relay.toml: there is no option 'sever'; the names are server, file, host"),
-        ("server = [", "relay.toml: no TOML: "),
+        ("sever = 1", "relay.toml: unknown option 'sever'; the options are server, file, host"),
+        ("server = [", "relay.toml: not TOML: "),
         ("port = 1.5", "relay.toml: port cannot be 1.5"),
         ("port = true", "relay.toml: port cannot be True"),
         ("server = [1.5]", "relay.toml: server cannot be 1.5"),
@@ -209,13 +209,13 @@ def test_no_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "--server says where to download from"),
-        (("--server", "a:1"), "--file says where the stream is kept"),
-        (("--server", "a", "--file", "f"), "'a': a server is named as HOST:PORT"),
+        ((), "--server is required"),
+        (("--server", "a:1"), "--file is required"),
+        (("--server", "a", "--file", "f"), "'a': write the server as HOST:PORT"),
         (("--server", "a:1", "--server-tls-ca", "x", "--file", "f"), "--server-tls-ca is for"),
         (("--server", "a:1", "--file", "f", "--port", "70000"), "65535"),
         (("--server", "a:1", "--file", "f", "--on-rewrite", "go"), "--on-rewrite"),
-        (("--server", "a:1", "--file", "f", "--tls-key", "k"), "--tls-key goes with a --tls-cert"),
+        (("--server", "a:1", "--file", "f", "--tls-key", "k"), "--tls-key requires --tls-cert"),
     ],
 )
 def test_wrong_usage(invoke: Invoke, words: tuple[str, ...], told: str) -> None:

@@ -30,7 +30,7 @@ def test_verify_a_whole_file(invoke: Invoke, copy: Path) -> None:
     assert (report["ok"], report["entries"], report["bookmarks"]) == (True, ENTRIES, 80)
     assert sorted(copy.parent.iterdir()) == before
     table = invoke("verify", copy, "--format", "table").out.decode()
-    assert table.splitlines()[0] == f"{copy}: whole"
+    assert table.splitlines()[0] == f"{copy}: no problems"
     assert "entries     200" in table
 
 
@@ -64,7 +64,7 @@ def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
         assert "entries     200" in invoke("verify", source, "--format", "table").out.decode()
         invoke("verify", source, "--stream-type", "2").failed()
     invoke("verify", source).failed()
-    assert "is for servers here" in invoke("verify", copy, "--stream-type", "1").failed(2)
+    assert "is for servers" in invoke("verify", copy, "--stream-type", "1").failed(2)
 
 
 def test_verify_a_server_that_is_wrong(invoke: Invoke) -> None:
@@ -73,7 +73,7 @@ def test_verify_a_server_that_is_wrong(invoke: Invoke) -> None:
     with StubServer(handler(Stub(entries, header_total=50))) as server:
         source = f"127.0.0.1:{server.port}"
         done = invoke("verify", source)
-    assert done.failed() == f"{source}: 1 problem; what helps stands behind each"
+    assert done.failed() == f"{source}: 1 problem, each listed with its repair"
     (report,) = done.objects
     assert [problem["where"] for problem in report["problems"]] == ["entry 30"]
 
@@ -113,16 +113,16 @@ def test_repair_in_steps(invoke: Invoke, copy: Path) -> None:
 
 def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     text = invoke("repair", copy, "--format", "table").out.decode()
-    assert text == f"{copy}: whole; nothing to repair, nothing was changed\n"
+    assert text == f"{copy}: no problems; nothing was changed\n"
     damage(copy, 120)
     text = invoke("repair", copy, "--dry-run", "--format", "table").out.decode()
-    assert "this would be done (--dry-run: nothing was changed):" in text
+    assert "repair would do this (--dry-run: nothing was changed):" in text
     assert "cut the stream back to 120 entries: entries 120 to 199 go, 80 of them" in text
-    assert "ATTENTION: 80 entries at the end of the stream would be given up." in text
+    assert "ATTENTION: 80 entries at the end of the stream would be removed." in text
     text = invoke("repair", copy, "--format", "table").out.decode()
-    assert "ATTENTION: 80 entries at the end of the stream were given up." in text
-    assert f"what was changed is kept in {copy}." in text
-    assert "checked again: whole, 120 entries" in text
+    assert "ATTENTION: 80 entries at the end of the stream were removed." in text
+    assert f"the changed part was copied to {copy}." in text
+    assert "checked again: no problems, 120 entries" in text
 
 
 def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:

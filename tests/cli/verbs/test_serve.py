@@ -47,7 +47,7 @@ def test_creates_a_stream(tmp_path: Path) -> None:
     words = ("serve", "new.bin", "--host", "127.0.0.1", "--port", "0")
     refused = done(*words, cwd=tmp_path)
     assert refused.returncode == 1
-    expected = "error: new.bin: no such file; --create makes an empty stream there\n"
+    expected = "error: new.bin: no such file; use --create to create an empty stream\n"
     assert refused.stderr == expected
     assert list(tmp_path.iterdir()) == []
     what = ("--create", "--system-id", "7", "--stream-version", "3", "--stream-type", "2")
@@ -93,7 +93,7 @@ def test_an_existing_file_brings_its_own(copy: Path) -> None:
         warning = serving.err.next()
         assert warning is not None
         assert "warn " in warning
-        assert warning.endswith("the existing file's system id is 137, not 7")
+        assert warning.endswith("the system id of the existing file is 137, not 7")
         with BlockingClient("127.0.0.1", serving.port()) as client:
             assert client.header().system_id == 137
 
@@ -146,7 +146,7 @@ def test_serves_what_another_process_writes(copy: Path) -> None:
         running(*words, cwd=copy.parent) as serving,
         BlockingClient("127.0.0.1", serving.port()) as client,
     ):
-        assert "written by others" in serving.err.seen[-1]
+        assert "written by another process" in serving.err.seen[-1]
         batches = client.batches(from_entry=200)
         with batches, stream.atomic_op() as op:
             op.add_entry(7, b"later")

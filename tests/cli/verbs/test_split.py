@@ -103,20 +103,20 @@ def test_it_goes_on_in_a_stream_that_is_there(split: Split, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "line, why",
     [
-        (b"{", "it is no JSON"),
+        (b"{", "it is not JSON"),
         (b"null", "it is null; a line is"),
         ({"id": told(ID)}, "a line is"),
         ({"id": told(ID), "parts": [], "more": 1}, "a line is"),
         ({"id": told(ID), "parts": {}}, '"parts" is {}'),
         ({"id": told(ID), "parts": [{"key": told(P)}]}, "a part is"),
-        ({"id": told(ID), "parts": [{"key": told(P), "value": "61"}]}, '"61" is no hex'),
-        ({"id": 7, "parts": []}, "7 is no hex"),
+        ({"id": told(ID), "parts": [{"key": told(P), "value": "61"}]}, '"61" is not hex'),
+        ({"id": 7, "parts": []}, "7 is not hex"),
         ({"id": "0x00", "parts": []}, "a payload's id must have 32 bytes, not 1"),
         ({"id": told(ID), "blobs": {"0x01": "0x"}}, "invalid prefix 0x01"),
         ({"id": told(ID), "parts": [{"key": told(P), "value": told(bytes(300))}]}, "limit of 200"),
         (
             {"id": told(ID), "parts": [{"key": told(P), "value": "0x"}], "blobs": {told(P): "0x"}},
-            "has a blob, and something else",
+            "has a blob and other parts",
         ),
     ],
 )
@@ -141,8 +141,8 @@ def test_interrupted(split: Split) -> None:
     [
         (("--limit", 110), "111"),
         (("--limit", 1_048_558), "1048557"),
-        (("--type", 0xB0), "--type 176 belongs to bookmarks"),
-        (("--system-id", 7), "go with --create"),
+        (("--type", 0xB0), "--type 176 is the entry type of bookmarks"),
+        (("--system-id", 7), "require --create"),
     ],
 )
 def test_wrong_usage(split: Split, options: tuple[Any, ...], why: str) -> None:
@@ -150,11 +150,11 @@ def test_wrong_usage(split: Split, options: tuple[Any, ...], why: str) -> None:
 
 
 def test_no_stream_and_no_input(split: Split, invoke: Invoke, monkeypatch: Any) -> None:
-    assert "--create makes an empty stream" in split(options=()).failed()
+    assert "use --create to create an empty stream" in split(options=()).failed()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     sys.stdin.close()
     message = invoke("split", "s.bin").failed()
-    assert message == "standard input is closed; payloads come there as JSON lines"
+    assert message == "standard input is closed; the command reads payloads from it, as JSON"
 
 
 def test_what_it_writes_is_one_operation_each(split: Split, tmp_path: Path) -> None:

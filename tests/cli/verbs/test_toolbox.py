@@ -75,14 +75,14 @@ def test_truncate(invoke: Invoke, copy: Path) -> None:
     before = scan_file(copy)
     done = invoke("truncate", copy, 50)
     assert (done.code, done.out) == (0, b"")
-    assert done.err.startswith(f"{copy} was cut back from 200 to 50 entries, ")
+    assert done.err.startswith(f"{copy} was truncated from 200 to 50 entries, ")
     assert scan_file(copy) == before[:50]
     with DataStream.open(copy) as stream:
         want = bookmarks_of(before[:50])
         assert {key: stream.bookmark(key) for key in want} == want
         assert len(stream.bookmarks) == len(want)
     again = invoke("truncate", copy, 50)
-    assert (again.code, again.err) == (0, f"{copy} holds 50 entries as it is; nothing was cut\n")
+    assert (again.code, again.err) == (0, f"{copy} already holds 50 entries; nothing was changed\n")
     assert invoke("truncate", copy, 0).code == 0
     assert scan_file(copy) == []
 
@@ -90,7 +90,7 @@ def test_truncate(invoke: Invoke, copy: Path) -> None:
 @pytest.mark.parametrize("number", [201, 2**64 - 1])
 def test_truncate_further_than_it_goes(invoke: Invoke, copy: Path, number: int) -> None:
     failed = invoke("truncate", copy, number).failed()
-    assert failed == f"{copy}: cannot be cut back to {number} entries, it holds 200"
+    assert failed == f"{copy}: cannot truncate to {number} entries: the stream holds 200"
     assert len(scan_file(copy)) == ENTRIES
 
 
@@ -114,7 +114,7 @@ def test_reindex(invoke: Invoke, copy: Path, state: str) -> None:
     want = bookmarks_of(entries)
     done = invoke("reindex", copy)
     assert (done.code, done.out) == (0, b"")
-    said = f"{copy}: {len(want)} different bookmarks of {len(entries)} entries are indexed"
+    said = f"{copy}: indexed {len(want)} different bookmarks of {len(entries)} entries"
     assert done.err.splitlines()[-1] == said
     with DataStream.open(copy, read_only=True) as stream:
         assert stream.bookmarks.lag() == 0
@@ -257,9 +257,9 @@ def test_import(invoke: Invoke, golden: Golden, name: str) -> None:
     for it in found:
         assert it["file"] == ours.get(it["key"][2:])
     assert len(found) == len(wrong) + len(lacking)
-    assert f"{len(theirs) - len(wrong)} bookmarks are as in the stream" in said
-    assert f"{len(wrong)} are not, {len(lacking)} of the stream's lack" in said
-    assert said.rstrip().endswith(f"has {len(ours)} in its index now")
+    assert f"{len(theirs) - len(wrong)} bookmarks match the stream" in said
+    assert f"{len(wrong)} are stale, {len(lacking)} are missing" in said
+    assert said.rstrip().endswith(f"has {len(ours)}")
 
 
 @pytest.mark.parametrize("name", ["small", "duplicates"])
@@ -280,12 +280,12 @@ def test_import_says_what_stands_there(invoke: Invoke, golden: Golden) -> None:
     lines, _ = imported(invoke, golden, "unindexed")
     assert [(it["key"], it["why"]) for it in map(json.loads, lines)] == [
         ("0x3001", "entry 4 is newer"),
-        ("0x3002", "the database lacks it"),
+        ("0x3002", "missing in the database"),
     ]
     lines, _ = imported(invoke, golden, "duplicates")
     assert [
         (len(it["key"]) // 2 - 1, it["why"].split(", ")[1]) for it in map(json.loads, lines)
-    ] == [(size, "which nobody can ask for") for size in (0, 32, 17)]
+    ] == [(size, "cannot be looked up") for size in (0, 32, 17)]
 
 
 def test_import_by_its_own_name(
@@ -296,7 +296,7 @@ def test_import_by_its_own_name(
     golden.unpack("unindexed")
     monkeypatch.chdir(golden.scratch)
     missing = invoke("import-leveldb", "unindexed.bin").failed()
-    assert missing == "unindexed.db: no such folder; --db names it"
+    assert missing == "unindexed.db: no such folder; name the database with --db"
     golden.database("unindexed")
     shown = invoke("import-leveldb", "unindexed.bin", "--format", "table").lines
     assert shown[0].split() == ["DATABASE", "FILE", "KEY,", "AND", "WHY"]
@@ -335,7 +335,7 @@ def test_damage_is_told_once_and_what_to_do(
     zeros_from(copy, 100)
     failed = invoke(verb, copy, *more).failed()
     assert failed.startswith(f"{copy}: at byte ")
-    assert failed.endswith(f"; `datastreamer verify {copy}` shows all of it")
+    assert failed.endswith(f"; `datastreamer verify {copy}` lists all damage")
     assert "try again" not in failed
     assert not Path("out.bin").exists()
 

@@ -7,7 +7,6 @@ import json
 import math
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.shared.metrics_client import drawn, size, with_rates
+from datastreamer.cli.shared.metrics_client import size, with_rates
 from datastreamer.service.embedded import StreamServer
 from tests.cli.conftest import Invoke
 from tests.cli.process import command, on_terminal, running
-from tests.cli.test_terminal import Terminal
 from tests.network import model
 
 
@@ -80,47 +78,6 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert code == 0, shown
     assert served.client in shown
     assert "entries/s" in shown
-
-
-@pytest.mark.parametrize(
-    ("columns", "there", "left_out"),
-    [
-        (80, ["client", "state", "entry", "lag", "bytes/s"], ["since"]),
-        (45, ["client", "state", "lag"], ["since", "lag bytes", "entries/s", "entry"]),
-        (28, ["client", "lag"], ["state", "bytes/s"]),
-    ],
-)
-def test_a_narrow_terminal_has_fewer_columns_and_no_halves(
-    monkeypatch: pytest.MonkeyPatch, columns: int, there: list[str], left_out: list[str]
-) -> None:
-    client = {
-        "client": "127.0.0.1:54321",
-        "state": "catch-up",
-        "seconds": 12345.0,
-        "entry": 123_456_789,
-        "lag_entries": 98_765,
-        "lag_bytes": 1 << 30,
-        "entries_per_second": 98_765.0,
-        "bytes_per_second": 123_456_789.0,
-    }
-    told = {
-        "head_entries": 123_555_554,
-        "head_bytes": 1 << 33,
-        "entries_per_second": 1.0,
-        "sent_bytes_per_second": 1.0,
-        "connected": {"catch-up": 1},
-        "clients": [client],
-    }
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    lines = drawn(told).decode().splitlines()
-    assert max(map(len, lines)) <= columns
-    head = next(line for line in lines if line.split()[:1] == ["client"])
-    row = next(line for line in lines if "127.0.0.1:54321" in line)
-    assert "…" not in row
-    assert all(f" {title} " in f" {head} " for title in there)
-    assert not any(f"  {title}  " in f"  {head}  " for title in left_out)
-    assert "98,765" in row
 
 
 def test_a_signal_is_the_good_end(served: Served, tmp_path: Path) -> None:
@@ -272,7 +229,8 @@ def test_another_program_s_json_at_the_port(invoke: Invoke, verb: str, other: st
     thread.join()
     assert done.code == 1
     assert done.err == (
-        f"error: {address}: this is no metrics port of a datastreamer; serve says which it is\n"
+        f"error: {address}: not the metrics port of a datastreamer; `serve` logs the address "
+        "of its own\n"
     )
 
 

@@ -30,9 +30,8 @@ needs_extra = pytest.mark.skipif(
 def write(path: Path, version: int, blocks: int = BLOCKS, seed: int = 0) -> Path:
     with DataStream.create(path, version=version, system_id=SYSTEM_ID, sync="os") as stream:
         sequencer = DemoSequencer(stream, seed)
-        with stream.atomic_op():
-            for _ in range(blocks):
-                sequencer.add()
+        for _ in range(blocks):
+            sequencer.write()
     return path
 
 
@@ -94,7 +93,7 @@ def test_check_in_order(invoke: Invoke, stream: str, version: int) -> None:
 
 def test_check_tells_of_every_breach(invoke: Invoke, broken: Path) -> None:
     check = invoke("zkevm", "check", broken, "--json")
-    assert check.failed() == f"{broken}: 3 breaches of the order, the first in entry 15"
+    assert check.failed() == f"{broken}: 3 breaches of the order, the first at entry 15"
     (report,) = check.objects
     assert [(breach["entry"], breach["rule"]) for breach in report["breaches"]] == [
         *((15, "batch"), (17, "decode"), (18, "decode"))
@@ -117,7 +116,7 @@ def test_check_holds_few_breaches(
         for _ in range(50):
             op.add_entry(2, b"\xff")
     check = invoke("zkevm", "check", path, "--json")
-    assert check.failed() == f"{path}: 50 breaches of the order, the first in entry 0"
+    assert check.failed() == f"{path}: 50 breaches of the order, the first at entry 0"
     (report,) = check.objects
     assert [breach["entry"] for breach in report["breaches"]] == list(range(50))
     assert (report["ok"], report["broken"], report["first"]) == (False, {"decode": 50}, 0)
@@ -143,7 +142,7 @@ def test_check_with_another_version(invoke: Invoke, broken: Path) -> None:
 @needs_extra
 def test_check_of_the_real_stream(invoke: Invoke, real_stream: Path) -> None:
     check = invoke("zkevm", "check", real_stream)
-    assert "1 breach of the order, the first in entry 8" in check.failed()
+    assert "1 breach of the order, the first at entry 8" in check.failed()
     assert check.objects[0]["parents"] == 11_270
 
 
@@ -249,7 +248,7 @@ def test_a_bookmark_without_a_block(invoke: Invoke, tmp_path: Path) -> None:
         op.add_bookmark(encode(BookMark(BookmarkType.L2_BLOCK, 1), version=3)[1])
         op.add_bookmark(encode(BookMark(BookmarkType.BATCH, 1), version=3)[1])
     told = invoke("zkevm", "block", path, 1).failed()
-    assert told == f"{path}: no block stands behind the bookmark in entry 0"
+    assert told == f"{path}: no block follows the bookmark in entry 0"
     (batch,) = invoke("zkevm", "batch", path, 1).objects
     assert (batch["start"], batch["blocks"], batch["end"]) == (None, [], None)
     assert invoke("zkevm", "batch", path, 1, "--format", "table").lines == ["batch"]
@@ -327,7 +326,7 @@ def test_one_ends_before_the_other(
     assert (difference["entry"], difference["a"]) == (total, None)
     assert difference["b"]["kind"] == "BookMark"
     assert any(
-        "ends before it" in line
+        "no such entry" in line
         for line in invoke("zkevm", "diff", other, path, "--format", "table").lines
     )
 
@@ -336,7 +335,7 @@ def test_headers_differ(invoke: Invoke, tmp_path: Path) -> None:
     for name, system_id in (("a.bin", 1), ("b.bin", 2)):
         DataStream.create(tmp_path / name, system_id=system_id, sync="os").close()
     diff = invoke("zkevm", "diff", tmp_path / "a.bin", tmp_path / "b.bin")
-    assert diff.failed().endswith("have the same entries and other headers")
+    assert diff.failed().endswith("have the same entries, but their headers differ")
     assert diff.objects[0]["header"] == {"system_id": [1, 2]}
 
 
@@ -388,7 +387,7 @@ def test_cat_goes_on_past_what_it_cannot_decode(invoke: Invoke, broken: Path) ->
 
 def test_cat_decodes_in_words_only(invoke: Invoke, path: Path) -> None:
     told = invoke("cat", path, "--decode", "zkevm", "--format", "raw").failed(2)
-    assert "of bytes, not of what they mean" in told
+    assert "--decode needs table or jsonl" in told
 
 
 def test_cat_and_diff_with_another_version(invoke: Invoke, tmp_path: Path) -> None:
@@ -417,7 +416,7 @@ def test_cat_and_diff_with_another_version(invoke: Invoke, tmp_path: Path) -> No
         1,
         ["number"],
     )
-    assert "--stream-version is for --decode" in invoke("cat", a, "--stream-version", 2).failed(2)
+    assert "--stream-version requires --decode" in invoke("cat", a, "--stream-version", 2).failed(2)
 
 
 def test_the_real_stream_decoded(invoke: Invoke, real_stream: Path) -> None:

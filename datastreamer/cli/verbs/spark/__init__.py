@@ -1,4 +1,4 @@
-"""`datastreamer spark`: a stream's tables by Spark, each verb in a file of its own."""
+"""`datastreamer spark`: tables of a sequencer's stream, made by Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def about(
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Ingest a sequencer's stream into tables in Parquet, and report on them; needs Java."""
+    """Ingest a sequencer's stream into Parquet tables, and report on them; needs Java."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

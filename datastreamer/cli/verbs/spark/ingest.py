@@ -1,4 +1,4 @@
-"""`datastreamer spark ingest`: a sequencer's stream as typed tables in Parquet."""
+"""`datastreamer spark ingest`: write a sequencer's stream to Parquet tables."""
 
 from __future__ import annotations
 
@@ -25,21 +25,27 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1
 
-OutArgument = Annotated[str, typer.Argument(metavar="OUT", help="A folder, which is gone on with.")]
+OutArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OUT", help="Folder of the tables, where an earlier ingest is continued."
+    ),
+]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", help="Go on with what comes, until told to end.")
+    bool, typer.Option("--follow", help="Continue with later commits, until SIGINT or SIGTERM.")
 ]
 
 
 EveryOption = Annotated[
     float,
     typer.Option(
-        "--every", parser=seconds_parser(0, 1e6), metavar="S", help="With --follow: so often."
+        "--every",
+        parser=seconds_parser(0, 1e6),
+        metavar="S",
+        help="With --follow: interval between writes, in seconds.",
     ),
 ]
-ChunkOption = Annotated[
-    int, number_option("--chunk", "N", "Write so many entries at a time.", least=1)
-]
+ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries per write.", least=1)]
 
 
 def ingest(
@@ -51,17 +57,17 @@ def ingest(
     master: MasterOption = "local[*]",
     stream_type: StreamTypeOption = None,
 ) -> None:
-    """Write blocks, transactions (opened, with senders), batches and their ends to Parquet.
+    """Write blocks, transactions (decoded, with senders), batches and their ends to Parquet.
 
-    Blocks and transactions stand in folders by day. The next run goes on where the last one
-    ended, however it did; each entry is in the tables once.
+    Blocks and transactions are partitioned by day. The next run continues where the last one
+    ended, even if it was killed; each entry is in the tables once.
     """
     options = _options(source, stream_type)
     from datastreamer.spark import find_java
     from datastreamer.spark.pipeline.ingest import Ingest, ensure_openable
     from datastreamer.spark.pipeline.manifest import Manifest
 
-    # Spark takes seconds to start, and is not quiet about it.
+    # Find missing requirements first: Spark needs seconds to start.
     ensure_openable()
     find_java()
     Manifest(options, out).close()
@@ -71,7 +77,10 @@ def ingest(
             began = time.monotonic()
             done = job.backfill(chunk)
             seconds = time.monotonic() - began
-            logs.say(f"{out}: {done:,} entries in {seconds:.1f} s; it has all before {job.done:,}")
+            logs.say(
+                f"{out}: {done:,} entries in {seconds:.1f} s; it has all entries before "
+                f"{job.done:,}"
+            )
             if follow:
                 _follow(job, every, out)
         finally:
@@ -79,7 +88,7 @@ def ingest(
 
 
 def _options(source: str, stream_type: int | None) -> dict[str, str]:
-    """SOURCE in the words of Spark's options."""
+    """SOURCE as options of the Spark data source."""
     address = None if os.path.lexists(source) else parse_address(source)
     if address is None:
         found = {"path": source}
@@ -94,12 +103,15 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
 
 def _follow(job: Ingest, every: float, out: str) -> None:
     before = job.done
-    with stop_on_signal() as ending:
+    with stop_on_signal() as stop:
         query = job.follow(every)
         try:
-            while not ending.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+            while not stop.is_set() and not query.awaitTermination(_LOOK_SECONDS):
                 if job.done > before:
-                    logs.say(f"{out}: {job.done - before:,} entries more, all before {job.done:,}")
+                    logs.say(
+                        f"{out}: {job.done - before:,} more entries; it has all entries before "
+                        f"{job.done:,}"
+                    )
                     before = job.done
         finally:
             query.stop()

@@ -1,4 +1,4 @@
-"""`datastreamer spark report`: what the ingested tables tell, and a chart or two."""
+"""`datastreamer spark report`: query the ingested tables, and draw charts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from datastreamer.spark.pipeline.queries import Query
 
 FolderArgument = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="What `spark ingest` writes to.")
+    str, typer.Argument(metavar="FOLDER", help="Folder that `spark ingest` writes to.")
 ]
 ChartsOption = Annotated[
     str | None,
-    typer.Option("--charts", metavar="OUT", help="Draw pictures (PNG) into this folder too."),
+    typer.Option("--charts", metavar="OUT", help="Also draw charts (PNG) into this folder."),
 ]
 
 _MOST_ROWS = 20
@@ -38,15 +38,15 @@ def report(
     json: JsonOption = False,
     master: MasterOption = "local[*]",
 ) -> None:
-    """Tell transactions per block, gas by sender, block times and batches without an end.
+    """Report transactions per block, gas by sender, block times and batches without an end.
 
-    Reads what is ingested completely; an ingest may be at work meanwhile.
+    Reads complete writes only, so that an ingest may run at the same time.
     """
     shape = chosen_format(format, json)
     from datastreamer.spark import find_java
     from datastreamer.spark.pipeline.manifest import complete_ranges
 
-    # Spark takes seconds to start, and is not quiet about it.
+    # Find missing requirements first: Spark needs seconds to start.
     find_java()
     complete_ranges(folder)
     with spark_session(master) as spark:
@@ -64,7 +64,7 @@ def report(
                 write_out(json_line({"query": name, "rows": rows}))
         if charts is not None:
             for path in draw(spark, charts):
-                logs.say(f"drawn: {path}")
+                logs.say(f"drew {path}")
 
 
 def _plain(value: Any) -> Any:
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def _table(query: Query, rows: list[dict[str, Any]]) -> bytes:
-    """The title, and the rows in columns; the last ones where there are many."""
+    """The title, and the rows in columns; of many rows the last ones."""
     if not rows:
         return f"{query.title}: none\n\n".encode()
     shown = rows[-_MOST_ROWS:]

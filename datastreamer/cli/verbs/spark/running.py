@@ -1,4 +1,4 @@
-"""A session of Spark for a command: started quietly, stopped in the end."""
+"""The Spark session of a command, with Spark's log off."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MasterOption = Annotated[
         "--master",
         parser=_read_master,
         metavar="URL",
-        help="Where Spark runs: local[2], spark://HOST:7077.",
+        help="Spark master: local[2], spark://HOST:7077.",
     ),
 ]
 
@@ -42,8 +42,8 @@ _QUIETLY = {
 
 @contextlib.contextmanager
 def spark_session(master: str) -> Iterator[Any]:
-    """A session; what fails in it is told in a line. Raises `ExtraMissing` and `UsageError`
-    where there is no Spark or no Java."""
+    """A session, whose errors become one line. Raises `ExtraMissing` and `UsageError` if Spark or
+    Java is missing."""
     from py4j.protocol import Py4JError
 
     from datastreamer.spark import session
@@ -52,7 +52,7 @@ def spark_session(master: str) -> Iterator[Any]:
     try:
         spark = session(master, "datastreamer", _QUIETLY)
     except (PySparkException, Py4JError) as error:
-        raise Failure(f"Spark does not start with --master {master}: {reason(error)}") from error
+        raise Failure(f"Spark failed to start with --master {master}: {reason(error)}") from error
     try:
         yield spark
     except PySparkException as error:

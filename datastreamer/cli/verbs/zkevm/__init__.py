@@ -1,4 +1,4 @@
-"""`datastreamer zkevm`: what a sequencer's stream tells, each verb in a file of its own."""
+"""`datastreamer zkevm`: batches and blocks of a sequencer's stream."""
 
 from __future__ import annotations
 

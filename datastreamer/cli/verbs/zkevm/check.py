@@ -1,4 +1,4 @@
-"""`datastreamer zkevm check`: whether a stream's batches and blocks are in order."""
+"""`datastreamer zkevm check`: check the order of batches and blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from datastreamer.cli.shared.source import open_source
 from datastreamer.cli.verbs.verify import count, printable, wrapped
 from datastreamer.zkevm.check.sequence import Breach, SequenceCheck, SequenceReport
 
-# Of breaches that are not written yet: 225 bytes each.
+# Maximum number of breaches held, of 225 bytes each.
 _HELD: Final = 10_000
 
 
@@ -38,29 +38,28 @@ def check(
 ) -> None:
     """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
 
-    Tells of every breach with its entry's number. Exit 1 where there is any.
+    Prints every breach with its entry number; exit code 1 if there is any.
     """
-    told = _Told(chosen_format(format, json))
+    output = _BreachOutput(chosen_format(format, json))
     with open_source(source, stream_type, tls=tls) as stream:
         header = stream.header()
-        checked = SequenceCheck(stream_version or header.version, told.add)
+        checked = SequenceCheck(stream_version or header.version, output.add)
         if header.total_entries:
             with ProgressBar(f"checking {source}", header.total_entries) as progress:
                 for run in stream.batches(0, header.total_entries):
                     checked.feed(run)
                     progress.advance(len(run))
     report = checked.report()
-    told.end(source, report)
+    output.end(source, report)
     if not report.ok:
         number = count(sum(report.broken.values()), "breach").replace("breachs", "breaches")
-        raise Failure(f"{source}: {number} of the order, the first in entry {report.first}")
+        raise Failure(f"{source}: {number} of the order, the first at entry {report.first}")
 
 
-class _Told:
-    """Breaches on their way out, in bounded memory: the first of the last `_HELD` is written.
+class _BreachOutput:
+    """Writes breaches, sorted by entry within a window of `_HELD`, in bounded memory.
 
-    So they come in the order of entries, unless more than that are between two. What was
-    written is an object with the list of them that is not closed yet, or a part of the table.
+    JSON is one object, whose list of breaches is written piece by piece.
     """
 
     def __init__(self, shape: Format) -> None:
@@ -69,14 +68,14 @@ class _Told:
         self._written = 0
 
     def add(self, breach: Breach) -> None:
-        """This one was found."""
+        """Add a breach."""
         if len(self._held) < _HELD:
             heapq.heappush(self._held, breach)
         else:
             self._write([heapq.heappushpop(self._held, breach)])
 
     def end(self, name: str, report: SequenceReport) -> None:
-        """All were found: write the rest of them, and the report."""
+        """Write the remaining breaches and the report."""
         self._write(sorted(self._held))
         self._held.clear()
         if self._json:

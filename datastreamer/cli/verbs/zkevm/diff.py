@@ -1,7 +1,6 @@
-"""`datastreamer zkevm diff`: where two streams part.
+"""`datastreamer zkevm diff`: find the first difference of two streams.
 
-Owns the comparison, which is of bytes and run by run; what differing entries mean is only
-asked for those two.
+Compares bytes, run by run; only the entries that differ are decoded.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ AArgument = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A stream file, or a server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
+        help="Stream file, or server: HOST:PORT, tcps://HOST:PORT with TLS, unix:PATH.",
     ),
 ]
-BArgument = Annotated[str, typer.Argument(metavar="B", help="Another one.")]
+BArgument = Annotated[str, typer.Argument(metavar="B", help="The other stream file or server.")]
 
 
 def diff(
@@ -56,13 +55,13 @@ def diff(
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
-    """Compare two streams, entry by entry; show the first difference and where it is.
+    """Compare two streams and show the first entry that differs, with its batch and block.
 
-    Of the headers version, system id and stream type are compared. Exit 1 where anything
+    Also compares version, system id and stream type of the headers. Exit code 1 if anything
     differs.
     """
     shape = chosen_format(format, json)
-    # Two sources, and what is said about TLS is for those that speak it.
+    # The options of TLS apply to the sources that use TLS.
     for_a, for_b = (
         tls if one.startswith(_TLS) or not other.startswith(_TLS) else NO_TLS
         for one, other in ((a, b), (b, a))
@@ -85,12 +84,12 @@ def diff(
         }
         if at is not None:
             versions = [stream_version or header.version for header in headers]
-            found["first_difference"] = _tell((first, second), totals, versions, at)
+            found["first_difference"] = _difference((first, second), totals, versions, at)
     write_out(json_line(found) if shape is Format.jsonl else _table(a, b, found))
     if at is not None:
         raise Failure(f"{a} and {b} differ from entry {at} on")
     if not found["equal"]:
-        raise Failure(f"{a} and {b} have the same entries and other headers")
+        raise Failure(f"{a} and {b} have the same entries, but their headers differ")
 
 
 def _header_differences(a: Header, b: Header) -> dict[str, list[int]]:
@@ -102,7 +101,7 @@ def _header_differences(a: Header, b: Header) -> dict[str, list[int]]:
 def _first_difference(
     a: SourceReader, b: SourceReader, stop: int, progress: ProgressBar
 ) -> int | None:
-    """The first entry below `stop` that is not the same in both."""
+    """The number of the first entry below `stop` that differs."""
     if not stop:
         return None
     for left, right in _in_step(a.batches(0, stop), b.batches(0, stop)):
@@ -117,7 +116,7 @@ def _first_difference(
 def _in_step(
     a: Iterator[EntryBatch], b: Iterator[EntryBatch]
 ) -> Iterator[tuple[EntryBatch, EntryBatch]]:
-    """The same entries of both, in runs as long as may be."""
+    """Batches of the same entries of both."""
     left = right = None
     while True:
         if not left:
@@ -131,13 +130,13 @@ def _in_step(
         left, right = left[size:], right[size:]
 
 
-def _tell(
+def _difference(
     sources: tuple[SourceReader, SourceReader],
     totals: tuple[int, int],
     versions: list[int],
     at: int,
 ) -> dict[str, Any]:
-    """The two entries, what they mean, and where they stand."""
+    """The two entries, decoded, and their batch and block."""
     sides = [
         _side(source.entry(at), version) if at < total else None
         for source, total, version in zip(sources, totals, versions, strict=True)
@@ -153,14 +152,14 @@ def _tell(
 
 def _side(entry: Entry, version: int) -> dict[str, Any]:
     fields = None
-    # Where it has no meaning the difference is shown in bytes.
+    # An entry that cannot be decoded is shown as bytes.
     with contextlib.suppress(DecodeFailed):
         fields = as_json(decode(entry, version=version))
     return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
 
 
 def _where(source: SourceReader, version: int, at: int) -> dict[str, int | None]:
-    """Batch and block whose bookmarks stand last before the entry."""
+    """The batch and block of the last bookmarks before the entry."""
     found: dict[Kind, int | None] = {"batch": None, "block": None}
     stop = at
     while stop and None in found.values():
@@ -171,7 +170,7 @@ def _where(source: SourceReader, version: int, at: int) -> dict[str, int | None]
             if mark is not None and found[mark.kind] is None:
                 found[mark.kind] = mark.number
             if mark is not None and mark.kind == "batch" and found["block"] is None:
-                # It stands before the batch's first block.
+                # The entry is before the first block of the batch.
                 return {"batch": mark.number, "block": None}
         stop = start
     return {"batch": found["batch"], "block": found["block"]}
@@ -192,7 +191,7 @@ def _table(a: str, b: str, found: dict[str, Any]) -> bytes:
     lines += ["", f"entry {difference['entry']}{', ' if where else ''}{', '.join(where)}:"]
     for name, side in ((a, difference["a"]), (b, difference["b"])):
         if side is None:
-            lines += wrapped(f"{name}: ends before it")
+            lines += wrapped(f"{name}: no such entry")
             continue
         kind = side["kind"] or f"type {side['type']}"
         lines += wrapped(f"{name}: {kind}, {side['length']} bytes")

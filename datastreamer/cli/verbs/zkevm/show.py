@@ -1,6 +1,6 @@
-"""`datastreamer zkevm batch` and `zkevm block`: one of them, found by its bookmark.
+"""`datastreamer zkevm batch` and `zkevm block`: print one, found by its bookmark.
 
-Owns which entries belong to it, and its form for pipes; `tree` has the one for people.
+Owns which entries belong to it, and the JSON; `tree` draws it for people.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from datastreamer.cli.shared.options import (
     number_parser,
 )
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.source import asked_for, open_source
+from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import U64_MAX
 from datastreamer.zkevm import events, fixed
@@ -34,11 +34,14 @@ from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
 from datastreamer.zkevm.events import BookmarkType
 
 NumberArgument = Annotated[
-    int, typer.Argument(metavar="N", parser=number_parser(U64_MAX), help="Its number.")
+    int,
+    typer.Argument(
+        metavar="N", parser=number_parser(U64_MAX), help="Number of the batch or block."
+    ),
 ]
 NoOpenOption = Annotated[
     bool,
-    typer.Option("--no-open", help="Leave transactions as they are: no fields, hash and sender."),
+    typer.Option("--no-open", help="Do not decode transactions to fields, hash and sender."),
 ]
 
 
@@ -77,7 +80,7 @@ def block(
     found = _blocks(entries, not no_open)
     if not found:
         mark = entries[0][0].number
-        raise Failure(f"{source}: no block stands behind the bookmark in entry {mark}")
+        raise Failure(f"{source}: no block follows the bookmark in entry {mark}")
     _write(shape, "block", found[0])
 
 
@@ -94,7 +97,7 @@ _Found = tuple[Entry, Event]
 
 
 class _MarkedEntries:
-    """The entries of a batch or block with their events, from its bookmark on."""
+    """The entries of a batch or block with their events, beginning with its bookmark."""
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class _MarkedEntries:
     def __iter__(self) -> Iterator[_Found]:
         with (
             open_source(self._source, self._stream_type, tls=self._tls) as stream,
-            asked_for(self._source, str(self._mark)),
+            named_not_found(self._source, str(self._mark)),
         ):
             header = stream.header()
             version = self._version or header.version
@@ -131,7 +134,7 @@ class _MarkedEntries:
                         return
 
     def _is_over(self, event: Event) -> bool:
-        """Whether an event stands behind the batch or block."""
+        """Whether an event follows the batch or block."""
         if self._mark.kind == "batch":
             return isinstance(event, events.BookMark) and event.type == BookmarkType.BATCH
         over = (events.BookMark, events.BatchStart, events.BatchEnd, events.UpdateGER)
@@ -145,20 +148,20 @@ class _MarkedEntries:
 
 def _batch(reading: _MarkedEntries, opening: bool) -> dict[str, Any]:
     found = list(reading)
-    told: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
+    head: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
     ger_updates = []
     end = None
     inside: list[_Found] = []
     for entry, event in found[1:]:
         if isinstance(event, events.BatchStart):
-            told["start"] = _told(entry, event)
+            head["start"] = _described(entry, event)
         elif isinstance(event, events.BatchEnd):
-            end = _told(entry, event)
+            end = _described(entry, event)
         elif isinstance(event, events.UpdateGER | fixed.FixedUpdateGER):
-            ger_updates.append(_told(entry, event))
+            ger_updates.append(_described(entry, event))
         else:
             inside.append((entry, event))
-    return {**told, "blocks": _blocks(inside, opening), "ger_updates": ger_updates, "end": end}
+    return {**head, "blocks": _blocks(inside, opening), "ger_updates": ger_updates, "end": end}
 
 
 def _blocks(found: list[_Found], opening: bool) -> list[dict[str, Any]]:
@@ -169,20 +172,20 @@ def _blocks(found: list[_Found], opening: bool) -> list[dict[str, Any]]:
         if isinstance(event, events.BookMark):
             mark = entry.number
         elif isinstance(event, events.L2Block | fixed.StartL2Block):
-            told = {"bookmark": mark, "block": _told(entry, event)}
-            blocks.append({**told, "transactions": [], "end": None})
+            block = {"bookmark": mark, "block": _described(entry, event)}
+            blocks.append({**block, "transactions": [], "end": None})
             mark = None
         elif not blocks:
             raise DecodeFailed(entry.number, f"{event_name(event)} outside of a block")
         elif isinstance(event, events.Transaction | fixed.L2Tx):
             opened = _opened(event) if opening else {}
-            blocks[-1]["transactions"].append(_told(entry, event) | opened)
+            blocks[-1]["transactions"].append(_described(entry, event) | opened)
         else:
-            blocks[-1]["end"] = _told(entry, event)
+            blocks[-1]["end"] = _described(entry, event)
     return blocks
 
 
-def _told(entry: Entry, event: Event) -> dict[str, Any]:
+def _described(entry: Entry, event: Event) -> dict[str, Any]:
     return {"entry": entry.number, "kind": event_name(event), "fields": as_json(event)}
 
 

@@ -1,7 +1,4 @@
-"""Batches and blocks as trees, for people.
-
-Owns what is shown of them and in which words; made from what `show` writes for pipes.
-"""
+"""Batches and blocks as trees, for people, made from the JSON of `show`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _INPUT_SHOWN = 2 + 2 * 16
 
 
 def batch_tree(batch: dict[str, Any]) -> Tree:
-    """A batch, its blocks below it."""
+    """A batch with its blocks."""
     start, end = batch["start"], batch["end"]
     number = start["fields"]["number"] if start else None
     if number is None and batch["blocks"]:
@@ -49,7 +46,7 @@ def batch_tree(batch: dict[str, Any]) -> Tree:
 
 
 def block_tree(block: dict[str, Any]) -> Tree:
-    """A block, its transactions below it."""
+    """A block with its transactions."""
     event, end = block["block"], block["end"]
     fields = event["fields"] | (end["fields"] if end else {})
     tree = Tree(_line(f"block {fields['number']} of batch {fields['batch_number']}", event, "bold"))
@@ -80,8 +77,8 @@ def _transaction(transaction: dict[str, Any]) -> Tree:
         why = transaction.get("error", "not opened")
         return Tree(_line(f"transaction of {size} bytes: {why}", transaction))
     tree = Tree(_line(f"transaction {opened['hash']}", transaction))
-    tree.add(_line(f"from {opened['sender'] or 'nobody: it has no signature of a key'}"))
-    tree.add(_line(f"to {opened['to'] or 'nobody: it makes a contract'}"))
+    tree.add(_line(f"from {opened['sender'] or 'unknown: the signature is not valid'}"))
+    tree.add(_line(f"to {opened['to'] or 'none: it creates a contract'}"))
     fees = {
         _words(name): opened[name]
         for name in ("gas_price", "max_priority_fee_per_gas", "max_fee_per_gas")
@@ -102,12 +99,12 @@ def _transaction(transaction: dict[str, Any]) -> Tree:
 
 
 def printed(tree: Tree) -> bytes:
-    """The tree for standard output, in colour where that is a terminal."""
+    """The tree for standard output, with colours on a terminal."""
     return rendered(tree, width=max(40, shutil.get_terminal_size((100, 25)).columns))
 
 
 def _line(text: str, event: dict[str, Any] | None = None, style: str = "") -> Text:
-    # Text, and no markup: what stands in a stream is not to be interpreted.
+    # Text without markup: data of a stream must not be interpreted.
     line = printable_text(text, style)
     if event is not None:
         line.append(f"  entry {event['entry']}", "dim")
