@@ -103,7 +103,7 @@ def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
     total = add(upstream, 10)
     with running(*words, "--port", "0", cwd=tmp_path) as relaying:
         port = relaying.port()
-        due = int(relaying.err.until(r"relaying from .*: entry (\d+) is next")[1])
+        due = int(relaying.err.until(r"relaying from .*: next entry (\d+)")[1])
         # What was written and not synced was not seen; without a power cut it is not lost.
         assert have <= due < total
         assert due == have or sync == "commit"
