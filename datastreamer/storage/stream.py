@@ -68,15 +68,15 @@ class DataStream(StreamView):
     ) -> None:
         super().__init__(file, index, follow=follow)
         self._writer = writer
-        # Called before each commit; what it raises keeps the commit from being written.
+        # Called before each commit, which is not written if it raises.
         self.commit_guard: Callable[[], None] | None = None
         self._op = AtomicOp(self)
-        # Who alone may begin an operation or change entries; None: whoever has this object.
+        # Only its holder may begin operations; while there is one, no entries are changed.
         self._lease: object = None
         self._on_change: list[ChangeCallback] = []
         self._numbers: WriterNumbers | None = None
-        # Operations that were committed and are to be seen once they are on disk, and how many
-        # bookmarks they hold in memory.
+        # Committed operations that become visible once they are on disk, and the number of
+        # bookmarks that they keep in memory.
         self._unseen: deque[tuple[list[tuple[bytes, int]] | None, int, Head]] = deque()
         self._unseen_bookmarks = 0
         if writer is not None:
@@ -105,9 +105,9 @@ class DataStream(StreamView):
         """Make a new, empty stream and open it for writing.
 
         `version` is a u8, `system_id` (the chain id, say) and `stream_type` are u64.
-        `sync` says when a commit returns: "commit" when it is on disk; a number of
-        milliseconds, at most a day's, at once, and it is on disk so much later at the
-        latest; "os" at once, leaving the rest to the system. Raises `FileExists`,
+        `sync` is the sync policy. Under "commit" a commit returns when it is on disk. Under a
+        number of milliseconds (at most a day) it returns at once and is on disk within that
+        time. Under "os" it returns at once, and the system decides. Raises `FileExists`,
         `BadArgument`.
         """
         _check_number("stream version is a byte", version, 255)
@@ -135,13 +135,13 @@ class DataStream(StreamView):
         name: str | None = None,
         disk: Disk | None = None,
     ) -> DataStream:
-        """Open an existing stream, for writing unless told otherwise.
+        """Open an existing stream, for writing by default.
 
-        `read_only` opens it as it stands and writes nothing, not even beside the file: what is
-        committed from then on is not seen, and where entries are taken back an iteration over
-        them raises `NotFound`. `follow` does the same and sees what another process commits
-        (`refresh`). `stream_type` asks for that type. `path` may be a descriptor open
-        for reading; then `name` is the path that messages and the index go by.
+        `read_only` opens it as it is and writes nothing, not even beside the file: later commits
+        are not visible, and an iteration over entries that are truncated raises `NotFound`.
+        `follow` does the same and sees what another process commits (`refresh`). `stream_type`
+        is the expected type. `path` may be a descriptor that is open for reading; then `name` is
+        the path that messages and the index use.
 
         Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
         `DamagedHeader`, `BadFileSize`, `BadArgument`.
@@ -169,7 +169,7 @@ class DataStream(StreamView):
         sync: SyncPolicy = "commit",
         index: IndexName = "lmdb",
     ) -> DataStream:
-        """Open the stream for writing, or make it; an existing one keeps its own header."""
+        """Open the stream for writing, or create it; an existing one keeps its header."""
         try:
             return cls.open(path, stream_type=stream_type, sync=sync, index=index)
         except FileMissing:
@@ -189,8 +189,8 @@ class DataStream(StreamView):
         return self._op
 
     def start_atomic_op(self, *, lease: object = None) -> None:
-        """Open an operation. Raises `OperationOpen` where one is, and `LeaseHeld` where the
-        stream is lent to another than `lease`."""
+        """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
+        holds the lease."""
         writer, op = self._writer, self._op
         if self._lease is not lease:
             raise self._lent("operation")
@@ -202,15 +202,15 @@ class DataStream(StreamView):
         op._start = start = writer.end.written
         op.begin(start[0], start[1])
         if self._lease is not lease:
-            # Lent by another thread between the two looks; who lends looks for an open one.
+            # Another thread lent the stream between the two checks; `lend` checks for an operation.
             op.close()
             raise self._lent("operation")
 
     def lend(self, lease: object) -> None:
-        """From now on operations begin with this `lease` alone, and nobody truncates or updates.
+        """Until `end_lease`, only operations with this `lease` begin, and no entries are changed.
 
-        Until `take_back`. Raises `OperationOpen` where an operation is open, and `LeaseHeld`
-        where the stream is lent already. From any thread.
+        Raises `OperationOpen` if an operation is open, and `LeaseHeld` if the stream is lent
+        already. From any thread.
         """
         self._ensure_open()
         self.writer()
@@ -221,11 +221,11 @@ class DataStream(StreamView):
             self._lease = None
             raise OperationOpen("an atomic operation of this process is open")
 
-    def take_back(self, lease: object) -> None:
-        """The stream is nobody's any more; an operation that is open with `lease` is rolled
-        back. Nothing happens where it is lent to another, or to nobody.
+    def end_lease(self, lease: object) -> None:
+        """End the lease, and roll back its open operation. Does nothing if another holds the
+        lease.
 
-        Raises `CommitInDoubt` as `rollback_atomic_op`; the lease is over all the same.
+        Raises `CommitInDoubt` as `rollback_atomic_op`; the lease has ended nevertheless.
         """
         if self._lease is lease and lease is not None:
             try:
@@ -236,7 +236,7 @@ class DataStream(StreamView):
 
     def _lent(self, what: str) -> LeaseHeld:
         return LeaseHeld(
-            f"{self.path}: no {what} here while the stream's source publishes from elsewhere"
+            f"{self.path}: no {what} here while a publisher holds the lease of the stream"
         )
 
     def _ensure_startable(self) -> StreamWriter:
@@ -263,7 +263,7 @@ class DataStream(StreamView):
             writer.owned.ensure_writable()
 
     def add_entry(self, type: int, data: Buffer) -> int:
-        """Add an event to the open operation; gives its number.
+        """Add an event to the open operation; returns its number.
 
         `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
         `BadEntryType`, `EntryTooLarge`; the operation goes on without the entry.
@@ -275,7 +275,7 @@ class DataStream(StreamView):
             raise
 
     def add_bookmark(self, key: Buffer) -> int:
-        """Add a bookmark of 1 to 16 bytes to the open operation; gives its entry number."""
+        """Add a bookmark of 1 to 16 bytes to the open operation; returns its entry number."""
         try:
             return self._op.add_bookmark(key)
         except NoOperation:
@@ -283,7 +283,7 @@ class DataStream(StreamView):
             raise
 
     def add_entries(self, type: int | Sequence[int], data: Iterable[Buffer]) -> range:
-        """Add many events in one call; gives their numbers. All of them or, on an error, none.
+        """Add many events in one call; returns their numbers. On an error, none is added.
 
         `type` is one type for all, or one for each of `data`.
         """
@@ -297,13 +297,13 @@ class DataStream(StreamView):
         """Make the operation part of the stream.
 
         Under the sync policy "commit" it is on disk when this returns. With ``wait=False``
-        this returns at once, under any policy, what tells when it is on disk; under
-        "commit" it is not seen before that. Operations that do not wait share their syncs.
+        this returns a `PendingCommit` at once under any policy; under "commit" the operation is
+        not visible until it is on disk. Operations that do not wait share their syncs.
 
-        Raises `NoOperation`; `WriteFailed` where the disk refused, `CommitInDoubt`
-        where a header or a sync failed, and `FileReplaced` where the stream's path does not lead
-        to the open file any more: the operation is still open then; try again, or
-        roll back. `EntriesLost` where a sync that failed took entries before it along.
+        Raises `NoOperation`; `WriteFailed` if the disk refused, `CommitInDoubt` if a header or a
+        sync failed, and `FileReplaced` if the stream's path does not lead to the open file any
+        more: the operation is still open then; try again, or roll back. Raises `EntriesLost` if
+        a failed sync lost entries before it.
         """
         op = self._op
         if not op.is_open:
@@ -360,13 +360,13 @@ class DataStream(StreamView):
         return self.writer().end.base.entries
 
     def ensure_in_place(self, *, always: bool = False) -> None:
-        """Raises `FileReplaced` where the stream's path has not led to the open file for a
-        second, or longer; with `always`, where it does not now."""
+        """Raises `FileReplaced` if the stream's path has not led to the open file for a second or
+        longer; with `always`, if it does not now."""
         self.writer().owned.ensure_in_place(always=always)
 
     def can_commit_at_once(self, size: int) -> bool:
-        """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, is sure
-        not to wait for the disk: the file need not grow for it, and nothing is to be mended."""
+        """Whether ``commit(wait=False)`` of `size` bytes of entries, with their heads, does not
+        wait for the disk: the file need not grow for it, and no sync has failed."""
         return self.writer().can_commit_at_once(size)
 
     def _ensure_repeatable(self, writer: StreamWriter, op: AtomicOp) -> None:
@@ -403,13 +403,13 @@ class DataStream(StreamView):
             keeper.committed(bookmarks, start, head, synced)
 
     def rollback_atomic_op(self) -> None:
-        """Forget the open operation, and return what it took of the file. Whatever happens, no
-        later open finds it once this returned.
+        """Roll the open operation back, and return the space that it used in the file. No later
+        open finds the operation once this returned.
 
         Raises `NoOperation`. Raises `CommitInDoubt` after a commit of the operation that failed or
-        was interrupted, while the disk does not take the header of before: another open may find
-        the operation then. It is not open any more; where `sync`, or the begin of another
-        operation, succeeds later, it is rolled back for good.
+        was interrupted, while the disk does not accept the previous header: another open may find
+        the operation then. It is not open any more; once `sync`, or the begin of another
+        operation, succeeds, it is rolled back.
         """
         self._ensure_open()
         op, writer = self._op, self.writer()
@@ -426,7 +426,7 @@ class DataStream(StreamView):
 
     @property
     def sync_policy(self) -> SyncPolicy:
-        """ "commit", "os", or milliseconds; may be set while the stream is open.
+        """ "commit", "os", or milliseconds; can be set while the stream is open.
 
         Setting it to "commit" syncs first.
         """
@@ -486,10 +486,10 @@ class DataStream(StreamView):
         raise loss
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
-        """Have 8 bytes written to the non-blocking descriptor `fd` after every commit.
+        """Write 8 bytes to the non-blocking descriptor `fd` after every commit.
 
-        `inside` is for a reader in this process, which looks at this object: it is woken
-        when `total_entries` shows the commit, and not as soon as the file does.
+        `inside` is for a reader in this process: it is woken when `total_entries` includes the
+        commit, which is later than the file does.
         """
         if self._writer is not None:
             self._writer.owned.add_waker(fd, inside=inside)
@@ -502,7 +502,7 @@ class DataStream(StreamView):
     # Changing what is committed.
 
     def update_entry(self, number: int, type: int, data: Buffer) -> None:
-        """Replace a committed event's data by as many other bytes; durable on return.
+        """Replace a committed event's data with the same number of bytes; durable on return.
 
         Raises `UnknownEntry`, `BadEntryType` and `UpdateRefused` (another type or length,
         a bookmark), `OperationOpen`, `FileReplaced`.
@@ -524,7 +524,7 @@ class DataStream(StreamView):
             self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:
-        """Cut the stream back to `number` entries (0 up to the total, excluded); durable.
+        """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
 
         Raises `UnknownEntry`, `OperationOpen`, `FileReplaced`.
         """
@@ -572,11 +572,11 @@ class DataStream(StreamView):
                 callback(start, stop, True)
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
-        """Have `callback(start, stop, done)` called around changes of committed entries.
+        """Call `callback(start, stop, done)` before and after changes of committed entries.
 
-        Once before the entries from `start` up to `stop` (None: all from there on go) are
-        touched, with `done` false, and once after. It runs in the writer's thread, and the
-        change waits for it. Gives a function that ends it.
+        `done` is false before the entries from `start` up to `stop` (None: a truncation) are
+        changed, and true after. It runs in the writer's thread, and the change waits for it.
+        Returns a function that removes the callback.
         """
         self._on_change.append(callback)
         return lambda: self._on_change.remove(callback)
@@ -589,10 +589,10 @@ class DataStream(StreamView):
         *,
         advance: Callable[[int, int], None] = lambda done, total: None,
     ) -> Snapshot:
-        """Copy what is committed to a new file `out`, on disk on return; from the open file,
-        also where the stream's path does not lead there any more (`FileReplaced`).
+        """Copy what is committed to a new file `out`, on disk on return. The source is the open
+        file, also if the stream's path does not lead to it any more (`FileReplaced`).
 
-        `advance`, what becomes of `out` and what is raised: as `datastreamer.snapshot`.
+        `advance`, `out` and exceptions are as in `datastreamer.storage.maintain.snapshot`.
         """
         self._ensure_open()
         writer = self._writer
@@ -607,8 +607,8 @@ class DataStream(StreamView):
     # What is counted.
 
     def share_numbers(self) -> WriterNumbers | None:
-        """The writer's numbers, in memory that other processes can be given; the same each
-        time, until the stream is closed. None where it is open for reading."""
+        """The writer's counters, in memory that other processes can share; the same on each
+        call until the stream is closed. None if it is open for reading."""
         writer = self._writer
         if writer is None:
             return None
@@ -628,13 +628,12 @@ class DataStream(StreamView):
         raise StreamReadOnly(f"{self.path}: the stream is open for reading only")
 
     def close(self) -> None:
-        """Roll back what is open, bring all that is committed to disk, and give up the file.
+        """Roll back the open operation, bring all that is committed to disk, and close the file.
 
-        Raises `CommitInDoubt` where the disk refuses: which entries may not be on disk, or may be;
-        also after a commit or change that was interrupted. Raises `EntriesLost`, and
-        `FileReplaced` where the path does not lead to the open file any more. The stream is
-        closed then, too, and nothing of it stays open: a file that was removed is lost.
-        Idempotent.
+        Raises `CommitInDoubt` if the disk refuses, with the entries that may not be on disk, or
+        may be; also after a commit or change that was interrupted. Raises `EntriesLost`, and
+        `FileReplaced` if the path does not lead to the open file any more. The stream is closed
+        nevertheless: a file that was removed is lost. Idempotent.
         """
         if self._file.closed:
             return
@@ -677,7 +676,7 @@ class DataStream(StreamView):
             self.close()
 
     def _abandon(self) -> None:
-        """In the child of a fork: the descriptor goes, so that the parent's lock does too."""
+        """In the child of a fork: close the descriptor, so that it does not hold the parent's lock."""
         if not self._file.closed:
             self._op.close()
             if self._keeper is not None:

@@ -1,7 +1,7 @@
-"""A stream as it is read: what it says of itself, its entries, its bookmarks.
+"""A stream as it is read: its properties, its entries, its bookmarks.
 
-Owns how a question is answered while entries are taken back or changed under it, by this
-process or another. Writes nothing; `stream.py` does. Any number of threads may ask.
+Owns how a question is answered while this process or another one truncates or changes entries.
+Writes nothing; `stream.py` does. Any number of threads may ask.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from datastreamer.storage.disk.file_ops import Buffer
 from datastreamer.storage.disk.identity import LOOK_SECONDS
 from datastreamer.storage.header.records import Change, PublisherRecord
 from datastreamer.storage.read.file import StreamFile
-from datastreamer.storage.read.reader import Reader, cut_back
+from datastreamer.storage.read.reader import Reader, truncated_below
 
 IndexName = Literal["lmdb", "memory"] | str
 T = TypeVar("T")
 
 
 class StreamView:
-    """A stream file with its bookmark index, as far as it is read."""
+    """The reading half of a stream: a file and its bookmark index."""
 
     def __init__(self, file: StreamFile, index: IndexName, *, follow: bool = False) -> None:
         self._file = file
         self._follows = follow
         self._index = index
-        # The index is opened late, maybe, when the process works in another folder.
+        # The index may be opened later, when the process works in another folder.
         self._place = os.path.abspath(file.path)
         self._keeper: BookmarkKeeper | None = None
-        # Around its making: of two, one would never be closed.
+        # Held while the keeper is made: a second one would never be closed.
         self._keeping = threading.Lock()
         self._closing = False
-        # When a follower looks where its path leads, by the monotonic clock.
-        self._look_at = 0.0
+        # When a follower next checks its path, by the monotonic clock.
+        self._check_at = 0.0
 
     # What it is.
 
@@ -71,27 +71,27 @@ class StreamView:
 
     @property
     def total_entries(self) -> int:
-        """The number of committed entries that can be seen.
+        """The number of committed, visible entries.
 
-        The next one's number, unless operations wait to be on disk that were committed
+        It is the next entry's number, unless operations wait to be on disk that were committed
         with ``wait=False`` under the sync policy "commit".
         """
         return self._file.head.entries
 
     @property
     def stream_id(self) -> bytes:
-        """16 random bytes made with the stream; zeros for a file from elsewhere."""
+        """16 random bytes made with the stream; zeros for a file of another program."""
         return self._file.stream_id
 
     @property
     def epoch(self) -> int:
-        """Raised by every truncation, update and recovery that took entries back."""
+        """Raised by every truncation, update and recovery that truncated entries."""
         return self._file.epoch
 
     @property
     def source(self) -> PublisherRecord:
         """The epoch and id of the last source that was granted a lease to publish; all zeros if
-        there was none yet. Raises `DamagedHeader` if the record of it is damaged."""
+        there was none. Raises `DamagedHeader` if its record is damaged."""
         self._ensure_open()
         return self._file.source()
 
@@ -102,23 +102,24 @@ class StreamView:
 
     @property
     def changing(self) -> bool:
-        """Whether a writer elsewhere is taking back or changing entries, as `refresh` saw it."""
+        """Whether a writer in another process is truncating or changing entries, as of the last
+        `refresh`."""
         return self._file.changing
 
     def changes_since(self, epoch: int) -> Sequence[Change] | None:
-        """What a writer elsewhere took back or changed since `epoch`, as `refresh` saw it; None
-        where nobody tells, and it may be anything."""
+        """What a writer in another process truncated or changed since `epoch`, as of the last
+        `refresh`; None if that is not known, and may be anything."""
         return self._file.changes_since(epoch)
 
     @property
     def recorded_epoch(self) -> int | None:
-        """The epoch as the file has it, for others that know the file; None where a program
-        that keeps no records writes it."""
+        """The epoch in the file, which other processes see too; None if a program that keeps no
+        records writes the file."""
         return self._file.recorded_epoch
 
     def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
-        """What was taken back or changed after `recorded_epoch` was `epoch`, in order; None where
-        that is not known, and may be anything."""
+        """What was truncated or changed after `recorded_epoch` was `epoch`, in order; None if that
+        is not known, and may be anything."""
         return self._file.recorded_changes(epoch)
 
     @property
@@ -129,7 +130,8 @@ class StreamView:
 
     @property
     def outdated(self) -> bool:
-        """Whether a writer elsewhere truncated or updated entries that this stream still counts."""
+        """Whether a writer in another process truncated or updated entries that this stream still
+        counts."""
         return not self._file.writable and self._file.outdated()
 
     @property
@@ -142,7 +144,7 @@ class StreamView:
 
     @property
     def reader(self) -> Reader:
-        """Positions, spans and runs of the committed file: what a server sends from."""
+        """Positions, spans and runs of the committed file, for a server."""
         return self._file.reader
 
     @property
@@ -152,7 +154,7 @@ class StreamView:
         return self._file.file.size()
 
     def new_reader(self) -> Reader:
-        """A view of the file with a head of its own, which its owner moves."""
+        """A reader of the file with its own head, which its owner moves."""
         return Reader(self._file.file, self.path, self._file.head)
 
     @property
@@ -162,32 +164,32 @@ class StreamView:
 
     @property
     def absolute_path(self) -> str:
-        """`path`, whatever folder the process works in by now."""
+        """`path`, independent of the process's current folder."""
         opened_by = self._file.opened_by
         return self._place if opened_by is None else opened_by.absolute
 
     @property
     def way_to_save(self) -> str:
-        """How what is committed is copied from the open file wherever `path` leads, in words."""
+        """What to call to copy the open file wherever `path` leads, for a message."""
         opened_by = self._file.opened_by
         return "call stream.snapshot(OUT)" if opened_by is None else opened_by.way_to_save
 
     @property
     def replaced(self) -> str:
-        """Why `path` does not lead to the open file any more; empty while it does, and where
-        only a descriptor is known."""
+        """Why `path` does not lead to the open file any more; empty while it does, or if only a
+        descriptor is known."""
         opened_by = self._file.opened_by
         return "" if opened_by is None else opened_by.difference()
 
     @property
     def misplaced(self) -> str:
-        """Why others do not find at `path` what is committed here, or not all of it, as far as
-        names and sizes tell; empty: they do."""
+        """Why others do not find everything committed here at `path`, judged by names and sizes;
+        empty if they do."""
         if why := self.replaced:
             return f"{self.path}: {why}"
         end, size = self._file.head.length, self._file.file.size()
         if size < end:
-            return f"{self.path}: of {end} bytes of the stream {size} are there"
+            return f"{self.path}: the stream has {end} bytes, and the file {size}"
         return ""
 
     def fileno(self) -> int:
@@ -210,7 +212,7 @@ class StreamView:
         return self._unchanged(lambda: self._file.reader.entry(number))
 
     def _unchanged(self, read: Callable[[], T]) -> T:
-        """What `read()` gives while nobody takes entries back or changes them."""
+        """The result of `read()`, repeated until no entries were truncated or changed meanwhile."""
         while True:
             changes = self._file.reader.changes
             try:
@@ -223,7 +225,7 @@ class StreamView:
                 return found
 
     def _was_changed(self, changes: int) -> bool:
-        """Whether entries were taken back or changed since `reader.changes` was `changes`."""
+        """Whether entries were truncated or changed since `reader.changes` was `changes`."""
         if self._follows and self._file.outdated():
             self.refresh_open_file()
             return True
@@ -255,7 +257,7 @@ class StreamView:
             changes, epoch = file.reader.changes, file.epoch
             try:
                 for batch in file.reader.batches(number, stop, max_bytes):
-                    # In this process the reader knows what was changed, and has looked.
+                    # A writer's reader has checked that itself.
                     if not file.writable and self._is_another_history(changes):
                         break
                     number, begun = batch.next_number, True
@@ -268,16 +270,16 @@ class StreamView:
             except (DamagedEntry, NotFound):
                 if not self._is_another_history(changes):
                     raise
-            told = file.changes_since(epoch)
-            gone = told is None or any(c.stop is None and c.start < number for c in told)
-            if begun and gone:
-                raise cut_back(number)
-            # What was taken back or changed is still ahead.
+            found = file.changes_since(epoch)
+            truncated = found is None or any(c.stop is None and c.start < number for c in found)
+            if begun and truncated:
+                raise truncated_below(number)
+            # The truncated or changed entries are still ahead.
             stop = min(stop, file.head.entries)
 
     def _is_another_history(self, changes: int) -> bool:
-        """As `_was_changed`, for whoever does not follow too: entries that were taken back are
-        nothing to go on reading, though others may stand where they stood."""
+        """As `_was_changed`, also for streams that do not follow: truncated entries must not be read
+        on, since others may be in their place."""
         if not (self._follows or self._file.writable) and self._file.outdated():
             self._file.refresh()
             return True
@@ -335,9 +337,9 @@ class StreamView:
         return kind == TYPE_BOOKMARK and packed[ENTRY_HEAD_SIZE:] == key
 
     def first_event_after_bookmark(self, key: Buffer) -> Entry:
-        """The first entry at or after the bookmark's that is no bookmark itself.
+        """The first entry after the bookmark that is not a bookmark itself.
 
-        Raises `UnknownBookmark`, also where no event follows until the end.
+        Raises `UnknownBookmark`, also if no event follows.
         """
         entry = self._unchanged(lambda: self._file.reader.first_event(self.bookmark(key)))
         if entry is None:
@@ -348,7 +350,7 @@ class StreamView:
     def data_between_bookmarks(self, first: Buffer, last: Buffer) -> bytes:
         """The data of the events from `first` up to `last`, joined.
 
-        Raises `UnknownBookmark`; `BadRange` where `last` stands before `first`.
+        Raises `UnknownBookmark`; `BadRange` if `last` precedes `first`.
         """
         return self._unchanged(lambda: self._between(first, last))
 
@@ -356,7 +358,7 @@ class StreamView:
         start, stop = self.bookmark(first), self.bookmark(last)
         if start > stop:
             raise BadRange(
-                f"bookmark 0x{bytes(last).hex()} (entry {stop}) stands before "
+                f"bookmark 0x{bytes(last).hex()} (entry {stop}) precedes "
                 f"0x{bytes(first).hex()} (entry {start})"
             )
         parts = []
@@ -368,14 +370,14 @@ class StreamView:
 
     @property
     def bookmarks(self) -> BookmarkKeeper:
-        """The stream's bookmarks as a whole: their number, how far the index goes."""
+        """The stream's bookmarks as a whole, and the state of their index."""
         return self._bookmarks()
 
     def _bookmarks(self) -> BookmarkKeeper:
         keeper = self._keeper
         if keeper is not None:
             return keeper
-        # In the child of a fork another thread's lock is never given up.
+        # In the child of a fork, another thread's lock is never released.
         self._ensure_open()
         with self._keeping:
             if self._closing:
@@ -402,10 +404,10 @@ class StreamView:
     # Following.
 
     def refresh(self) -> bool:
-        """Look for what another process has committed; True if the stream moved.
+        """Read what another process has committed; True if the stream moved.
 
-        Raises `FileReplaced` within a second after the path has ceased to lead to the open file;
-        it may be called again, and goes on once the path leads there again.
+        Raises `FileReplaced` within a second after the path ceases to lead to the open file, until
+        it leads there again.
         """
         moved = self.refresh_open_file()
         if self._follows:
@@ -420,12 +422,11 @@ class StreamView:
         return self._file.refresh()
 
     def _ensure_in_place(self) -> None:
-        """Raises `FileReplaced`. Looks where the last look is nearly a second old, or was in
-        vain."""
+        """Raises `FileReplaced`. Checks if the last check is nearly a second old, or failed."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._check_at:
             return
         why = self.replaced
         if why:
             raise FileReplaced(self.path, f"{why}; open this path again to follow what is there")
-        self._look_at = now + LOOK_SECONDS
+        self._check_at = now + LOOK_SECONDS

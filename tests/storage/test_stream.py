@@ -314,7 +314,7 @@ def test_data_between_bookmarks(path: Path) -> None:
         assert between(b"a", b"c") == b"one" + big + big
         assert between(b"b", b"a2") == big + big + b"four"
         assert between(b"c", b"c") == b""
-        with pytest.raises(BadRange, match=r"0x61 \(entry 0\) stands before 0x62 \(entry 2\)"):
+        with pytest.raises(BadRange, match=r"0x61 \(entry 0\) precedes 0x62 \(entry 2\)"):
             between(b"b", b"a")
         for first, last in ((b"a", b"z"), (b"z", b"a")):
             with pytest.raises(UnknownBookmark, match="0x7a"):

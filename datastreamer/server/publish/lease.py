@@ -155,7 +155,7 @@ class PublishLease:
         try:
             await trio.to_thread.run_sync(stream.sync)
         except BaseException as error:
-            stream.take_back(holder)
+            stream.end_lease(holder)
             if isinstance(error, DatastreamerError):
                 raise OperationRefused(RESULT_NOT_WRITTEN, str(error)) from error
             raise
@@ -176,6 +176,6 @@ class PublishLease:
         if self.holder is source:
             self.holder = None
             try:
-                self.stream.take_back(source)
+                self.stream.end_lease(source)
             except CommitInDoubt as error:
                 _log.error("the open operation of a publisher that has left: %s", error)

@@ -1,6 +1,6 @@
-"""A stream file, open: what of it may be read, as it is now and as it grows.
+"""An open stream file: what of it may be read, now and as it grows.
 
-Owns what is believed of the header page. Changes nothing in the file; `writer.py` does.
+Owns what is believed of the header page. Changes nothing in the file; `StreamWriter` does.
 Knows nothing of bookmarks or operations.
 """
 
@@ -49,14 +49,14 @@ _SEEN_BYTES = records.WITHOUT_SYNC[1]
 class _Rise(NamedTuple):
     old: int
     new: int
-    told: Sequence[Change] | None
+    changes: Sequence[Change] | None
 
 
 class StreamFile:
     """One stream file, open for reading; `OwnedFile` is one open for writing.
 
-    `header` is what is committed and may be read; `reader` reads it. `path` is for
-    messages only once the file is open.
+    `header` is the committed, readable state; `reader` reads it. Once the file is open, `path`
+    is for messages only.
     """
 
     writable = False
@@ -64,26 +64,26 @@ class StreamFile:
     def __init__(self, file: File, path: str, page: bytes | bytearray, judged: Judgement) -> None:
         self.path = path
         self.file = file
-        # None where only a descriptor is known.
+        # None if only a descriptor is known.
         self.opened_by: OpenPath | None = None
         self._header = judged.header
         self.stream_id = judged.stream_id
-        # As it is told; and as the file has it, which a reader that saw entries go without a
-        # word of it (another program's doing, or a failed sync's) is ahead of.
+        # As reported; and as the file has it. The first is higher for a reader that saw entries
+        # vanish without a new epoch (by another program, or by a failed sync).
         self.epoch = self._written_epoch = judged.epoch
         self.reader = Reader(file, path, judged.head)
         self.page = bytearray(page)
-        # What of it a reader beside a writer looked at last.
+        # The part of it that a reader beside a writer read last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
-        # Whether that was believed for its record: only then commits alone say how it goes on.
+        # Whether that was believed because of its record: only then commits show how it continues.
         self._by_record = False
-        # By what name the journal of an update is found; None where only a descriptor is known.
+        # The path beside which an update's journal is; None if only a descriptor is known.
         self._named: tuple[Disk, str] | None = None
-        # The rises of `epoch` that this reader saw, and what each was about.
+        # The rises of `epoch` that this reader saw, and the changes of each.
         self._rises: deque[_Rise] = deque(maxlen=_KNOWN_RISES)
-        # The newest changes that were made or seen while the file was open: the header page has
-        # room for few.
+        # The newest changes that were made or seen while the file was open: the header page names
+        # a few only.
         self.known_changes: deque[Change] = deque(maxlen=_KNOWN_CHANGES)
         self._closed = False
         self.lock = threading.RLock()
@@ -122,7 +122,7 @@ class StreamFile:
     @classmethod
     def _judged(cls, file: File, path: str, stream_type: int | None) -> StreamFile:
         """The file as it may be read now. Also beside a writer the entries are compared with the
-        record's hashes: the writer may have opened the file a moment ago, and be about to."""
+        record's hashes: a writer that just opened the file may not have done so yet."""
         boot, before = boot_id(), None
         for attempt in range(_TORN_READS):
             if attempt:
@@ -143,8 +143,8 @@ class StreamFile:
                 opened._unsettled = locked and page.changing
             if not locked or (opened is not None and opened._by_record):
                 break
-            # Half of a page that is being written, or entries that are being taken back. If the
-            # page stays as it is, its writer has yet to judge it.
+            # Half of a page that is being written, or entries that are being truncated. If the
+            # page stays as it is, its writer has not compared the entries yet.
         if opened is None:
             assert refusal is not None
             raise refusal
@@ -154,7 +154,7 @@ class StreamFile:
 
     @property
     def header(self) -> Header:
-        """The header as it is committed and may be seen."""
+        """The header of the committed, visible stream."""
         return self.header_at(self.reader.head)
 
     def header_at(self, head: Head) -> Header:
@@ -163,13 +163,13 @@ class StreamFile:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """No other thread changes what is known here meanwhile."""
+        """Keep other threads from changing these fields."""
         with self.lock:
             yield
 
     @property
     def head(self) -> Head:
-        """How far the committed, visible stream goes."""
+        """The end of the committed, visible stream."""
         return self.reader.head
 
     def source(self) -> PublisherRecord:
@@ -190,24 +190,24 @@ class StreamFile:
         )
 
     def refresh(self) -> bool:
-        """Look at the header page again (a reader beside a writer); True if it moved.
+        """Read the header page again (beside a writer); True if the stream moved.
 
-        A rise of `epoch` means that entries were taken back or changed.
+        A rise of `epoch` means that entries were truncated or changed.
         """
-        # As it was: also what an open judged not to have reached the disk stays so.
+        # An unchanged page keeps its judgement, also of what did not reach the disk.
         moved = False
         before = self._seen
         seen = self.file.read(_SEEN_BYTES, 0)
         if seen != before:
             with self.lock:
-                # Where another thread has looked meanwhile, his may be the later look.
+                # Another thread may have read a later page meanwhile.
                 found = self._see_commits(seen) if self._seen is before else None
                 moved = self._see(HeaderPage.of(self.file)) if found is None else found
         self._ensure_whole()
         return moved
 
     def _see_commits(self, seen: bytes) -> bool | None:
-        """As `_see`, of the part of the page that commits write; None where more has changed."""
+        """As `_see`, for the part of the page that commits write; None if more has changed."""
         if not self._by_record or self._unsettled or len(seen) < _SEEN_BYTES:
             return None
         head, before = records.committed_since(seen, self._seen), self.reader.head
@@ -219,15 +219,15 @@ class StreamFile:
         return head != before
 
     def _ensure_whole(self) -> None:
-        """Raise where the writer died in the middle of an update, and left a mixture."""
+        """Raises `DamagedEntry` if the writer ended in the middle of an update."""
         if self._unsettled and self._named is not None:
             _ensure_whole(*self._named, self.file, self.path)
 
     def outdated(self) -> bool:
-        """Whether entries were taken back or changed since this reader last looked.
+        """Whether entries were truncated or changed since the last `refresh`.
 
-        What he reads without looking may be of another history then, or of none: bytes of
-        an operation that is not committed, where entries stood that he still counts.
+        Reads without a `refresh` may then return other entries, or bytes of an operation that is
+        not committed, in the place of entries that this reader still counts.
         """
         for _ in range(_TORN_READS):
             page = HeaderPage.of(self.file)
@@ -237,40 +237,41 @@ class StreamFile:
             record = page.record
             if record is not None:
                 return record.epoch != self._written_epoch
-        # Another program's header; or one of ours that is being written, before which is whole
-        # nothing that stood is written over.
-        taken = page.header(self.path).total_entries < self.head.entries
-        return taken and not self.file.locked_elsewhere()
+        # Another program's header; or one that is being written, and until it is whole, no bytes
+        # are overwritten.
+        fewer = page.header(self.path).total_entries < self.head.entries
+        return fewer and not self.file.locked_elsewhere()
 
     @property
     def changing(self) -> bool:
-        """Whether a writer elsewhere takes back or changes entries, as `refresh` saw it.
+        """Whether a writer in another process is truncating or changing entries, as of the last
+        `refresh`.
 
-        What is read of them meanwhile may be half of each.
+        Reads may return half old and half new bytes meanwhile.
         """
         return self._unsettled and self.file.locked_elsewhere()
 
     def changes_since(self, epoch: int) -> Sequence[Change] | None:
-        """What was taken back or changed since `epoch` was this reader's; None where nobody
-        tells, and it may be anything."""
+        """What was truncated or changed since this reader's epoch was `epoch`; None if that is not
+        known, and may be anything."""
         with self.lock:
             found: list[Change] = []
             for rise in self._rises:
-                if rise.old == epoch and rise.told is not None:
-                    found += rise.told
+                if rise.old == epoch and rise.changes is not None:
+                    found += rise.changes
                     epoch = rise.new
             return found if epoch == self.epoch else None
 
     @property
     def recorded_epoch(self) -> int | None:
-        """The epoch as the file has it, which other processes that read the file agree on; None
-        where a program without records writes it."""
+        """The epoch in the file, which all processes that read it agree on; None if a program that
+        keeps no records writes the file."""
         record = HeaderPage(self.page).record
         return None if record is None else record.epoch
 
     def recorded_changes(self, epoch: int) -> Sequence[Change] | None:
-        """What was taken back or changed after the file's epoch was `epoch`, in order; None where
-        that is not known, and may be anything."""
+        """What was truncated or changed after the file's epoch was `epoch`, in order; None if that
+        is not known, and may be anything."""
         with self.lock:
             now = self.recorded_epoch
             if now is None or epoch > now:
@@ -289,7 +290,7 @@ class StreamFile:
             record, seen = page.record, page.visible
             by_record = seen is not None
             if not self.file.locked_elsewhere() and (by_record or HeaderPage.of(self.file) == page):
-                # No writer of ours is at work, and the page holds still.
+                # No writer that keeps records is at work, and the page does not change.
                 seen = Head(header.total_length, header.total_entries), self._written_epoch
                 if record is not None:
                     judged = judge(self.file, page, self.path, header)
@@ -310,17 +311,17 @@ class StreamFile:
             self._written_epoch = epoch
             self._header = header
             if _is_another_history(before[0], head) or epoch != before[1]:
-                told = page.changes_between(before[1], epoch)
+                changes = page.changes_between(before[1], epoch)
                 old, self.epoch = self.epoch, max(epoch, self.epoch + 1)
-                self._rises.append(_Rise(old, self.epoch, told))
-                if told is None:
+                self._rises.append(_Rise(old, self.epoch, changes))
+                if changes is None:
                     self.known_changes.clear()
                 else:
-                    self.known_changes.extend(told)
+                    self.known_changes.extend(changes)
                 self.reader.forget(head)
             else:
                 self.reader.head = head
-        # Last: who finds this page in the file again, without the lock, believes the rest.
+        # Last: a thread that compares the page with the file, without the lock, trusts the rest.
         self._seen = page[:_SEEN_BYTES]
         return seen != before
 
@@ -347,13 +348,13 @@ def _is_whole(judged: Judgement) -> bool:
 
 
 def _is_another_history(before: Head, head: Head) -> bool:
-    """Whether entries were taken back, maybe others put in their place; as far as that shows."""
+    """Whether entries were truncated, and perhaps others appended, as far as that is visible."""
     longer, more = head.length > before.length, head.entries > before.entries
     return head.entries < before.entries or longer != more or head.length < before.length
 
 
 def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
-    """Raise where an update in place was cut off and its bytes are a mixture."""
+    """Raises `DamagedEntry` if an update in place was interrupted, and left old and new bytes."""
     if file.locked_elsewhere():
         return
     page = HeaderPage.of(file)
@@ -365,16 +366,16 @@ def _ensure_whole(disk: Disk, place: str, file: File, path: str) -> None:
         error = DamagedEntry(
             path,
             undo.offset,
-            "a crash cut off the update of an entry; open the stream for writing once, which "
-            "puts the old bytes back",
+            "a crash interrupted the update of an entry; open the stream for writing once, which "
+            "restores the old bytes",
         )
-    # Whoever sees to it writes the page before the journal goes.
+    # (A writer that undoes the update writes the page before it removes the journal.)
     if error is not None and not file.locked_elsewhere() and HeaderPage.of(file) == page:
         raise error
 
 
 def cannot_undo(file: File, page: HeaderPage, path: str, number: int, place: str) -> DamagedEntry:
-    """The error for an update of entry `number` that was cut off, and has no journal."""
+    """The error for an interrupted update of entry `number` that has no journal."""
     try:
         offset = Reader(file, path, Head(*page.header(path)[3:])).cursor(number).offset
     except (DamagedEntry, UnknownEntry):
@@ -382,10 +383,10 @@ def cannot_undo(file: File, page: HeaderPage, path: str, number: int, place: str
     return DamagedEntry(
         path,
         offset,
-        f"a crash cut off the update of entry {number}, and {place}{journal.SUFFIX}, which has "
-        "its old bytes, is missing, damaged, a link or another user's: put it back (it stands "
-        "beside the name that the stream was updated by), or have `datastreamer repair` keep the "
-        "entry as it is, old in part, maybe, and new in part",
+        f"a crash interrupted the update of entry {number}, and {place}{journal.SUFFIX}, which has "
+        "its old bytes, is missing, damaged, a link or another user's: restore it (it belongs "
+        "beside the path that the stream was updated by), or let `datastreamer repair` keep the "
+        "entry as it is, perhaps with old and new bytes",
     )
 
 
@@ -397,7 +398,7 @@ def open_file(disk: Disk, path: str | os.PathLike[str] | int, shown: str, *, wri
         if os.path.isdir(path):
             raise NotAStream(shown, "is a folder, not a stream file")
         if os.path.exists(path) and not os.path.isfile(path):
-            # Merely opening a named pipe would wait for somebody at its other end.
+            # Opening a named pipe would wait for a process at its other end.
             raise NotAStream(shown, "is a device or a pipe, not a stream file")
         return disk.open(os.fspath(path), write=write)
     except OSError as error:

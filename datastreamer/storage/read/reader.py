@@ -374,7 +374,7 @@ class Reader:
         try:
             cursor = self.cursor(start)
         except UnknownEntry:
-            raise cut_back(start) from None
+            raise truncated_below(start) from None
         while cursor.number < stop:
             try:
                 batch, cursor = self.run(cursor, max_bytes)
@@ -383,7 +383,7 @@ class Reader:
                     raise
                 batch = None
             if not batch or any(cut < cursor.number for cut in self._cuts[cuts:]):
-                raise cut_back(cursor.number)
+                raise truncated_below(cursor.number)
             if cursor.number > stop:
                 batch = batch[: stop - batch.first_number]
             yield batch
@@ -468,7 +468,7 @@ class Reader:
         return span.next
 
 
-def cut_back(number: int) -> NotFound:
+def truncated_below(number: int) -> NotFound:
     """What an iteration raises that was about to read entry `number`."""
     return NotFound(f"the stream was cut back while it was read, to before entry {number}")
 

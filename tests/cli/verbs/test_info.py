@@ -147,7 +147,7 @@ def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
     journal.put(OsDisk(), str(copy), undo, Access.private())
     _damage(copy, 1 << 20, bytes(512) + b"\1" * 88)
     assert "an update is in progress" in rows(invoke, copy, code=1)["undo"]
-    assert "a crash cut off the update of an entry" in invoke("info", copy).failed()
+    assert "a crash interrupted the update of an entry" in invoke("info", copy).failed()
 
 
 def test_an_index_of_another_file(invoke: Invoke, copy: Path) -> None:

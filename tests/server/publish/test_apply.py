@@ -81,7 +81,7 @@ def test_a_lease_that_is_taken_back_in_doubt(stream: DataStream, disk: FaultyDis
     with pytest.raises(CommitInDoubt):
         stream.commit_atomic_op(wait=False)
     with pytest.raises(CommitInDoubt, match="whether the operation from entry 0 on"):
-        stream.take_back(LEASE)
+        stream.end_lease(LEASE)
     another = object()
     stream.lend(another)
     with pytest.raises(OperationRefused) as caught:

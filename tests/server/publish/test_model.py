@@ -114,7 +114,7 @@ class Served:
         return encode_receipt(Receipt(request.first, request.entries, self.stream.total_entries))
 
     def end(self) -> None:
-        self.stream.take_back(self.lease)
+        self.stream.end_lease(self.lease)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def test_entries_that_are_gone_or_others_are_noticed(
             made_one = PublishedOperation(stream, lease, commit.first, 1 << 20)
             made_one.add(commit.payload)
             made_one.commit(commit.entries)
-        stream.take_back(lease)
+        stream.end_lease(lease)
         stream.sync()
         if cut < len(flat):
             stream.truncate(cut)

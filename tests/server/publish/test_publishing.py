@@ -363,7 +363,7 @@ async def test_this_process_does_not_write_meanwhile(stream: DataStream, token_f
                 lambda: stream.update_entry(0, 3, b"LOCAL"),
                 lambda: stream.lend(object()),
             ):
-                with pytest.raises(LeaseHeld, match="publishes from elsewhere"):
+                with pytest.raises(LeaseHeld, match="publisher holds the lease"):
                     write()
             await peer.ask(commit(1, 1, entry(1, b"x")), receipt(1, 1, 2))
         while rig.server.publish_lease is not None and rig.server.publish_lease.holder is not None:

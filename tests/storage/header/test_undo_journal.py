@@ -324,7 +324,7 @@ def test_half_an_update_behind_which_another_program_wrote(path: Path) -> None:
     with open(kept, "r+b") as file:
         file.seek(64)
         file.write(bytes(136))
-    with pytest.raises(DamagedEntry, match="a crash cut off the update of an entry"):
+    with pytest.raises(DamagedEntry, match="a crash interrupted the update of an entry"):
         DataStream.open(kept, read_only=True)
     assert "half of an update" in verify(kept).problems[-1].what
 

@@ -122,11 +122,11 @@ def take_back_a_lease(stream: DataStream, known: Known) -> None:
     except WriteFailed:
         pass
     try:
-        stream.take_back("lease")
+        stream.end_lease("lease")
     except CommitInDoubt:
         known.possible.append(B)
     stream.lend("another")
-    stream.take_back("another")
+    stream.end_lease("another")
 
 
 def sync_in_between(stream: DataStream, known: Known) -> None:

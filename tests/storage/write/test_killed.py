@@ -123,7 +123,7 @@ def seen_by_a_reader(path: Path) -> int:
             return stream.total_entries
     except DamagedEntry as error:
         # Killed in the middle of the update's write; the next writer takes it back.
-        if "a crash cut off the update of an entry" not in str(error):
+        if "a crash interrupted the update of an entry" not in str(error):
             raise
         return 0
 
@@ -259,7 +259,7 @@ def test_a_writer_that_dies_in_the_middle_of_an_update(tmp_path: Path, looks: bo
         writer.kill()
         writer.wait()
         for read in (lambda: follower.entry(2), lambda: list(follower.entries()), follower.refresh):
-            with pytest.raises(DamagedEntry, match="a crash cut off the update of an entry"):
+            with pytest.raises(DamagedEntry, match="a crash interrupted the update of an entry"):
                 read()
         with DataStream.open(path, index="memory"):
             pass

@@ -77,7 +77,7 @@ def loses_its_source(stream: DataStream) -> None:
     stream.lend(lease)
     stream.start_atomic_op(lease=lease)
     huge(stream)
-    stream.take_back(lease)
+    stream.end_lease(lease)
 
 
 ENDS = [rolls_back, raises_in_the_block, places_a_batch, loses_its_source]
