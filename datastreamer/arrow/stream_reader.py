@@ -19,7 +19,7 @@ from datastreamer.arrow.record_batches import Converter, OnError, record_batches
 from datastreamer.arrow.tables import ENTRIES
 from datastreamer.errors import BadRange, UnknownEntry, UsageError
 from datastreamer.format import PAGE_SIZE, Header
-from datastreamer.storage.read.reader import cut_back
+from datastreamer.storage.read.reader import truncated_below
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import StreamView
 
@@ -142,7 +142,7 @@ def read_batches(
             number = batch.next_number
             yield batch
     if number < stop:
-        raise cut_back(number)
+        raise truncated_below(number)
 
 
 def reader(

@@ -676,7 +676,7 @@ class DataStream(StreamView):
             self.close()
 
     def _abandon(self) -> None:
-        """In the child of a fork: close the descriptor, so that it does not hold the parent's lock."""
+        """In the child of a fork: close the descriptor, which holds the lock."""
         if not self._file.closed:
             self._op.close()
             if self._keeper is not None:

@@ -278,7 +278,7 @@ class StreamView:
             stop = min(stop, file.head.entries)
 
     def _is_another_history(self, changes: int) -> bool:
-        """As `_was_changed`, also for streams that do not follow: truncated entries must not be read
+        """As `_was_changed`, also if the stream does not follow: truncated entries must not be read
         on, since others may be in their place."""
         if not (self._follows or self._file.writable) and self._file.outdated():
             self._file.refresh()

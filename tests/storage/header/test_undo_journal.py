@@ -234,7 +234,7 @@ def test_a_journal_that_is_put_back(path: Path) -> None:
     kept = half_done(path)
     name, elsewhere = Path(f"{kept}{SUFFIX}"), path.with_name("elsewhere")
     name.rename(elsewhere)
-    with pytest.raises(DamagedEntry, match="put it back"):
+    with pytest.raises(DamagedEntry, match="restore it"):
         DataStream.open(kept, index="memory")
     elsewhere.rename(name)
     with DataStream.open(kept, index="memory") as stream:
