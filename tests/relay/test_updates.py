@@ -27,7 +27,7 @@ from datastreamer.relay.apply_changes import UpstreamRewritten
 from datastreamer.server.session import Session
 from datastreamer.storage.header.records import Agreement
 from datastreamer.storage.read.range_hash import hash_range
-from datastreamer.storage.read.reader import Reader, cut_back
+from datastreamer.storage.read.reader import Reader, truncated_below
 from datastreamer.storage.stream import DataStream
 from tests.network.proxy import NONE, FaultyServer
 from tests.network.stub import Stub, sample
@@ -347,7 +347,7 @@ async def test_updates_are_applied_while_hashes_are_made(
                 failed.append(first)
                 trio.from_thread.run_sync(update, source, 1, b"%d" % len(failed))
                 trio.from_thread.run(changed, reader, before)
-                raise cut_back(first)
+                raise truncated_below(first)
             return hash_range(reader, first, end, most_bytes)
 
         monkeypatch.setattr(comparing, "hash_range", disturbed)

@@ -25,7 +25,7 @@ from datastreamer.protocol.messages import OK, Stop, encode_command, encode_comm
 from datastreamer.server.streaming import change_reports as following
 from datastreamer.storage.read import file as storage_file
 from datastreamer.storage.read.range_hash import hash_range
-from datastreamer.storage.read.reader import Reader, cut_back
+from datastreamer.storage.read.reader import Reader, truncated_below
 from datastreamer.storage.stream import DataStream
 from tests.network import model
 from tests.network.fixtures import Open, half_sent, in_memory, over_loopback, over_unix
@@ -262,7 +262,7 @@ async def test_a_hash_is_made_again_after_an_update(
         limits.append(most_bytes)
         if len(limits) < 3:
             trio.from_thread.run_sync(update, stream, 7, len(limits))
-            raise cut_back(first)
+            raise truncated_below(first)
         return hash_range(reader, first, end, most_bytes)
 
     monkeypatch.setattr(following, "hash_range", disturbed)
