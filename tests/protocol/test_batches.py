@@ -314,7 +314,7 @@ def test_limits_that_cannot_be() -> None:
             Limits(requests=requests)
     with pytest.raises(UsageError, match="the limits of a batch must be 0 to"):
         Limits(max_count=-1)
-    with pytest.raises(UsageError, match="the limits of a batch are 0 to"):
+    with pytest.raises(UsageError, match="the limits of a batch must be 0 to"):
         Limits(max_bytes=1 << 32)
     with pytest.raises(UsageError, match="a batch's limit of milliseconds"):
         ClientConnection().request(BatchQuery(0, 0, 0, 1 << 32))
