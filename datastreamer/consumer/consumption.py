@@ -218,7 +218,7 @@ class Memory:
 
     def _changed(self, what: str, due: int, total: int) -> HistoryChanged:
         return HistoryChanged(
-            f"{self._source} changed its history: {what}; entry {due} is the next that is due",
+            f"{self._source} changed its history: {what}; entry {due} is the next one needed",
             next_entry=due,
             total_entries=total,
             first_differing=None,

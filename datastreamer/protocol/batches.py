@@ -1,8 +1,7 @@
-"""Entries in batches, as a client asks for them: what a server can do, and how to ask it.
+"""Reads entries in batches: a server's capabilities, single batches, and long reads.
 
-Owns the question for a server's extensions, single batches with their checks, and the
-reading of many, with the next request underway before the last one is answered. Flows
-like those of `exchanges`: no sockets, tasks or time.
+Owns the capabilities query, single batches with their checks, and long reads, with the next request
+sent before the last one is answered. Flows like those of `flows`: no sockets, tasks or time.
 """
 
 from __future__ import annotations
@@ -57,24 +56,24 @@ from datastreamer.protocol.messages import (
 )
 
 REQUESTS: Final = 2
-"""Requests underway at once while many batches are read, unless the caller says otherwise."""
+"""Default number of requests in flight during a long read."""
 
 BATCH_BYTES: Final = 1 << 20
-"""The limit of a batch in bytes while many are read, unless the caller says otherwise."""
+"""Default limit of a batch in bytes during a long read."""
 
 MAX_REQUESTS: Final = 64
 MAX_BATCH_BYTES: Final = 64 << 20
-"""No more is asked for, whatever the server offers: an answer stands in memory as a whole."""
+"""Limit of a request, whatever the server offers: an answer is in memory as a whole."""
 
 WAIT_MS: Final = 1000
-"""At the end of the stream a commit is waited for so long, then it is asked again."""
+"""How long the server waits for a commit at the stream's end before the client asks again."""
 
 
 def probe(connection: ClientConnection) -> Flow[Capabilities]:
-    """What the server can do; asked once a connection, together with the header.
+    """The server's capabilities, which are requested once per connection, with the header.
 
-    Servers that do not know the question refuse it, or close: `connection.probing` is true
-    where the connection ended on it.
+    A server that does not know the query refuses it, or closes the connection; `probing` is true
+    after the latter.
     """
     if connection.capabilities is not None:
         return connection.capabilities
@@ -83,30 +82,27 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
     while (event := connection.next_event()) is None:
         yield None
     if isinstance(event, ResultReceived) and event.number == RESULT_INVALID_COMMAND:
-        said = NO_EXTENSIONS
+        capabilities = NO_EXTENSIONS
         connection.refused = True
     elif isinstance(event, CapabilitiesReceived):
-        said = event.capabilities
+        capabilities = event.capabilities
     else:
         raise unexpected(connection, event)
-    # Some that refuse hear nothing more on the connection: the header tells.
+    # Some servers that refuse a query answer nothing more; the header shows that.
     while (event := connection.next_event()) is None:
         yield None
     if not isinstance(event, HeaderReceived):
         raise unexpected(connection, event)
     connection.asked_at = None
-    connection.capabilities = said
-    return said
-
-
-# One batch.
+    connection.capabilities = capabilities
+    return capabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One batch that is wanted. `checked`: `from_entry` is compared with the head first;
-    `fallback`: a server without batches is asked for the entries one by one; `types`: entries
-    of these alone, chosen by the server where it can."""
+    """A request for one batch. `checked`: compare `from_entry` with the total first; `fallback`:
+    request single entries from a server without batches; `types`: only entries of these types,
+    filtered by the server if it can."""
 
     from_entry: int
     max_count: int = 0
@@ -118,11 +114,10 @@ class Read:
 
 
 def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
-    """The entries, one at least where there are any, none at the end of the stream.
+    """At least one entry, or none at the end of the stream.
 
-    Raises `NotSupported`, and past the end `UnknownEntry` where that is `checked`, else
-    `BadFromEntry`; `UsageError` for numbers that cannot be asked for, `BadEntryType` for types
-    that are none.
+    Raises `NotSupported`; for an entry after the end `UnknownEntry` if `checked`, else
+    `BadFromEntry`; `UsageError` and `BadEntryType` for invalid arguments.
     """
     check_number("from_entry", wanted.from_entry)
     check_number("max_count", wanted.max_count, most=U32_MAX)
@@ -135,12 +130,12 @@ def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
         yield from _check(connection, wanted.from_entry)
     types = servable(wanted_types) if capabilities.filters else None
     if types is not None:
-        return (yield from _read_chosen(connection, capabilities, wanted, types))
+        return (yield from _read_filtered(connection, capabilities, wanted, types))
     batch = yield from _read_all(connection, capabilities, wanted)
     return batch if wanted_types is None else batch.select(wanted_types)
 
 
-def _read_chosen(
+def _read_filtered(
     connection: ClientConnection, capabilities: Capabilities, wanted: Read, types: tuple[int, ...]
 ) -> Flow[EntryBatch]:
     size = bytes_to_ask_for(capabilities, wanted.max_bytes)
@@ -168,7 +163,7 @@ def _read_all(
 
 
 def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
-    """Types as they are asked for. Raises `BadEntryType` for what is none."""
+    """The types as a set. Raises `BadEntryType` for an invalid one."""
     for kind in types or ():
         if not is_number(kind, most=U32_MAX):
             raise BadEntryType(f"an entry type must be 0 to {U32_MAX}, not {kind!r}")
@@ -176,7 +171,7 @@ def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
 
 
 def wait_ms(seconds: float) -> int:
-    """A wait as it is asked for. Raises `UsageError` for what cannot be asked."""
+    """A wait in milliseconds, as requests carry it. Raises `UsageError`."""
     try:
         if 0 <= seconds * 1000 <= U32_MAX:
             return round(seconds * 1000)
@@ -187,16 +182,16 @@ def wait_ms(seconds: float) -> int:
 
 def not_supported(connection: ClientConnection, what: str) -> NotSupported:
     """The exception for an extension that the server does not have."""
-    return NotSupported(f"{connection.peer} does not know {what}; ask for single entries there")
+    return NotSupported(f"{connection.peer} does not support {what}: request single entries")
 
 
 def bytes_to_ask_for(capabilities: Capabilities, wanted: int) -> int:
-    """The limit of an answer in bytes, where `wanted` was said (0: nothing)."""
+    """The byte limit for a request, given the limit that the caller wants (0: none)."""
     return min(wanted or capabilities.max_batch_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
 
 
 def _check(connection: ClientConnection, number: int) -> Flow[None]:
-    """Whether the stream goes as far as `number`, as far as is known; else ask once more."""
+    """Raise `UnknownEntry` if entry `number` is after the total, which is requested if unknown."""
     total = connection.total_entries
     if total is None or number > total:
         total = (yield from exchanges.header(connection)).total_entries
@@ -205,11 +200,11 @@ def _check(connection: ClientConnection, number: int) -> Flow[None]:
 
 
 def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
-    """The same from a server without batches: single queries, many underway."""
+    """Read from a server without batches, by single queries."""
     size = min(wanted.max_bytes or BATCH_BYTES, MAX_BATCH_BYTES)
     number, found, ended = wanted.from_entry, 0, False
     packed: list[bytes] = []
-    # Few at first: how large the entries are is not known.
+    # Few at first, since the sizes of the entries are unknown.
     window = 16
     while not ended and (not wanted.max_count or found < wanted.max_count):
         count = window if not wanted.max_count else min(window, wanted.max_count - found)
@@ -233,7 +228,7 @@ def _one_by_one(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
         if number > total:
             raise past_the_end(number)
         if number < total:
-            # Committed meanwhile, or what looks like no entry: where it is neither, that is raised.
+            # Either committed meanwhile, or indistinguishable from "not found": ask again.
             packed.append((yield from exchanges.entry(connection, number)).pack())
     return scan(b"".join(packed), wanted.from_entry)
 
@@ -242,14 +237,11 @@ def _size(entry: Entry) -> int:
     return ENTRY_HEAD_SIZE + len(entry.data)
 
 
-# Many batches.
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How to read many: the limits of each batch, and how many requests are underway.
+    """Limits of a long read: of each batch, and the number of requests in flight.
 
-    Raises `UsageError` for what cannot be asked.
+    Raises `UsageError`.
     """
 
     max_count: int = 0
@@ -258,7 +250,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not is_number(self.requests, 1, MAX_REQUESTS):
-            raise UsageError(f"1 to {MAX_REQUESTS} requests are underway, not {self.requests!r}")
+            raise UsageError(f"requests must be 1 to {MAX_REQUESTS}, not {self.requests!r}")
         if not all(is_number(limit, most=U32_MAX) for limit in (self.max_count, self.max_bytes)):
             raise UsageError(
                 f"the limits of a batch must be 0 to 2**32 - 1, not {self.max_count!r} entries and "
@@ -267,10 +259,10 @@ class Limits:
 
 
 class BatchReading:
-    """The entries from `start` up to `stop`, asked for in batches; what `Streaming` is where
-    they are streamed, and by that from a server that has no batches.
+    """The entries from `start` up to `stop`, read in batches, or streamed by a server that has no
+    batches.
 
-    Without a `stop` it ends where the stream ends when it begins.
+    Without a `stop`, ends at the stream's total when it begins.
     """
 
     def __init__(self, start: int, stop: int | None, limits: Limits) -> None:
@@ -278,16 +270,16 @@ class BatchReading:
             raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop
         self._limits = limits
-        # The next to hand out, the next to ask for, and where the last request began.
+        # The next entry to return, the next to request, and the start of the last request.
         self._next = self._asked = self._last = start
-        # So many entries to a request, as long as so many come: then the next is asked for
-        # before anything of the last has come. 0: only when it shows how many there are.
+        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
+        # next one only when an answer shows where it ends.
         self._stride = limits.max_count
         self._size = limits.max_bytes
         self._streaming: exchanges.Streaming | None = None
         self._stopping = False
         self._connection: ClientConnection
-        # Called with the total that a server tells who sends nothing; may raise.
+        # Called with the total that an empty answer reports; may raise.
         self.on_nothing: Callable[[int], object] = lambda total: None
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
@@ -315,7 +307,7 @@ class BatchReading:
             answer = yield from self._next_answer(self.stop)
             query, batch, total = answer.command, answer.batch, answer.total_entries
             if query.from_entry != self._next:
-                continue  # asked for in vain, for the answer before was a short one
+                continue  # of no use after a short answer
             self._next = batch.next_number
             if self._next < min(query.from_entry + query.max_count, total):
                 self._stride = 0
@@ -336,7 +328,7 @@ class BatchReading:
         return event
 
     def _ask(self, stop: int) -> bytes:
-        """Requests, as many as may be underway and something is known to be there for."""
+        """The requests that may be sent now, for entries that are known to exist."""
         connection, sent = self._connection, []
         until = min(stop, connection.total_entries or 0)
         if not connection.outstanding:
@@ -351,7 +343,7 @@ class BatchReading:
         return b"".join(sent)
 
     def _ask_ahead(self, stop: int) -> bytes:
-        """The next request, where it has shown how far the answer that comes now will go."""
+        """The next request, once the beginning of an answer shows where it will end."""
         connection, ahead = self._connection, self._connection.batch_ahead
         until = min(stop, connection.total_entries or 0)
         if self._stride or ahead is None or ahead >= until or self._limits.requests == 1:
@@ -385,13 +377,13 @@ class BatchReading:
 
 
 def past_the_end(number: int) -> ServerRefused:
-    """The exception for a reading that begins behind the end."""
+    """The exception for a read that begins after the stream's end."""
     text = RESULT_TEXTS[RESULT_BAD_FROM_ENTRY]
     return refusal(RESULT_BAD_FROM_ENTRY, text, f"entries from {number} on")
 
 
 class RangeReading:
-    """The entries from one bookmark's to another's, both included: runs of entries."""
+    """The entries from one bookmark's entry to another's, both included."""
 
     def __init__(self, first: bytes, last: bytes) -> None:
         self._query = RangeQuery(bytes(first), bytes(last))
@@ -405,7 +397,7 @@ class RangeReading:
         try:
             event = yield from next_event(connection)
         except InvalidCommand:
-            # The bookmarks are read as another command there: the connection is lost.
+            # Such a server reads the bookmarks as another command: the connection is unusable.
             connection.out_of_step = True
             raise not_supported(connection, "ranges between bookmarks") from None
         if not isinstance(event, RangeReceived):

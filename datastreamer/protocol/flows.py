@@ -1,9 +1,8 @@
-"""What a client says and hears, in order: each exchange as steps for whoever has a socket.
+"""The exchanges of a client with a server, as flows.
 
-Owns the sequence of requests and answers, and what an answer means to the caller.
-Must not know sockets, tasks or time: a `Flow` is a generator that yields the bytes to
-send, or None where more is to be received into the connection, and returns the
-outcome. The Trio client and the blocking one drive the same flows.
+Owns the sequence of requests and answers, and what an answer means to the caller. Must not know
+sockets, tasks or time: a `Flow` is a generator that yields the bytes to send, or None if more must
+be received into the connection, and returns the result. Every driver runs the same flows.
 """
 
 from __future__ import annotations
@@ -60,21 +59,21 @@ Part_co = TypeVar("Part_co", covariant=True)
 Flow: TypeAlias = Generator[bytes | None, None, T]
 
 TIMEOUT: Final = 10.0
-"""Seconds for making a connection, unless the caller says otherwise."""
+"""Default timeout for connecting, in seconds."""
 
 WINDOW: Final = 256
-"""Queries underway at once, unless the caller says otherwise."""
+"""Default number of queries in flight."""
 
 DRAIN_LIMIT: Final = 16 << 20
-"""Bytes that are worth reading behind a Stop before a new connection is cheaper."""
+"""Bytes worth reading after a Stop before a new connection is cheaper."""
 
 MAX_WINDOW: Final = 1024
-"""Queries underway at once. 24 KiB of requests fit into the system's buffers: with
+"""Maximum number of queries in flight. Their 24 KiB of requests fit into the system's buffers; with
 more, both sides could wait for each other to read."""
 
 
 def next_event(connection: ClientConnection) -> Flow[Event]:
-    """The next event; a refusal and the end of the connection are raised."""
+    """The next event. Raises for a refusal, and if the connection has ended."""
     while (event := connection.next_event()) is None:
         yield None
     if isinstance(event, PeerEnded):
@@ -85,29 +84,29 @@ def next_event(connection: ClientConnection) -> Flow[Event]:
 
 
 def unexpected(connection: ClientConnection, event: Event) -> PeerError:
-    """The exception for an event that is not the one that was due."""
-    told = f"{connection.peer} closed the connection"
+    """The exception for an event other than the expected one."""
+    closed = f"{connection.peer} closed the connection"
     if isinstance(event, ResultReceived) and event.number != RESULT_OK:
         return refusal(event.number, event.text, str(event.command))
     if not isinstance(event, PeerEnded):
-        return ProtocolViolation(f"{connection.peer} sent {type(event).__name__} out of turn")
+        return ProtocolViolation(f"{connection.peer} sent {type(event).__name__} at the wrong time")
     if event.unread:
-        return ConnectionLost(f"{told} in the middle of an answer or entry; connect again")
+        return ConnectionLost(f"{closed} in the middle of an answer or entry; connect again")
     if not connection.received_bytes:
-        return unanswered(connection, told)
-    return ConnectionLost(f"{told}; connect again")
+        return unanswered(connection, closed)
+    return ConnectionLost(f"{closed}; connect again")
 
 
-def unanswered(connection: ClientConnection, told: str) -> ConnectionLost:
+def unanswered(connection: ClientConnection, closed: str) -> ConnectionLost:
     """The exception for a connection that ended before anything was received on it."""
     return ConnectionLost(
-        f"{told} without an answer: servers do that to a client of another stream type "
-        f"than theirs (is it {connection.stream_type}?), and where they have no place for more"
+        f"{closed} without an answer: servers of another stream type than "
+        f"{connection.stream_type} do that, and servers that accept no more clients"
     )
 
 
 def header(connection: ClientConnection) -> Flow[Header]:
-    """Ask for the header."""
+    """Request the header."""
     yield connection.request(HeaderQuery())
     while (event := connection.next_event()) is None:
         yield None
@@ -117,7 +116,7 @@ def header(connection: ClientConnection) -> Flow[Header]:
 
 
 def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
-    """Ask for one entry; `UnknownEntry` where there is none."""
+    """Request one entry. Raises `UnknownEntry` if it does not exist."""
     total = -1
     while True:
         yield connection.request(EntryQuery(number))
@@ -128,33 +127,33 @@ def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
         if event.entry is not None:
             return event.entry
         before, total = total, (yield from header(connection)).total_entries
-        # It may have been committed between the two answers: then it is asked for again.
+        # It may have been committed between the two answers: then request it again.
         if number == 0 < total == before:
-            # Entry 0 without data looks like that where its type is the one of this answer.
+            # An empty entry 0 of the type of this answer looks like "not found".
             return Entry(0, TYPE_NOT_FOUND, b"")
         if number >= total or total == before:
             raise UnknownEntry(number, total)
 
 
 def bookmark(connection: ClientConnection, key: bytes) -> Flow[Entry]:
-    """Ask for the first event at or after a bookmark; `UnknownBookmark` where there is none."""
+    """Request the first event at or after a bookmark. Raises `UnknownBookmark` if there is none."""
     yield connection.request(BookmarkQuery(key))
     while (event := connection.next_event()) is None:
         yield None
     if not isinstance(event, EntryReceived):
         raise unexpected(connection, event)
     if event.entry is None:
-        # The answer is the same where the bookmark is the stream's last entry.
-        told = f"no bookmark 0x{key.hex()} in the stream, or no event follows it"
-        raise UnknownBookmark(key, told)
+        # The answer is the same if the bookmark is the last entry of the stream.
+        why = f"no bookmark 0x{key.hex()} in the stream, or no event follows it"
+        raise UnknownBookmark(key, why)
     if event.entry.is_bookmark:
-        # So say some servers where only bookmarks follow.
+        # The answer of some servers if only bookmarks follow.
         raise UnknownBookmark(key, f"no event follows bookmark 0x{key.hex()}")
     return event.entry
 
 
 def range_hash(connection: ClientConnection, wanted: HashQuery) -> Flow[RangeHash]:
-    """Ask for a hash of entries, or of the first of them that the server's limits allow."""
+    """Request a hash of entries, or of the first of them that the server's limits allow."""
     yield connection.request(wanted)
     event = yield from next_event(connection)
     if not isinstance(event, HashReceived):
@@ -163,44 +162,44 @@ def range_hash(connection: ClientConnection, wanted: HashQuery) -> Flow[RangeHas
 
 
 def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> None:
-    """Raise where a server has sent another entry in place of a bookmark that was asked for: an
-    index that is behind its stream names one."""
+    """Raise `ProtocolViolation` unless `found` is the requested bookmark; an index that lags its
+    stream may name another entry."""
     if not found.is_bookmark or found.data != key:
         raise ProtocolViolation(
-            f"{connection.peer} sent entry {found.number} in place of bookmark 0x{key.hex()}, "
-            "which it is not: its index does not fit its stream"
+            f"{connection.peer} sent entry {found.number} instead of bookmark 0x{key.hex()}: "
+            "its index does not match its stream"
         )
 
 
 class Work(Protocol[Part_co]):
-    """An exchange that goes on over many calls, between which it can be left alone."""
+    """An exchange of many calls, which may pause between them."""
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
-        """Ask for it. What is raised here leaves nothing begun."""
+        """Send the request. If this raises, nothing has begun."""
 
     def advance(self) -> Flow[Part_co | None]:
-        """The next entries, one or more; None when there are no more."""
+        """The next entries, at least one; None if there are no more."""
 
     def request_stop(self) -> bytes:
-        """End it while `advance` waits: what to send for that, b"" for nothing.
+        """Request the end while `advance` waits: the bytes to send, or b"".
 
-        What still comes counts; `advance` says None after it.
+        What has arrived until then is still returned; then `advance` returns None.
         """
 
     def end(self, limit: int | None) -> Flow[bool]:
-        """Make the connection fit for the next request; what still comes is dropped.
+        """Prepare the connection for the next request, dropping what still arrives.
 
-        False if more than `limit` bytes stand before that, which were not read.
+        False if more than `limit` bytes had to be dropped; then the connection is not usable.
         """
 
 
 def restore(
     connection: ClientConnection, work: Work[object] | None, suspect: bool, limit: int | None
 ) -> Flow[bool]:
-    """End `work`, and try a connection that is `suspect` because of a refusal.
+    """End `work`, and test a connection that is `suspect` after a refusal.
 
-    A server may have closed it, or refuse everything from then on. Whether the
-    connection is fit for a request; `PeerError` says no as well.
+    The server may have closed it, or refuse every further request. Returns whether the connection
+    can be used; a `PeerError` also means that it cannot.
     """
     if work is not None and not (yield from work.end(limit)):
         return False
@@ -210,14 +209,13 @@ def restore(
 
 
 class Streaming:
-    """From a Start to its Stop: runs of entries.
+    """A streaming, from Start to Stop.
 
-    `start` is an entry number or a bookmark's key; `stop` is the number at which to
-    end, not included: without it the streaming goes on with what is committed later. With
-    `types`, which the server is known to choose by, runs have gaps and may be empty. With
-    `commits`, which the server is known to tell, `commit_ahead` says where they end. With
-    `known`, from a server that reports changes, `changes` receives those since that state in
-    order: a run of no entries is handed out for each.
+    `start` is an entry number or a bookmark's key; `stop` is the entry before which to end: without
+    it, the streaming continues with later commits. With `types`, which the server must be able to
+    filter by, batches have gaps and may be empty. With `commits`, which the server must report,
+    `commit_ahead` is where they end. With `known`, from a server that reports changes, `changes`
+    receives the changes since that state in order; an empty batch is returned for each.
     """
 
     def __init__(
@@ -253,7 +251,7 @@ class Streaming:
         self._complete = stop == start
         self._stop_sent = self._complete
         self._stopped = self._complete
-        # The run in which it ends.
+        # The batch that contains `stop`.
         self._last: EntryBatch | None = None
         self._connection: ClientConnection
         self.begun: FollowBegun | None = None
@@ -261,7 +259,8 @@ class Streaming:
 
     @property
     def commit_ahead(self) -> int | None:
-        """Where the operations end of which entries are handed out now; None: it is not told."""
+        """Where the operations of the returned entries end; None if the server does not report
+        it."""
         return self._connection.commit_ahead
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
@@ -280,7 +279,7 @@ class Streaming:
 
     @property
     def hungry(self) -> bool:
-        """Whether `advance` would do nothing before more bytes are there."""
+        """Whether `advance` cannot do anything before more bytes arrive."""
         return self._open and self._connection.hungry
 
     @property
@@ -288,8 +287,8 @@ class Streaming:
         return not (self._complete or self._stopped) and self._last is None
 
     def arrived(self) -> EntryBatch | None:
-        """What `advance` would say, without its steps, where the next run has arrived and is not
-        the last; None: ask `advance`."""
+        """The batch that `advance` would return, if it has arrived and is not the last; else None:
+        call `advance`."""
         if not self._open:
             return None
         run = self._connection.next_run()
@@ -314,8 +313,8 @@ class Streaming:
                 raise unexpected(self._connection, event)
             batch = event.batch
         if self._stop is not None and batch.next_number >= self._stop:
-            # The Stop goes out at once, so that the server does not send on; what it
-            # has sent already is read when the connection is needed.
+            # Send the Stop at once, so that the server stops sending; what it has sent already is
+            # read when the connection is needed.
             self._complete = True
             yield self.request_stop()
             batch = batch.before(self._stop)
@@ -342,11 +341,11 @@ class Streaming:
 
 
 class Lookup:
-    """Entries by number, with up to `window` queries underway: lists of entries."""
+    """Looks up entries by number, with up to `window` queries in flight; returns lists."""
 
     def __init__(self, numbers: Iterable[int], window: int) -> None:
         if not 1 <= window <= MAX_WINDOW:
-            raise UsageError(f"the window is 1 to {MAX_WINDOW} queries, not {window}")
+            raise UsageError(f"the window must be 1 to {MAX_WINDOW} queries, not {window}")
         self._numbers = iter(numbers)
         self._window = window
         self._missing: EntryQuery | BookmarkQuery | None = None
@@ -400,5 +399,5 @@ class Lookup:
 
 
 def lines(entries: Iterable[Entry]) -> str:
-    """A line for each entry: number, type, length of data."""
+    """One line per entry: number, type, length of the data."""
     return "".join([f"{entry.number} {entry.type} {len(entry.data)}\n" for entry in entries])

@@ -1,7 +1,7 @@
-"""A publisher's side of publishing: what it sends, and sends again until it is acknowledged.
+"""The publisher's side of a connection: sends operations, and resends them until acknowledged.
 
-Owns the operations that are not acknowledged yet, and what each answer means for them. Bytes in,
-bytes out; knows no sockets or clocks. ``docs/PUBLISHING.md`` is the contract.
+Owns the operations that are not acknowledged yet, and what each answer means for them. Must not
+know sockets or clocks. ``docs/PUBLISHING.md`` is the contract.
 """
 
 from __future__ import annotations
@@ -55,35 +55,35 @@ from datastreamer.protocol.publishing import (
 _ADD: Final = struct.Struct(">QQQI")
 _COMMIT: Final = struct.Struct(">QQQII")
 _LENGTH: Final = struct.Struct(">I")
-# Results of single operations, after which the connection stands.
-_STANDING: Final = (
+# Results that refuse an operation and leave the connection open.
+_LEAVES_OPEN: Final = (
     RESULT_PAST_THE_END,
     RESULT_OTHER_ENTRIES,
     RESULT_TOO_LARGE,
     RESULT_NOT_WRITTEN,
     RESULT_IN_DOUBT,
 )
-# Requests are sent together up to about so much.
+# Requests are joined up to about this size.
 _TOGETHER: Final = 256 << 10
 
 
 class Outgoing(EntryPacker):
-    """The entries of an operation that is being made, numbered as they will be."""
+    """The entries of an operation in progress, with their future numbers."""
 
     def __init__(self, first: int) -> None:
-        # All of it stays here: it may have to be sent again.
+        # Everything is kept, since it may have to be sent again.
         super().__init__(1 << 62)
         self.first = first
-        # Numbers count; where it will stand in the file does not.
+        # Only the numbers matter, not the place in the file.
         self.begin(HEADER_PAGE_SIZE, first)
 
     @property
     def entries(self) -> int:
-        """How many entries it has."""
+        """The number of entries."""
         return self.next_number - self.first
 
     def requests(self, stream_type: int, most_bytes: int = MOST_BYTES) -> list[bytes]:
-        """All of it as requests: Adds, and a Commit behind them."""
+        """The whole operation as requests: Adds, then a Commit."""
         spans = self.entry_spans()
         if sum(map(len, spans)) <= most_bytes:
             joined = [b"".join(spans)]
@@ -104,7 +104,7 @@ class Outgoing(EntryPacker):
 
 
 def _cut(span: memoryview, most: int) -> list[bytes]:
-    """A run of entries in pieces of whole entries, each of `most` bytes at the most."""
+    """Cut packed entries into pieces of whole entries, of at most `most` bytes each."""
     if len(span) <= most:
         return [bytes(span)]
     pieces, start, at = [], 0, 0
@@ -120,7 +120,7 @@ def _cut(span: memoryview, most: int) -> list[bytes]:
 
 @dataclass(eq=False, slots=True)
 class Underway:
-    """An operation that was committed; acknowledged when it has a `receipt`."""
+    """A committed operation; acknowledged once it has a `receipt`."""
 
     first: int
     entries: int
@@ -131,8 +131,8 @@ class Underway:
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
-    """What is to be answered next on this connection; of an operation, in which `round`."""
+class _Awaited:
+    """An expected answer; for an operation, with the `round` in which it was sent."""
 
     kind: Kind
     operation: Underway | None = None
@@ -141,8 +141,8 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class SourceTerms:
-    """Who the source is and what it asks for. `epoch` 0: the next one, where nobody holds the
-    lease; `ANY_EPOCH`: the next one, whoever does. `next_entry` None: go on at the end."""
+    """The source and its requests. `epoch` 0: the next epoch, if no source holds the lease;
+    `ANY_EPOCH`: the next epoch, even if one does. `next_entry` None: continue at the end."""
 
     stream_type: int
     source_id: bytes
@@ -153,80 +153,77 @@ class SourceTerms:
 
 
 class SourceConnection:
-    """A stream's source, over as many connections as it takes.
+    """A source of a stream, over any number of connections.
 
-    `begin` each of them, pass on what is received, and send what `take` gives. Then operations
-    are acknowledged, in order, or there is a `failure`: why nothing goes on before `resend` or
-    `drop`. Where it is `over` nothing ever will.
+    For each connection call `begin`; pass on what is received, and send what `take` returns.
+    Operations are acknowledged in order; or there is a `failure`, which stops them until `resend`
+    or `drop`. If it is `over`, it has stopped for good.
     """
 
     def __init__(self, terms: SourceTerms) -> None:
         self.lease: Lease | None = None
-        """The last one granted."""
+        """The last lease granted."""
         self.granted = False
-        """Whether this connection has it."""
+        """Whether this connection holds it."""
         self.epoch = terms.epoch
         self.next_entry = terms.next_entry or 0
-        """Where the next operation begins, if all before it arrive."""
+        """The first entry of the next operation, if all before it are committed."""
         self.total_entries = 0
-        """How many are on disk, as the last answer says."""
+        """The total on disk, by the last answer."""
         self.underway: deque[Underway] = deque()
         """Operations without a receipt, in order."""
         self.size = 0
-        """Bytes of these."""
+        """The size of these in bytes."""
         self.failure: DatastreamerError | None = None
         self.over = False
         self._terms = terms
         self._peer = ""
         self._parser = AnswerParser("")
-        self._asked: deque[_Asked] = deque()
+        self._awaited: deque[_Awaited] = deque()
         self._unsent: deque[Underway] = deque()
         self._ready: list[bytes] = []
         self._round = 0
 
-    # A connection.
-
     def begin(self, peer: str) -> None:
-        """A new connection is there; whatever was said on another is void."""
+        """Start on a new connection; everything about the previous one is void."""
         self._peer = peer
         self._parser = AnswerParser(peer)
-        self._asked.clear()
+        self._awaited.clear()
         self.granted = False
         self._ready = [encode_capabilities(self._terms.stream_type)]
-        self._asked.append(_Asked(Capabilities))
+        self._awaited.append(_Awaited(Capabilities))
 
     def take(self) -> bytes:
-        """What is to be sent now; may be more than one call's."""
+        """The bytes to send now; there may be more for another call."""
         ready, self._ready = self._ready, []
         size = sum(map(len, ready))
         if self.granted and self.failure is None:
             assert self.lease is not None
             while self._unsent and size < _TOGETHER and self._may_ask(self.lease):
                 operation = self._unsent.popleft()
-                self._asked.append(_Asked(Receipt, operation, self._round))
+                self._awaited.append(_Awaited(Receipt, operation, self._round))
                 ready.extend(operation.requests)
                 size += operation.size
         return b"".join(ready)
 
     def _may_ask(self, lease: Lease) -> bool:
-        return len(self._asked) < lease.most_underway
+        return len(self._awaited) < lease.most_underway
 
     def ask_where(self) -> None:
-        """Have the lease renewed, where nothing else does: also while answers are due, for
-        waiting is silence."""
+        """Renew the lease when nothing else does, also while answers are outstanding."""
         if self.granted and self.lease is not None and self._may_ask(self.lease):
             self._ready.append(encode_where(self._terms.stream_type))
-            self._asked.append(_Asked(Receipt))
+            self._awaited.append(_Awaited(Receipt))
 
     @property
     def asking(self) -> bool:
-        """Whether an answer is due."""
-        return bool(self._asked)
+        """Whether an answer is outstanding."""
+        return bool(self._awaited)
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take what the server said. Raises what ends the connection: `ConnectionLost` and
-        below it, `LeaseLost` or `OperationTooSlow` where another is to be made, also `NotWritten`
-        and `SourceBusy` where there was a lease before; and else what ends it all."""
+        """Process received bytes. Raises what ends the connection: `ConnectionLost` and its
+        subclasses, `LeaseLost` or `OperationTooSlow`, after which another connection may be made,
+        also `NotWritten` and `SourceBusy` if there was a lease before; any other error is final."""
         try:
             self._receive(data)
         except (ConnectionLost, LeaseLost, OperationTooSlow):
@@ -240,38 +237,38 @@ class SourceConnection:
             raise
 
     def end(self, error: DatastreamerError) -> None:
-        """Nothing goes on any more, for this reason, unless there was one before."""
+        """Stop for good with this error, unless it has stopped before."""
         if not self.over:
             self.over, self.failure = True, error
 
     def _receive(self, data: bytes | memoryview) -> None:
         if not data:
-            raise ConnectionLost(f"{self._peer} ended the connection{self._why_ended()}")
+            raise ConnectionLost(f"{self._peer} closed the connection{self._why_ended()}")
         self._parser.receive(data)
         while True:
-            # A Result may come unasked: the last one.
-            asked = self._asked[0] if self._asked else None
-            answer = self._parser.next_answer(asked.kind if asked else Receipt)
+            # The last Result may arrive without a request.
+            awaited = self._awaited[0] if self._awaited else None
+            answer = self._parser.next_answer(awaited.kind if awaited else Receipt)
             if answer is None:
                 return
             if isinstance(answer, Refusal):
-                self._refused(answer, asked)
-            elif asked is None:
-                raise ProtocolViolation(f"{self._peer} sent an answer that nobody asked for")
+                self._refused(answer, awaited)
+            elif awaited is None:
+                raise ProtocolViolation(f"{self._peer} sent an answer without a request")
             elif isinstance(answer, Capabilities):
                 self._probed(answer)
             elif isinstance(answer, Lease):
                 self._granted(answer)
             elif isinstance(answer, Receipt):
-                self._acknowledged(answer, asked)
-            if self._asked:
-                self._asked.popleft()
+                self._acknowledged(answer, awaited)
+            if self._awaited:
+                self._awaited.popleft()
 
     def _why_ended(self) -> str:
-        if self.lease is None and self._asked and self._asked[0].kind is Capabilities:
+        if self.lease is None and self._awaited and self._awaited[0].kind is Capabilities:
             return (
-                " on the first question; servers that take no sources do that, and those of "
-                f"another stream type: is it {self._terms.stream_type}?"
+                " at the first request: servers that accept no publishers do that, and servers of "
+                f"another stream type than {self._terms.stream_type}"
             )
         return "; connect again"
 
@@ -281,10 +278,10 @@ class SourceConnection:
         terms = self._terms
         query = PublishQuery(terms.source_id, self.epoch, terms.lease_ms, terms.token)
         self._ready.append(encode_publish(terms.stream_type, query))
-        self._asked.append(_Asked(Lease))
+        self._awaited.append(_Awaited(Lease))
 
     def _not_supported(self) -> NotSupported:
-        return NotSupported(f"{self._peer} takes no operations from sources elsewhere")
+        return NotSupported(f"{self._peer} accepts no publishers")
 
     def _granted(self, lease: Lease) -> None:
         before = self.lease
@@ -303,64 +300,63 @@ class SourceConnection:
         self._round += 1
         self._unsent = deque(self.underway)
 
-    def _acknowledged(self, receipt: Receipt, asked: _Asked) -> None:
+    def _acknowledged(self, receipt: Receipt, awaited: _Awaited) -> None:
         self.total_entries = receipt.total_entries
-        operation = asked.operation
-        if operation is None or asked.round != self._round:
+        operation = awaited.operation
+        if operation is None or awaited.round != self._round:
             return
         if (receipt.first_entry, receipt.entries) != (operation.first, operation.entries):
             raise ProtocolViolation(
                 f"{self._peer} acknowledged {receipt.entries} entries from {receipt.first_entry} "
-                f"on, where {operation.entries} from {operation.first} on were sent"
+                f"on, but {operation.entries} from {operation.first} on were sent"
             )
         if operation is not self.underway[0]:
-            raise ProtocolViolation(f"{self._peer} acknowledged an operation behind a refused one")
-        # In this order: a caller without Trio may be interrupted anywhere, and what was not
-        # taken out is sent again.
+            raise ProtocolViolation(f"{self._peer} acknowledged an operation after a refused one")
+        # In this order: a blocking caller may be interrupted anywhere, and what was not removed is
+        # sent again.
         operation.receipt = receipt
         self.underway.popleft()
         self.size -= operation.size
         operation.requests = []
 
-    def _refused(self, answer: Refusal, asked: _Asked | None) -> None:
+    def _refused(self, answer: Refusal, awaited: _Awaited | None) -> None:
         number, text = answer
-        if asked is not None and asked.kind is Capabilities and number == RESULT_INVALID_COMMAND:
+        kind = None if awaited is None else awaited.kind
+        if kind is Capabilities and number == RESULT_INVALID_COMMAND:
             raise self._not_supported()
-        # The lease itself may not be kept on disk, or be the server's own process's just now.
-        refused_lease = asked is not None and asked.kind is Lease and number == RESULT_NOT_WRITTEN
-        if number not in _STANDING or refused_lease:
+        # The server may be unable to write the lease, or its own process may hold it for now.
+        refused_lease = kind is Lease and number == RESULT_NOT_WRITTEN
+        if number not in _LEAVES_OPEN or refused_lease:
             error = refusal(number, text, "to publish")
             if number not in (RESULT_NO_LEASE, RESULT_TOO_SLOW):
                 raise error
             self.granted = False
             raise error
-        operation = None if asked is None else asked.operation
+        operation = None if awaited is None else awaited.operation
         if operation is None:
-            raise ProtocolViolation(f"{self._peer} sent Result {number} for no operation: {text}")
-        assert asked is not None
-        # Those behind one that was refused are refused as well, for that reason alone.
-        if asked.round != self._round or self.failure is not None:
+            raise ProtocolViolation(f"{self._peer} sent Result {number} for nothing: {text}")
+        assert awaited is not None
+        # Operations after a refused one are refused too, for that reason alone.
+        if awaited.round != self._round or self.failure is not None:
             return
         if number in (RESULT_PAST_THE_END, RESULT_OTHER_ENTRIES):
             raise HistoryChanged(
-                f"{self._peer} does not hold the entries that this source goes on from: {text}",
+                f"{self._peer} does not hold the entries that this source continues from: {text}",
                 next_entry=operation.first,
                 total_entries=self.total_entries,
                 first_differing=None,
             )
         self.failure = refusal(number, text, "the operation")
 
-    # Operations.
-
     def put(self, operation: Outgoing) -> Underway:
-        """Send it, behind those before it. Raises the `failure`, and `UsageError` where it does
-        not begin with the next entry."""
+        """Send it after the previous ones. Raises the `failure`, and `UsageError` unless it begins
+        with the next entry."""
         if self.failure is not None:
             raise self.failure
         if operation.first != self.next_entry:
             raise UsageError(
-                f"the operation begins with entry {operation.first}, and entry {self.next_entry} "
-                "is due now; begin it again"
+                f"the operation begins with entry {operation.first}, but the next entry is "
+                f"{self.next_entry}: begin it again"
             )
         requests = operation.requests(self._terms.stream_type)
         made = Underway(operation.first, operation.entries, requests, sum(map(len, requests)))
@@ -371,9 +367,9 @@ class SourceConnection:
         return made
 
     def resend(self) -> None:
-        """After a `failure` that passes: everything without a receipt goes out again, in order.
+        """After a temporary `failure`: send everything without a receipt again, in order.
 
-        Raises the failure where it is `over`.
+        Raises the failure if it is `over`.
         """
         if self.failure is None:
             return
@@ -384,15 +380,15 @@ class SourceConnection:
         self._unsent = deque(self.underway)
 
     def drop(self) -> None:
-        """Forget what has no receipt; the next operation begins where the first of these did.
+        """Drop what has no receipt; the next operation begins where the first of these did.
 
-        For operations that a `failure` has kept out. Raises it where it is `over`.
+        For operations that a `failure` has stopped. Raises it if it is `over`.
         """
         if self.over:
             assert self.failure is not None
             raise self.failure
         if self.failure is None and self.underway:
-            raise UsageError("operations are underway and will be acknowledged; wait for them")
+            raise UsageError("operations are in flight and will be acknowledged: wait for them")
         self.failure = None
         self._round += 1
         if self.underway:

@@ -1,8 +1,7 @@
-"""A streaming that outlives its connections: what to ask a server again, and what to believe.
+"""Resumes a streaming over new connections: what to request again, and what to compare.
 
-Owns the decisions, once for the Trio client and the blocking one: which entry is next, and
-whether a server still tells the same history. Which losses are worth another attempt stands in
-`endurance`. Must not know sockets or clocks: those are told to it.
+Owns the decisions for all drivers: the next entry, and whether a server still has the same history.
+`retry` decides which errors are worth another attempt. Must not know sockets or clocks.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ Remembered: TypeAlias = Trail | FilteredTrail
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The server took back entries `to_entry` to `from_entry` - 1, which had been handed out.
+    """The server truncated entries `to_entry` to `from_entry` - 1, which had been returned.
 
-    What comes next is entry `to_entry`, as it is now. `position` is the place to keep
-    once the reader has gone back itself.
+    The next entry is `to_entry` as it is now. `position` is the position to save once the reader
+    has rewound itself.
     """
 
     to_entry: int
@@ -53,19 +52,18 @@ class Rollback:
 
 
 class Resumable:
-    """Streamed entries in runs, over any number of connections: a `Work`.
+    """A streaming over any number of connections; a `Work`.
 
-    `begin` joins the stream, for the first time or again: after what was handed out by
-    `advance`, or at a position. It then asks for the last entries once more and compares
-    them. What does not fit is `HistoryChanged`, or with `follow_rollbacks` a `rollback`
-    that is to be told before the next `advance`.
+    `begin` joins the stream, for the first time or again: after the last entry that `advance`
+    returned, or at a position. It requests the last entries again and compares them. A difference
+    raises `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the
+    next `advance`.
 
-    With `types` only entries of these types are handed out; a run in which there are
-    none is handed out empty. A server that can choose is asked for them alone. Unless
-    `careful`, the server is not asked who it is. With `batched` limits the entries are asked
-    for in batches, from a number up to `stop`, or to where the stream ends at the beginning.
-    With `commits` a server that can is asked to tell where atomic operations end; with `known`
-    as well, one that can is asked to report what changed since that state.
+    With `types`, only entries of these types are returned, and batches may be empty; a server that
+    can filter sends only these. Unless `careful`, the server's identity is not requested. With
+    `batched` limits, entries are read in batches, from a number up to `stop`, or to the total at
+    the beginning. With `commits`, a server that can reports where atomic operations end; with
+    `known` too, one that can reports what changed since that state.
     """
 
     def __init__(
@@ -92,24 +90,22 @@ class Resumable:
         self._known = known
         self._stream: Identity | None = None
         self._trail: Remembered | None = None
-        # The types as the server of this connection chooses by them; None: it sends all.
+        # The types by which the server of this connection filters; None: it sends all.
         self._filter: tuple[int, ...] | None = None
-        # The first entry that was ever asked for; None: what came before is remembered too.
+        # The first entry ever requested; None if entries before it are remembered too.
         self._origin: int | None = None
         self._connection: ClientConnection
         self._streaming: Reading | None = None
         self._ahead: EntryBatch | None = None
         self._handed: EntryBatch | None = None
         self._missed: int | None = None
-        # Whether all up to `stop` was there once: it is not waited for again.
+        # Whether everything up to `stop` existed once: then it is not waited for again.
         self._there = False
         self.stopping = False
         self.rollback: Rollback | None = None
 
-    # The place
-
     def go_on_from(self, position: Position) -> None:
-        """Begin at a position that was kept, instead of where it was said."""
+        """Begin at a saved position instead of the start."""
         chosen = position.chosen
         self._trail = Trail.of(position) if chosen is None else FilteredTrail.of(position, chosen)
         self._stream = position.stream
@@ -117,7 +113,7 @@ class Resumable:
 
     @property
     def next_number(self) -> int | None:
-        """The next entry that is due; None where only a bookmark is known."""
+        """The next entry; None if only a bookmark is known."""
         if self._handed is not None:
             return self._handed.next_number
         if self._trail is not None:
@@ -125,9 +121,9 @@ class Resumable:
         return self._start if isinstance(self._start, int) else None
 
     def position(self, before: int | None = None) -> Position | None:
-        """The place behind what was handed out last, or before entry `before` of it.
+        """The position after the last returned entry, or before entry `before` of the last batch.
 
-        None where nothing is known yet.
+        None if nothing is known yet.
         """
         trail = self._trail
         if trail is None:
@@ -145,25 +141,23 @@ class Resumable:
 
     @property
     def commit_ahead(self) -> int | None:
-        """Where the operations end of which entries were handed out last: no entry behind that
-        has been. None where the server does not tell."""
+        """Where the operations of the last returned entries end; None if the server does not
+        report it."""
         streaming = self._streaming
         return streaming.commit_ahead if isinstance(streaming, Streaming) else None
 
     @property
     def begun(self) -> FollowBegun | None:
-        """What the server said of the changes since `known`; None where it does not report any."""
+        """The server's packet about changes since `known`; None if it does not report changes."""
         streaming = self._streaming
         return streaming.begun if isinstance(streaming, Streaming) else None
 
     @property
     def changes(self) -> deque[ChangeReceived]:
-        """Changes that were reported between the entries handed out already and the next, for
-        the caller to remove."""
+        """Changes reported between the entries returned already and the next ones, for the caller
+        to remove."""
         streaming = self._streaming
         return streaming.changes if isinstance(streaming, Streaming) else deque()
-
-    # Work
 
     def begin(self, connection: ClientConnection) -> Flow[None]:
         self._connection = connection
@@ -185,7 +179,7 @@ class Resumable:
             self._origin = self._start
 
     def _filter_of(self, connection: ClientConnection) -> Flow[tuple[int, ...] | None]:
-        """The types to ask this server for; None where it is to send all."""
+        """The types by which this server should filter; None if it should send all."""
         types = servable(self._types)
         if types is None:
             return None
@@ -222,12 +216,12 @@ class Resumable:
             self._there = not self._follow_rollbacks
 
     def _ensure_there(self, total: int, peer: str) -> None:
-        """Nothing comes from a stream that holds `total` entries: raise where more are due and
-        were there before."""
+        """Raise `HistoryChanged` if a stream with `total` entries lacks entries that existed when
+        they were requested."""
         if self._there and self._stop is not None and total < self._stop:
             raise HistoryChanged(
-                f"{peer} changed its history: it holds {total} entries, and entries up to "
-                f"{self._stop - 1} were there when they were asked for",
+                f"{peer} changed its history: it holds {total} entries, but entries up to "
+                f"{self._stop - 1} existed when they were requested",
                 next_entry=self.next_number or 0,
                 total_entries=total,
                 first_differing=total,
@@ -235,13 +229,12 @@ class Resumable:
 
     @property
     def hungry(self) -> bool:
-        """Whether `advance` would do nothing before more bytes are there."""
+        """Whether `advance` cannot do anything before more bytes arrive."""
         streaming = self._streaming
         return self._ahead is None and isinstance(streaming, Streaming) and streaming.hungry
 
     def arrived(self) -> EntryBatch | None:
-        """What `advance` would say, without its steps, where that has arrived and is the next of
-        many runs; None: ask `advance`."""
+        """The batch that `advance` would return, if it has arrived; None: call `advance`."""
         streaming = self._streaming
         if self._ahead is not None or self._trail is None or not isinstance(streaming, Streaming):
             return None
@@ -279,8 +272,6 @@ class Resumable:
             return True
         return (yield from self._streaming.end(limit))
 
-    # Is it the same stream?
-
     def _recognize(self, header: Header, peer: str) -> None:
         found = Identity.of(header)
         if self._stream is None:
@@ -291,13 +282,12 @@ class Resumable:
     def _rejoin(
         self, connection: ClientConnection, trail: Remembered, header: Header
     ) -> Flow[None]:
-        """Ask for the entries that are remembered again, compare, and go on behind them."""
+        """Request the remembered entries again, compare them, and continue after them."""
         first, due, total = trail.first_number, trail.next_number, header.total_entries
         if total < first:
             raise self._changed(connection.peer, trail, total, None)
         common = min(due, total)
-        # Where other entries are remembered than those that come next, they are asked for by
-        # themselves.
+        # If the remembered entries are of other types than the streaming, read them separately.
         apart = trail.types != (None if self._filter is None else frozenset(self._filter))
         chosen = None if not apart else (yield from self._remembered_by(connection, trail))
         try:
@@ -306,11 +296,11 @@ class Resumable:
             else:
                 reading = yield from self._begin(connection, first)
         except BadFromEntry as error:
-            # It went back since it said its total: the next attempt sees how far.
+            # Truncated since it reported its total: the next attempt shows how far.
             raise ConnectionLost(
                 f"the stream of {connection.peer} was truncated meanwhile"
             ) from error
-        # What is remembered from here on, where that changes.
+        # The new trail, if its types change.
         fresh = self._new_trail(first if chosen is None else common)
         at, rest, differing = first, None, None
         while at < common and differing is None:
@@ -329,7 +319,7 @@ class Resumable:
         if differing is None and total < due:
             differing = total
         if differing is not None:
-            # Behind nothing that is the same, only a beginning is certain.
+            # If no remembered entry is equal, only the beginning of the stream is certain.
             certain = trail.certain(differing) or first in (0, self._origin)
             if not certain or not self._follow_rollbacks:
                 raise self._changed(connection.peer, trail, total, differing if certain else None)
@@ -349,7 +339,7 @@ class Resumable:
     def _remembered_by(
         self, connection: ClientConnection, trail: Remembered
     ) -> Flow[tuple[int, ...] | None]:
-        """The types to ask this server for, to see what is remembered again."""
+        """The types by which this server should filter the remembered entries."""
         types = servable(trail.types)
         if types is None:
             return None
@@ -377,11 +367,11 @@ class Resumable:
     ) -> HistoryChanged:
         due, first = trail.next_number, trail.first_number
         if differing is None:
-            where = f"none of entries {first} to {due - 1} is what was received"
+            where = f"none of entries {first} to {due - 1} is the one that was received"
             if total <= first:
-                where = f"entry {due} is the next that is due"
+                where = f"entry {due} is the next one needed"
         elif differing >= total:
-            where = f"entries {differing} to {due - 1}, which were received, are gone"
+            where = f"entries {differing} to {due - 1}, which were received, are missing"
         else:
             where = f"entry {differing} is not the one that was received"
         return HistoryChanged(
@@ -391,42 +381,40 @@ class Resumable:
             first_differing=differing,
         )
 
-    # Is it still there?
-
     def silent(self, header: Header, peer: str, seconds: float) -> None:
-        """Nothing came for `seconds`, and another connection was answered with `header`.
+        """Nothing arrived for `seconds`, but the server answered `header` on another connection.
 
-        Raises `ConnectionLost` where entries are due since the last time this was asked, as its
-        total says or a commit that it told, or where it is not the stream that was joined any more;
-        `HistoryChanged` where it does not hold any more what was there, and is waited for.
+        Raises `ConnectionLost` if entries have been outstanding since the last call, by the total
+        or a reported commit, or if the stream is another one; `HistoryChanged` if it no longer
+        holds entries that it had.
         """
         due, total = self.next_number, header.total_entries
-        told = max(total, self.commit_ahead or 0)
+        reported = max(total, self.commit_ahead or 0)
         another = self._stream is not None and Identity.of(header) != self._stream
         if another or (due is not None and total < due):
             raise ConnectionLost(f"{peer} serves another stream, or another history")
         if due is None and self._filter is None:
             raise ConnectionLost(
-                f"{peer} sent nothing for {seconds:g} s where a bookmark's own entry was due: its "
-                "index may not fit its stream"
+                f"{peer} sent nothing for {seconds:g} s, not even the bookmark's own entry: its "
+                "index may not match its stream"
             )
         self._ensure_there(total, peer)
-        if due is None or told == due:
+        if due is None or reported == due:
             self._missed = None
         elif self._missed == due:
-            promise = f", told a commit to entry {told}" if told > total else ""
+            commit = f", reported a commit to entry {reported}" if reported > total else ""
             raise ConnectionLost(
-                f"{peer} holds {total} entries{promise} and sent nothing for {seconds:g} s, "
-                f"where entry {due} was due"
+                f"{peer} holds {total} entries{commit}, but sent nothing for {seconds:g} s after "
+                f"entry {due - 1}"
             )
         else:
             self._missed = due
 
 
 def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
-    """The exception for a header of another stream than the one that was `read`."""
+    """The exception for a header of a stream other than `read`."""
     return DifferentStream(
-        f"{peer} serves another stream: {Identity.of(header)}, where {read} was read",
+        f"{peer} serves another stream: {Identity.of(header)}, not {read}",
         next_entry=due,
         total_entries=header.total_entries,
         first_differing=None,
@@ -446,12 +434,10 @@ def streaming(
     commits: bool = False,
     known: KnownHistory | None = None,
 ) -> Resumable:
-    """A `Resumable` from one of the three, or from 0. Raises `UsageError`, `BadRange`,
+    """A `Resumable` from one of the three, or from entry 0. Raises `UsageError`, `BadRange`,
     `BadBookmark`."""
     if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
-        raise UsageError(
-            "a streaming begins at an entry, at a bookmark or at a position, not at both"
-        )
+        raise UsageError("pass only one of from_entry, from_bookmark and from_position")
     for what, number in (("from_entry", from_entry), ("stop", stop)):
         if number is not None:
             check_number(what, number)

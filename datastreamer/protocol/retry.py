@@ -1,7 +1,7 @@
-"""How long a client goes on when its server is lost: what it does, and after which waits.
+"""When a client retries after it has lost its server.
 
-Owns which losses are worth another attempt, and when. Must not know sockets, clocks or chance:
-those are told to it.
+Owns which errors are worth another attempt, and the waits between attempts. Must not know sockets,
+clocks or randomness: the caller passes times and random numbers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from datastreamer.errors import (
 )
 
 UNANSWERED_LIMIT: Final = 16
-"""After so many connections in a row that were closed without a word it is said again that the
-server is lost, with what that may come of: a server of another stream type does so, and one that
-has no place for more clients."""
+"""Connections in a row that were closed without an answer, after which the loss is reported again
+with the possible reasons: a server of another stream type does that, and one without room for more
+clients."""
 
 
 MOST_SECONDS: Final = 1e9
-"""What clocks and sockets take for a wait, a while beyond anybody's."""
+"""Maximum number of seconds, which all clocks and sockets accept."""
 
 
 def check_seconds(what: str, seconds: float, *, zero: bool = False) -> None:
-    """Raises `UsageError` unless it is more than 0 seconds (with `zero` 0 or more)."""
+    """Raise `UsageError` unless it is more than 0 seconds (with `zero`, 0 or more)."""
     try:
         if (seconds > 0 or (zero and seconds == 0)) and seconds <= MOST_SECONDS:
             return
@@ -46,7 +46,7 @@ def check_seconds(what: str, seconds: float, *, zero: bool = False) -> None:
 def check_waits(
     timeout: float, retry_for: float | None = None, heartbeat: float | None = None
 ) -> None:
-    """Raises `UsageError` where one of them is no such time; None is never."""
+    """Raise `UsageError` for an invalid time; None means never."""
     check_seconds("timeout", timeout)
     if retry_for is not None and retry_for != math.inf:
         check_seconds("retry_for", retry_for, zero=True)
@@ -58,8 +58,7 @@ def check_waits(
 class Backoff:
     """The waits between attempts, in seconds: from `first`, times `factor`, up to `most`.
 
-    Of each wait up to a half is left out, by chance, so that clients do not come back all
-    at once.
+    Each wait is shortened at random by up to half, so that clients do not all return at once.
     """
 
     first: float = 0.1
@@ -73,12 +72,12 @@ class Backoff:
             fine = False
         if not fine:
             raise UsageError(
-                f"waits go from `first` (0 or more) up to `most` by a `factor` of 1 or more, "
+                f"waits must go from `first` (0 or more) up to `most` by a `factor` of 1 or more, "
                 f"not from {self.first!r} to {self.most!r} by {self.factor!r}"
             )
 
     def wait(self, attempt: int, luck: float) -> float:
-        """The seconds before attempt 0, 1, ...; `luck` is drawn from 0 to 1."""
+        """The seconds before attempt 0, 1, ...; `luck` is a random number from 0 to 1."""
         bound = self.first
         for _ in range(attempt):
             if bound >= self.most:
@@ -88,16 +87,16 @@ class Backoff:
 
 
 BACKOFF: Final = Backoff()
-"""The waits, unless the caller says otherwise."""
+"""The default waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endurance:
-    """What a client does about a server that is lost or silent; the seconds are its user's.
+    """What a client does about a server that is lost or silent.
 
-    `resume` has streaming go on over another connection, tried for `retry_for` (None:
-    for ever) with the waits of `backoff`. After `heartbeat` without a byte the server is
-    asked on a second connection whether it is there (None: never).
+    With `resume`, streaming continues over another connection, which is attempted for `retry_for`
+    seconds (None: without a limit) with the waits of `backoff`. After `heartbeat` seconds without
+    a byte, the client checks on a second connection whether the server is alive (None: never).
     """
 
     resume: bool = True
@@ -107,9 +106,9 @@ class Endurance:
 
 
 class Recovery:
-    """The attempts to get a server back, from its loss to the next entry received.
+    """The attempts to reconnect, from the loss of the server to the next entry.
 
-    `error` is what the last one failed with.
+    `error` is that of the last attempt.
     """
 
     def __init__(self, endurance: Endurance, now: float) -> None:
@@ -125,17 +124,16 @@ class Recovery:
         self.due = now
 
     def lost(self, error: PeerError, *, answered: bool, now: float, luck: float) -> bool:
-        """Another attempt failed with `error`: `due` says when the next is. Or raises it.
+        """An attempt failed with `error`: `due` is the time of the next one. Or raises it.
 
-        `answered` tells whether anything was received on the connection, if there was
-        one. Whether somebody may want to know: it is `down` only since now, or looks as if it
-        were not the right one.
+        `answered`: whether anything was received on the connection. Returns whether to report the
+        loss: it is new (`down`), or the server looks like the wrong one.
         """
         if isinstance(error, HistoryChanged | BadFromBookmark | TLSFailed):
             raise error
         if isinstance(error, ProtocolViolation):
-            # Once it may be a stream that was rewritten under its readers: a new
-            # connection shows. Twice in the same place it is the server.
+            # A stream that was rewritten under its readers can cause this once, and a new
+            # connection shows it. Twice in the same place it is the server.
             if self._violated:
                 raise error
             self._violated = True
@@ -148,7 +146,7 @@ class Recovery:
                 raise ConnectionLost(
                     f"given up after {max(0.0, now - self._since):.1f} s: {error}"
                 ) from error
-            # The last attempt is when the time is over.
+            # The last attempt is at the end of the time.
             self._last = wait >= left
             wait = min(wait, left)
         self._attempts += 1

@@ -95,7 +95,7 @@ def source_terms(
     if lease is not None:
         check_seconds("lease", lease, zero=True)
         if lease * 1000 > U32_MAX:
-            raise UsageError(f"lease is at most {U32_MAX // 1000} seconds, not {lease!r}")
+            raise UsageError(f"lease must be at most {U32_MAX // 1000} seconds, not {lease!r}")
     return SourceTerms(
         stream_type,
         os.urandom(SOURCE_ID_SIZE),

@@ -225,7 +225,9 @@ class _Joining:
         is the same.
         """
         if batch.first_number != self.at or self.lacks_reports:
-            raise ProtocolViolation(f"{self._peer} sent entry {batch.first_number} out of turn")
+            raise ProtocolViolation(
+                f"{self._peer} sent entry {batch.first_number} at the wrong time"
+            )
         due = batch.before(self._common)
         differing = _differing(self._stream, due)
         self.at = batch.next_number

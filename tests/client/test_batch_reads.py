@@ -129,7 +129,7 @@ async def test_an_old_server_is_asked_once(kind: str) -> None:
     with StubServer(handler(stub)) as server:
         async with opened(kind, server.port) as client:
             for _ in range(3):
-                with pytest.raises(NotSupported, match="does not know batches"):
+                with pytest.raises(NotSupported, match="does not support batches"):
                     await client.batch_read(0)
                 assert list(await client.batch_read(90, fallback=True)) == HUNDRED[90:]
                 assert await client.listed("read_batches", from_entry=95) == HUNDRED[95:]

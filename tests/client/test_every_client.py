@@ -221,7 +221,7 @@ def test_the_end_of_the_connection(kind: str) -> None:
 
 
 def test_a_wrong_stream_type_shows_at_the_first_request(kind: str) -> None:
-    told = "another stream type than theirs"
+    told = "another stream type than"
     with (
         client_of(kind, Stub(TEN, stream_type=2)) as (client, _),
         pytest.raises(ConnectionLost, match=told),

@@ -107,7 +107,7 @@ async def test_a_server_with_fewer_entries() -> None:
     plan = (Closing(THOUSAND[:600]), NONE), *[(Stub(THOUSAND[:590]), NONE) for _ in range(2)]
     async with client_behind(*plan) as (client, _):
         seen: list[Entry] = []
-        told = "it holds 590 entries, and entries 590 to 599, which were received, are gone"
+        told = "it holds 590 entries, and entries 590 to 599, which were received, are missing"
         with pytest.raises(HistoryChanged, match=told) as caught:
             await seen_of(client.batches(), seen)
         assert seen == THOUSAND[:600]
@@ -164,8 +164,8 @@ async def test_a_rollback_is_told_and_followed(
 
 async def test_a_history_that_changed_before_all_that_is_remembered() -> None:
     for other, told in (
-        (rewritten(THOUSAND, 100, 900), "none of entries 344 to 599 is what was received"),
-        (THOUSAND[:343], "it holds 343 entries, and entry 600 is the next that is due"),
+        (rewritten(THOUSAND, 100, 900), "none of entries 344 to 599 is the one that was received"),
+        (THOUSAND[:343], "it holds 343 entries, and entry 600 is the next one needed"),
     ):
         plan = (Closing(THOUSAND[:600]), NONE), (Stub(other), NONE)
         async with client_behind(*plan) as (client, _):
@@ -185,7 +185,7 @@ async def test_all_of_a_history_changed() -> None:
 
 
 async def test_another_stream_is_no_rollback() -> None:
-    told = r"another stream: version 2, system id 138, type 1, where version 2, system id 137"
+    told = r"another stream: version 2, system id 138, type 1, not version 2, system id 137"
     for entries in (THOUSAND[:600], THOUSAND):
         plan = (Closing(THOUSAND[:600]), NONE), (Another(entries), NONE)
         async with client_behind(*plan) as (client, _):

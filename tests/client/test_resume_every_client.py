@@ -74,7 +74,7 @@ def test_it_goes_on_behind_what_came(
 @kinds
 def test_another_history(kind: str) -> None:
     for other, told in (
-        (Stub(THOUSAND[:590]), "entries 590 to 599, which were received, are gone"),
+        (Stub(THOUSAND[:590]), "entries 590 to 599, which were received, are missing"),
         (Stub(rewritten(THOUSAND, 400, 410)), "entry 400 is not the one that was received"),
         (Another(THOUSAND), "serves another stream"),
     ):

@@ -85,7 +85,7 @@ async def test_what_cannot_be_asked() -> None:
             await client.bookmark(b"")
         with pytest.raises(BadRange):
             client.entries(from_entry=5, stop=4)
-        with pytest.raises(UsageError, match="not at both"):
+        with pytest.raises(UsageError, match="pass only one of"):
             client.entries(from_entry=5, from_bookmark=b"k")
         with pytest.raises(UsageError, match="window"):
             client.entries_by_number([1], window=0)

@@ -246,7 +246,7 @@ async def test_our_clients_read_in_batches_from_their_server(tmp_path: Path) -> 
         entries = without_place(scan(path))
         async with connect(*server.address) as client:
             assert not (await client.capabilities()).batch_reads
-            with pytest.raises(NotSupported, match="does not know batches"):
+            with pytest.raises(NotSupported, match="does not support batches"):
                 await client.batch_read(0)
             got = []
             while len(got) < len(entries):

@@ -116,7 +116,7 @@ def test_an_old_server_costs_one_round_trip_once() -> None:
     wire = Wire(Stub(sample(5), extensions="refused"))
     for _ in range(2):
         assert wire.drive(probe(wire.connection)) is NO_EXTENSIONS
-        with pytest.raises(NotSupported, match="stub:1 does not know batches"):
+        with pytest.raises(NotSupported, match="stub:1 does not support batches"):
             wire.drive(read(wire.connection, Read(0)))
     assert wire.trips == 1
     assert not wire.connection.outstanding
@@ -310,7 +310,7 @@ def test_a_stream_that_went_back_is_a_lost_connection() -> None:
 
 def test_limits_that_cannot_be() -> None:
     for requests in (0, 65):
-        with pytest.raises(UsageError, match=f"1 to 64 requests are underway, not {requests}"):
+        with pytest.raises(UsageError, match=f"requests must be 1 to 64, not {requests}"):
             Limits(requests=requests)
     with pytest.raises(UsageError, match="the limits of a batch must be 0 to"):
         Limits(max_count=-1)
@@ -346,7 +346,7 @@ def test_a_range_that_is_refused_leaves_the_connection() -> None:
 
 def test_a_server_that_does_not_know_ranges_is_out_of_step_after_it() -> None:
     wire = Wire(Stub(sample(55), extensions="refused"))
-    with pytest.raises(NotSupported, match="does not know ranges between bookmarks"):
+    with pytest.raises(NotSupported, match="does not support ranges between bookmarks"):
         wire.drive(RangeReading(key(10), key(20)).begin(wire.connection))
     assert wire.connection.out_of_step
 
@@ -429,4 +429,4 @@ def test_batches_and_capabilities_that_nobody_asked_for() -> None:
 
 
 def test_what_is_told_of_a_server_without_them() -> None:
-    assert "ask for single entries" in str(not_supported(ClientConnection(), "batches"))
+    assert "request single entries" in str(not_supported(ClientConnection(), "batches"))

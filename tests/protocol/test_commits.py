@@ -150,5 +150,7 @@ def test_a_commit_that_was_told_and_does_not_come(promised: int) -> None:
     if promised == 5:
         work.silent(header, "server", 10)
         return
-    with pytest.raises(ConnectionLost, match=f"holds 5 entries, told a commit to entry {promised}"):
+    with pytest.raises(
+        ConnectionLost, match=f"holds 5 entries, reported a commit to entry {promised}"
+    ):
         work.silent(header, "server", 10)

@@ -120,7 +120,7 @@ def test_an_entry_that_the_header_knows_is_asked_for_again() -> None:
 @pytest.mark.parametrize(
     "says, told",
     [
-        ([END], "without an answer: servers do that to a client of another stream type"),
+        ([END], "without an answer: servers of another stream type than"),
         ([OK, END], "closed the connection; connect again$"),
         ([HEADER[:-1], END], "in the middle of an answer"),
     ],
@@ -317,5 +317,5 @@ def test_an_answer_out_of_turn() -> None:
     peer = Peer(OK, answers(5))
     work = peer.begun(Streaming(0))
     peer.connection.request(EntryQuery(5))
-    with pytest.raises(ProtocolViolation, match="sent EntryReceived out of turn"):
+    with pytest.raises(ProtocolViolation, match="sent EntryReceived at the wrong time"):
         peer.drive(work.advance())

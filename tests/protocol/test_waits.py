@@ -34,7 +34,7 @@ def test_what_is_no_time_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("words", [{"first": "1"}, {"most": math.nan}, {"most": math.inf}])
 def test_waits_between_attempts(words: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="waits go from"):
+    with pytest.raises(UsageError, match="waits must go from"):
         Backoff(**words)
 
 

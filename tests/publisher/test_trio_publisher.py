@@ -368,7 +368,7 @@ async def test_a_server_that_takes_none(stream: DataStream, token_file: Path) ->
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             [(_, port)] = await nursery.start(server.run, open_listeners("127.0.0.1", 0))
-            with pytest.raises(NotSupported, match="takes no operations from sources elsewhere"):
+            with pytest.raises(NotSupported, match="accepts no publishers"):
                 await publish_three(port, b"x")
             nursery.cancel_scope.cancel()
 
