@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from datastreamer.client.blocking_client import BlockingClient as BlockingClient
     from datastreamer.client.trio_driver import connect as connect
     from datastreamer.client.upstream import Upstream as Upstream
-    from datastreamer.consumer.blocking import BlockingReassembly as BlockingReassembly
+    from datastreamer.consumer.blocking_reassembly import BlockingReassembly as BlockingReassembly
     from datastreamer.consumer.consumption import SourceBack as SourceBack
     from datastreamer.consumer.consumption import SourceFailed as SourceFailed
     from datastreamer.consumer.consumption import SourceLost as SourceLost
     from datastreamer.consumer.consumption import SourceRolledBack as SourceRolledBack
     from datastreamer.consumer.sqlite_store import SqliteStore as SqliteStore
-    from datastreamer.consumer.trio import reassemble as reassemble
+    from datastreamer.consumer.trio_reassembly import reassemble as reassemble
     from datastreamer.format import Header as Header
     from datastreamer.position import CursorStore as CursorStore
     from datastreamer.position import Position as Position
@@ -57,7 +57,7 @@ _HOME = {
     "Backoff": "datastreamer.protocol.retry",
     "BlockingClient": "datastreamer.client.blocking_client",
     "BlockingPublisher": "datastreamer.publisher.blocking_publisher",
-    "BlockingReassembly": "datastreamer.consumer.blocking",
+    "BlockingReassembly": "datastreamer.consumer.blocking_reassembly",
     "BlockingRelay": "datastreamer.service.blocking_relay",
     "BookmarkIndex": "datastreamer.storage.bookmarks.interface",
     "Client": "datastreamer.client.async_client",
@@ -87,7 +87,7 @@ _HOME = {
     "client_tls": "datastreamer.transport.tls",
     "connect": "datastreamer.client.trio_driver",
     "connect_publisher": "datastreamer.publisher.trio_publisher",
-    "reassemble": "datastreamer.consumer.trio",
+    "reassemble": "datastreamer.consumer.trio_reassembly",
     "register_index": "datastreamer.storage.bookmarks.registry",
     "serve": "datastreamer.server.server",
     "snapshot": "datastreamer.storage.maintain.snapshot",

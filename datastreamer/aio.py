@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from datastreamer.client.async_client import Batches, Client, Entries
 from datastreamer.client.asyncio_driver import AsyncioDriver
 from datastreamer.client.face import engine_of
+from datastreamer.consumer.async_reassembly import Reassembly
+from datastreamer.consumer.asyncio_reassembly import reassemble
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.flows import TIMEOUT
@@ -29,7 +31,16 @@ from datastreamer.transport.endpoint import endpoint_of
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Batches", "Client", "Entries", "Publisher", "connect", "connect_publisher"]
+__all__ = [
+    "Batches",
+    "Client",
+    "Entries",
+    "Publisher",
+    "Reassembly",
+    "connect",
+    "connect_publisher",
+    "reassemble",
+]
 
 
 @asynccontextmanager

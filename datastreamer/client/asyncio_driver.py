@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any
@@ -25,7 +26,6 @@ from datastreamer.client.effects import (
     Send,
     Signal,
     Sleep,
-    Steps,
     Wait,
 )
 from datastreamer.transport.asyncio_channel import AsyncioChannel, dial_asyncio
@@ -34,18 +34,24 @@ from datastreamer.transport.endpoint import Endpoint
 
 
 class AsyncioDriver(AsyncDriver):
-    """Makes connections to one server."""
+    """Makes connections to one server (None: it cannot)."""
 
     cancelled = (asyncio.CancelledError,)
-    reconnects = True
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint | None) -> None:
         self.turn = threading.Lock()
         self._endpoint = endpoint
         self._interruptible: asyncio.Task[Any] | None = None
 
+    @property
+    def reconnects(self) -> bool:
+        return self._endpoint is not None
+
     def signal(self) -> Signal:
         return asyncio.Event()
+
+    def now(self) -> float:
+        return time.monotonic()
 
     async def perform(self, effect: Effect) -> Any:
         match effect:
@@ -58,9 +64,9 @@ class AsyncioDriver(AsyncDriver):
             case Close(channel, farewell):
                 channel.close(farewell=farewell)
             case Now():
-                return asyncio.get_running_loop().time()
+                return self.now()
             case Sleep(until):
-                seconds = max(0.0, until - asyncio.get_running_loop().time())
+                seconds = max(0.0, until - self.now())
                 await self._interruptibly(asyncio.sleep(seconds), None)
             case Interrupt(channel):
                 if self._interruptible is not None:
@@ -78,32 +84,27 @@ class AsyncioDriver(AsyncDriver):
                 await self._race([asyncio.ensure_future(self.run(steps)) for steps in racers])
         return None
 
-    async def _race(self, tasks: list[asyncio.Future[None]]) -> None:
+    async def _race(self, tasks: Sequence[asyncio.Future[None]]) -> None:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                await _until_done(task)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()
+            await _end(tasks)
 
     @asynccontextmanager
-    async def background(self, steps: Steps[None]) -> AsyncIterator[None]:
-        task = asyncio.ensure_future(self.run(steps))
+    async def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        tasks = [asyncio.ensure_future(call()) for call in calls]
         yield
-        task.cancel()
-        await _until_done(task)
-        if not task.cancelled():
-            task.result()
+        await _end(tasks)
 
     async def _connect(self, seconds: float) -> AsyncioChannel:
+        endpoint = self._endpoint
+        assert endpoint is not None
         made: list[AsyncioChannel] = []
 
         async def connect() -> None:
-            made.append(await dial_asyncio(self._endpoint))
+            made.append(await dial_asyncio(endpoint))
 
         try:
             await self._interruptibly(connect(), seconds)
@@ -111,7 +112,7 @@ class AsyncioDriver(AsyncDriver):
             for channel in made:
                 channel.close()
             if isinstance(error, TimeoutError):
-                raise connect_timeout(self._endpoint.peer, seconds) from None
+                raise connect_timeout(endpoint.peer, seconds) from None
             raise
         return made[0]
 
@@ -137,6 +138,17 @@ async def _finish(task: asyncio.Future[Any], seconds: float | None = None) -> No
         await _until_done(task)
     if not in_time:
         raise TimeoutError
+
+
+async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Cancel them. Raises what the first of them that failed did."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        await _until_done(task)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 async def _until_done(task: asyncio.Future[Any]) -> None:

@@ -9,7 +9,7 @@ tasks or clocks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -113,7 +113,8 @@ class InThread:
 
 @dataclass(slots=True)
 class Race:
-    """Perform all of these at the same time until one ends; the others are cancelled then."""
+    """Perform all of these at the same time until one ends; the others are cancelled then.
+    Raises what the first of them that failed did."""
 
     racers: tuple[Steps[None], ...]
 
@@ -154,11 +155,26 @@ class Driver(Protocol):
     def signal(self) -> Signal:
         """A new `Signal`."""
 
+    def now(self) -> float:
+        """The seconds on its clock."""
+
 
 class AsyncDriver(ABC):
-    """Runs an engine's steps in the caller's task."""
+    """Runs an engine's steps in the caller's task: a `Driver`."""
 
     threaded = False
+    cancelled: tuple[type[BaseException], ...]
+    turn: Turn
+
+    @property
+    @abstractmethod
+    def reconnects(self) -> bool: ...
+
+    @abstractmethod
+    def signal(self) -> Signal: ...
+
+    @abstractmethod
+    def now(self) -> float: ...
 
     async def run(self, steps: Steps[T]) -> T:
         """Perform the effects of `steps`, and return its outcome."""
@@ -189,8 +205,10 @@ class AsyncDriver(ABC):
         """Perform one effect."""
 
     @abstractmethod
-    def background(self, steps: Steps[None]) -> AbstractAsyncContextManager[None]:
-        """Run `steps` beside the block, whose end cancels them. The block raises nothing."""
+    def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AbstractAsyncContextManager[None]:
+        """Run these beside the block, whose end cancels them. The block raises nothing."""
 
     async def checkpoint_if_cancelled(self) -> None:  # noqa: B027 - asyncio cannot tell
         """Raise the caller's cancellation, where the event loop can tell of it."""

@@ -80,8 +80,8 @@ class OpenIteration(Protocol):
     settled: bool
 
     @property
-    def logs_outages(self) -> bool:
-        """Whether the log says that the server is lost, and that it is back."""
+    def reports_outages(self) -> bool:
+        """Whether it reports itself that the server is lost, and that it is back."""
 
     def finish(self) -> None:
         """No more items."""
@@ -469,7 +469,7 @@ class ClientEngine(ForkGuard):
             iteration.recovery = Recovery(self._endurance, now)
         luck = random.random()  # noqa: S311
         news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
-        if news and iteration.logs_outages:
+        if news and not iteration.reports_outages:
             say_lost(_log, self.peer, error)
         return True
 
@@ -494,7 +494,7 @@ class ClientEngine(ForkGuard):
                 yield from self._hang_up()
         if iteration.recovery is not None:
             iteration.recovery.down = False
-        if iteration.logs_outages:
+        if not iteration.reports_outages:
             say_back(_log, self.peer, work.next_number)
         return True
 

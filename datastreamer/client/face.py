@@ -17,7 +17,6 @@ from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.effects import Call, Driver, Steps
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
-from datastreamer.errors import PeerError
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
@@ -296,8 +295,3 @@ class BatchesFace(IterationFace):
         caller; each comes with a batch of no entries."""
         streaming = self._iteration.streaming
         return deque() if streaming is None else streaming.changes
-
-    def report_outages(self, report: Callable[[PeerError | None], object]) -> None:
-        """Have `report` called (and awaited, if it can be) with the error where the server is
-        lost, and with None where it is back; neither is logged then."""
-        self._iteration.on_outage = report

@@ -25,6 +25,10 @@ Item = TypeVar("Item")
 class Iteration(Generic[Item]):
     """The life of one `Work`."""
 
+    reports_outages = False
+    """Whether `report_outage` is called where the server is lost and where it is back; nothing
+    is logged then."""
+
     def __init__(
         self,
         engine: ClientEngine,
@@ -40,9 +44,6 @@ class Iteration(Generic[Item]):
         # The entries of the part that was handed out last, and the one of them that was.
         self.entries: Iterator[Entry] = iter(())
         self.last: int | None = None
-        # Called with the error where the server is lost, with None where it is back; nothing
-        # is logged then.
-        self.on_outage: Callable[[PeerError | None], object] | None = None
         self.streaming = work if isinstance(work, Resumable) else None
         self._engine = engine
         # How long a streaming waits for entries is not limited.
@@ -53,10 +54,6 @@ class Iteration(Generic[Item]):
         self._saved: Position | None = None
         self._begun = False
         self._taken_over = False
-
-    @property
-    def logs_outages(self) -> bool:
-        return self.on_outage is None
 
     @property
     def position(self) -> Position | None:
@@ -99,14 +96,17 @@ class Iteration(Generic[Item]):
             # Asked here: a generator that finds nothing to do costs more than the question.
             if self._cursor is not None:
                 yield from self._save()
-            if self.on_outage is not None:
-                yield from self._report_outage()
+            if self.reports_outages:
+                yield from self._report_outages()
             if engine.channel is None and not (yield from engine.join(self)):
                 break
-            if self.on_outage is not None:
-                yield from self._report_outage()
+            if self.reports_outages:
+                yield from self._report_outages()
             if streaming is not None and streaming.rollback is not None:
-                yield from self._report_rollback(streaming, streaming.rollback)
+                # Forgotten only when it was reported.
+                yield from self.report_rollback(streaming.rollback)
+                streaming.rollback = None
+                yield from self._save()
             item: Any = yield from engine.advance(self, self._seconds)
             if item is None:
                 break
@@ -154,17 +154,19 @@ class Iteration(Generic[Item]):
             yield InThread(self._cursor.save, (position,))
             self._saved = position
 
-    def _report_outage(self) -> Steps[None]:
+    def _report_outages(self) -> Steps[None]:
         """Report that the server is lost, or back, where that is news."""
         recovery = self.recovery
         error = recovery.error if recovery is not None and recovery.down else None
-        if self.on_outage is not None and self._outage != (error is not None):
-            yield Call(self.on_outage, (error,))
+        if self._outage != (error is not None):
+            yield from self.report_outage(error)
             self._outage = error is not None
 
-    def _report_rollback(self, streaming: Resumable, rollback: Rollback) -> Steps[None]:
-        """Report a rollback, and only then forget it."""
+    def report_outage(self, error: PeerError | None) -> Steps[None]:
+        """The server is lost, or it is back: None."""
+        raise NotImplementedError
+
+    def report_rollback(self, rollback: Rollback) -> Steps[None]:
+        """The server took entries back."""
         if self._on_rollback is not None:
             yield Call(self._on_rollback, (rollback,))
-        streaming.rollback = None
-        yield from self._save()

@@ -38,16 +38,25 @@ _LOOK_SECONDS: Final = 0.1
 
 
 class ThreadDriver:
-    """Makes connections to one server. Its channels are sockets."""
+    """Makes connections to one server (None: it cannot). Its channels are sockets."""
 
     cancelled: tuple[type[BaseException], ...] = ()
     threaded = True
-    reconnects = True
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint | None) -> None:
         self.turn = threading.Lock()
         self._endpoint = endpoint
+        self._peer = "" if endpoint is None else endpoint.peer
         self._interrupted = False
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether it makes connections."""
+        return self._endpoint is not None
+
+    def now(self) -> float:
+        """The seconds on its clock."""
+        return time.monotonic()
 
     def signal(self) -> Signal:
         raise NotImplementedError("threads interrupt each other instead")
@@ -79,6 +88,7 @@ class ThreadDriver:
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Connect(seconds):
+                assert self._endpoint is not None
                 made = connect_blocking(self._endpoint, seconds)
                 watch_over(made.setsockopt)
                 return made
@@ -88,7 +98,7 @@ class ThreadDriver:
                 else:
                     socket.socket.close(channel)
             case Now():
-                return time.monotonic()
+                return self.now()
             case Sleep(until):
                 self._sleep(until)
             case Interrupt(channel):
@@ -107,7 +117,7 @@ class ThreadDriver:
         except TimeoutError:
             raise
         except OSError as error:
-            raise connection_lost(self._endpoint.peer, error) from None
+            raise connection_lost(self._peer, error) from None
 
     def _send(self, channel: socket.socket, data: bytes, seconds: float | None) -> None:
         # Setting it calls the system, also where nothing changes.
@@ -118,7 +128,7 @@ class ThreadDriver:
         except TimeoutError:
             raise
         except OSError as error:
-            raise connection_lost(self._endpoint.peer, error) from None
+            raise connection_lost(self._peer, error) from None
 
     def _sleep(self, until: float) -> None:
         left = _LOOK_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
@@ -64,6 +64,9 @@ class TrioDriver(AsyncDriver):
     def signal(self) -> Signal:
         return trio.Event()
 
+    def now(self) -> float:
+        return trio.current_time()
+
     async def perform(self, effect: Effect) -> Any:
         match effect:
             case Receive(channel, buffer, seconds):
@@ -76,7 +79,7 @@ class TrioDriver(AsyncDriver):
                 with trio.CancelScope(shield=True):
                     await channel.aclose()
             case Now():
-                return trio.current_time()
+                return self.now()
             case Sleep(until):
                 await self._interruptibly(partial(trio.sleep_until, until))
             case Interrupt(channel):
@@ -93,19 +96,32 @@ class TrioDriver(AsyncDriver):
             case InThread(function, arguments):
                 return await trio.to_thread.run_sync(function, *arguments)
             case Race(racers):
-                async with trio.open_nursery() as nursery:
-                    for steps in racers:
-                        nursery.start_soon(self._race, steps, nursery.cancel_scope)
+                await self._race(racers)
         return None
 
-    async def _race(self, steps: Steps[None], all_of_them: trio.CancelScope) -> None:
-        await self.run(steps)
-        all_of_them.cancel()
+    async def _race(self, racers: tuple[Steps[None], ...]) -> None:
+        failures: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+
+            async def run(steps: Steps[None]) -> None:
+                try:
+                    await self.run(steps)
+                except Exception as error:  # noqa: BLE001 - raised below, in no group
+                    failures.append(error)
+                nursery.cancel_scope.cancel()
+
+            for steps in racers:
+                nursery.start_soon(run, steps)
+        if failures:
+            raise failures[0]
 
     @asynccontextmanager
-    async def background(self, steps: Steps[None]) -> AsyncIterator[None]:
+    async def background(
+        self, *calls: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.run, steps)
+            for call in calls:
+                nursery.start_soon(call)
             yield
             nursery.cancel_scope.cancel()
 

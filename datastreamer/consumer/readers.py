@@ -8,15 +8,16 @@ not taken from waits with what it has. How a server is followed is the client's.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, Literal
-
-import trio
+from typing import Final, Literal, TypeVar
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.trio_driver import connect
+from datastreamer.client.effects import Driver, InThread, Now, Race, Sleep, Steps, Wait
+from datastreamer.client.engine import ClientEngine
+from datastreamer.client.face import engine_of
+from datastreamer.client.iteration import Iteration
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.consumption import (
     Arrival,
@@ -43,11 +44,14 @@ from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX, Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
+from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.history import Trail
-from datastreamer.protocol.resume import Rollback, different_stream
+from datastreamer.protocol.resume import Resumable, Rollback, different_stream, streaming
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, Recovery, check_waits
-from datastreamer.reassembly.progress import SourceProgress
+from datastreamer.reassembly.merge import Merge
 from datastreamer.storage.stream import DataStream
+from datastreamer.transport.connection_errors import answer_timeout
+from datastreamer.transport.endpoint import Endpoint, endpoint_of
 
 # How often a file is looked at that another process writes.
 _POLL_SECONDS: Final = 0.05
@@ -74,6 +78,11 @@ class Reading:
     backoff: Backoff = BACKOFF
     retry_for: float | None = None
 
+    @property
+    def asked_type(self) -> int:
+        """The stream type that requests name."""
+        return STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type
+
     def __post_init__(self) -> None:
         if self.stream_type is not None:
             check_number("stream_type", self.stream_type)
@@ -87,34 +96,94 @@ class Reading:
             )
 
 
-class Sources:
-    """All of them. `arrivals` ends when each has ended or failed."""
+AnyDriver = TypeVar("AnyDriver", bound=Driver)
 
-    def __init__(
-        self,
-        sources: Mapping[str, Upstream | str],
-        places: Mapping[str, SourceProgress | None],
-        reading: Reading,
-    ) -> None:
-        self._sources = sources
-        self._places = places
-        self._reading = reading
-        # Each source has a batch underway here, and another in its hands.
-        self._send, self.arrivals = trio.open_memory_channel[Arrival](len(sources))
+Put = Callable[[Arrival], Steps[None]]
 
-    async def run(self) -> None:
-        """Read until all is over, or until cancelled."""
-        async with trio.open_nursery() as nursery:
-            with self._send:
-                for name, address in self._sources.items():
-                    source: _Server | _File
-                    put, place = self._send.clone(), self._places.get(name)
-                    if isinstance(address, str):
-                        memory = Memory(name, place, always=True)
-                        source = _File(name, address, memory, self._reading, put)
-                    else:
-                        source = _Server(name, address, Memory(name, place), self._reading, put)
-                    nursery.start_soon(source.run)
+
+class Arrivals:
+    """What has arrived from all sources, up to `size` of them; a source that has more waits."""
+
+    def __init__(self, driver: Driver, size: int) -> None:
+        self._driver = driver
+        self._size = size
+        self._waiting: deque[Arrival] = deque()
+        self._failure: Exception | None = None
+        self._put = driver.signal()
+        self._received = driver.signal()
+
+    @property
+    def full(self) -> bool:
+        """Whether a source that has more waits."""
+        return len(self._waiting) >= self._size
+
+    def put(self, arrival: Arrival) -> Steps[None]:
+        """Hand it over, as soon as there is room."""
+        while self.full:
+            if self._received.is_set():
+                self._received = self._driver.signal()
+            yield Wait(self._received)
+        self._waiting.append(arrival)
+        self._put.set()
+
+    def receive(self, seconds: float) -> Steps[Arrival | None]:
+        """The next one; None after that many seconds. Raises what a source failed with that is
+        no source's to fail with."""
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            if self._put.is_set():
+                self._put = self._driver.signal()
+            try:
+                yield Wait(self._put, seconds)
+            except TimeoutError:
+                return None
+        self._received.set()
+        return self._waiting.popleft()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more can be relied on."""
+        self._failure = error
+        self._put.set()
+
+
+def readers_of(
+    sources: Mapping[str, Upstream | str],
+    merge: Merge,
+    reading: Reading,
+    arrivals: Arrivals,
+    driver_to: Callable[[Upstream | None, float, int], tuple[AnyDriver, str]],
+) -> list[tuple[AnyDriver, Steps[None]]]:
+    """The steps that read each source, and the driver to run them."""
+    found: list[tuple[AnyDriver, Steps[None]]] = []
+    for name, address in sources.items():
+        place = merge.source_progress(name)
+        source: _Server | _File
+        if isinstance(address, str):
+            driver, _ = driver_to(None, reading.timeout, reading.asked_type)
+            memory = Memory(name, place, always=True)
+            source = _File(name, address, memory, reading, arrivals.put)
+        else:
+            driver, peer = driver_to(address, reading.timeout, reading.asked_type)
+            memory = Memory(name, place)
+            source = _Server(name, memory, reading, arrivals.put, driver, peer)
+        found.append((driver, _guarded(source.run(), arrivals)))
+    return found
+
+
+def endpoint_to(upstream: Upstream, stream_type: int) -> Endpoint:
+    """Where an upstream is. Raises `UsageError`."""
+    request = token_request(stream_type, upstream.token)
+    return endpoint_of(
+        upstream.host, upstream.port, upstream.tls, upstream.tls_server_name, request
+    )
+
+
+def _guarded(steps: Steps[None], arrivals: Arrivals) -> Steps[None]:
+    try:
+        yield from steps
+    except Exception as error:  # noqa: BLE001 - raised where arrivals are waited for
+        arrivals.fail(error)
 
 
 class _Source:
@@ -125,7 +194,7 @@ class _Source:
         name: str,
         memory: Memory,
         reading: Reading,
-        put: trio.MemorySendChannel[Arrival],
+        put: Put,
     ) -> None:
         self._name = name
         self._memory = memory
@@ -143,41 +212,40 @@ class _Source:
         self._failed_at = 0.0
         self._attempts = 0
 
-    async def run(self) -> None:
+    def run(self) -> Steps[None]:
         """Until its end, or a failure that is final. Both are told, as all failures are."""
-        with self._put:
-            while True:
-                failure: DatastreamerError
-                try:
-                    await self._read()
-                    await self._put.send(Ended(self._name))
-                    return
-                except (DatastreamerError, OSError) as error:
-                    failure = (
-                        error if isinstance(error, DatastreamerError) else PeerError(str(error))
-                    )
-                if not await self._outlives(failure):
-                    return
-                self._read_again()
+        while True:
+            failure: DatastreamerError
+            try:
+                yield from self._read()
+                yield from self._put(Ended(self._name))
+                return
+            except DatastreamerError as error:
+                failure = error
+            except OSError as error:
+                failure = PeerError(str(error))
+            if not (yield from self._outlives(failure)):
+                return
+            self._read_again()
 
-    async def _read(self) -> None:
+    def _read(self) -> Steps[None]:
         raise NotImplementedError
 
     # Failures
 
-    async def _outlives(self, failure: DatastreamerError) -> bool:
+    def _outlives(self, failure: DatastreamerError) -> Steps[bool]:
         """Tell of a failure, unless it is the one before; whether to try again, now."""
-        now, luck = trio.current_time(), random.random()  # noqa: S311
+        now, luck = (yield Now()), random.random()  # noqa: S311
         if self._failure is None:
             self._failed_at, self._attempts = now, 0
         wait = self._waits.wait(self._attempts, luck)
         self._attempts += 1
         again = self._reading.follow and self._may_pass(failure, now + wait)
         if not again or type(failure) is not type(self._failure):
-            await self._put.send(SourceFailed(self._name, failure, again))
+            yield from self._put(SourceFailed(self._name, failure, again))
         self._failure, self._down = failure, True
         if again:
-            await trio.sleep(wait)
+            yield Sleep(now + wait)
         return again
 
     def _may_pass(self, failure: DatastreamerError, due: float) -> bool:
@@ -199,24 +267,24 @@ class _Source:
         if self._at is not None:
             self._due = self._at.next_entry
 
-    async def _lost(self, error: PeerError) -> None:
+    def _lost(self, error: PeerError) -> Steps[None]:
         if not self._down:
-            await self._put.send(SourceLost(self._name, error))
+            yield from self._put(SourceLost(self._name, error))
             self._down = True
 
-    async def _joined(self, next_entry: int | None, total: int | None) -> None:
+    def _joined(self, next_entry: int | None, total: int | None) -> Steps[None]:
         """It is read, from there on. One that had failed is so when it sends what is due."""
         if self._failure is None or (next_entry is not None and next_entry == total):
-            await self._back(next_entry)
+            yield from self._back(next_entry)
 
-    async def _back(self, next_entry: int | None) -> None:
+    def _back(self, next_entry: int | None) -> Steps[None]:
         if self._down:
-            await self._put.send(SourceBack(self._name, next_entry))
+            yield from self._put(SourceBack(self._name, next_entry))
             self._down, self._failure = False, None
 
     # What it has
 
-    async def _begin(self, header: Header) -> Position | bytes:
+    def _begin(self, header: Header) -> Steps[Position | bytes]:
         """Where to begin; tells of entries that are gone. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
@@ -226,7 +294,7 @@ class _Source:
                 raise different_stream(self._name, place.stream, header, place.next_entry)
             rollback = self._memory.meet(total)
             if rollback is not None:
-                await self._roll_back(rollback)
+                yield from self._roll_back(rollback)
             return place
         start = self._reading.start
         if isinstance(start, bytes):
@@ -242,24 +310,24 @@ class _Source:
             first_differing=None,
         )
 
-    async def _send_begun(self, read: Position) -> None:
+    def _send_begun(self, read: Position) -> Steps[None]:
         if not self._begun:
-            await self._put.send(Begun(self._name, read))
+            yield from self._put(Begun(self._name, read))
             self._begun, self._at = True, read
 
-    async def _send_batch(self, batch: EntryBatch, read: Position) -> None:
+    def _send_batch(self, batch: EntryBatch, read: Position) -> Steps[None]:
         rollback = self._memory.compare(batch)
         if rollback is not None:
-            await self._roll_back(rollback)
-        await self._back(batch.first_number)
+            yield from self._roll_back(rollback)
+        yield from self._back(batch.first_number)
         if batch.first_number < self._due:
             batch = batch[min(len(batch), self._due - batch.first_number) :]
         if batch:
-            await self._put.send(Arrived(self._name, batch, read))
+            yield from self._put(Arrived(self._name, batch, read))
             self._at = read
 
-    async def _roll_back(self, rollback: Rollback) -> None:
-        await self._put.send(SourceRolledBack(self._name, rollback))
+    def _roll_back(self, rollback: Rollback) -> Steps[None]:
+        yield from self._put(SourceRolledBack(self._name, rollback))
         self._at = rollback.position
         self._due = min(self._due, rollback.to_entry)
 
@@ -268,35 +336,19 @@ class _Server(_Source):
     def __init__(
         self,
         name: str,
-        upstream: Upstream,
         memory: Memory,
         reading: Reading,
-        put: trio.MemorySendChannel[Arrival],
+        put: Put,
+        driver: Driver,
+        peer: str,
     ) -> None:
         super().__init__(name, memory, reading, put)
-        self._upstream = upstream
-        heartbeat = reading.heartbeat
-        if heartbeat is None and not reading.follow:
-            heartbeat = _SILENT_SECONDS
-        self._connect = partial(
-            connect,
-            upstream.host,
-            upstream.port,
-            stream_type=(
-                STREAM_TYPE_SEQUENCER if reading.stream_type is None else reading.stream_type
-            ),
-            timeout=reading.timeout,
-            tls=upstream.tls,
-            tls_server_name=upstream.tls_server_name,
-            resume=reading.follow,
-            retry_for=reading.retry_for,
-            backoff=reading.backoff,
-            heartbeat=heartbeat,
-        )
+        self._driver = driver
+        self._peer = peer
 
-    async def _read(self) -> None:
+    def _read(self) -> Steps[None]:
         if not self._reading.follow:
-            await self._read_once(None)
+            yield from self._read_once(None)
             return
         recovery: Recovery | None = None
         endurance = Endurance(True, self._reading.retry_for, self._reading.backoff)
@@ -308,63 +360,108 @@ class _Server(_Source):
                 began = True
 
             try:
-                await self._read_once(begin)
+                yield from self._read_once(begin)
             except (ConnectFailed, ConnectionLost) as error:
                 # A connection that was good is the client's to make again: then it has given up.
                 if began:
                     raise
-                now, luck = trio.current_time(), random.random()  # noqa: S311
+                now, luck = (yield Now()), random.random()  # noqa: S311
                 recovery = recovery or Recovery(endurance, now)
                 answered = isinstance(error, ConnectFailed)
                 recovery.lost(error, answered=answered, now=now, luck=luck)
-                await self._lost(error)
-                await trio.sleep_until(recovery.due)
+                yield from self._lost(error)
+                yield Sleep(recovery.due)
 
-    async def _read_once(self, begun: object) -> None:
-        async with self._connect() as client:
-            with trio.move_on_after(self._reading.timeout) as patience:
-                header = await client.header()
-            if patience.cancelled_caught:
-                raise ConnectionLost(
-                    f"no answer from {client.peer} within {self._reading.timeout:g} s"
-                )
-            start = await self._begin(header)
-            stop = None if self._reading.follow else header.total_entries
-            if isinstance(start, Position) and self._memory.start is None:
-                if start.next_entry > header.total_entries:
-                    raise UnknownEntry(start.next_entry, header.total_entries)
-            elif stop is not None and isinstance(start, Position) and start.next_entry > stop:
-                raise self._changed(stop, start.next_entry)
-            batches = client.batches(
-                from_position=start if isinstance(start, Position) else None,
-                from_bookmark=start if isinstance(start, bytes) else None,
-                stop=stop,
-                on_rollback=self._roll_back,
-            )
+    def _read_once(self, begun: Callable[[], None] | None) -> Steps[None]:
+        reading = self._reading
+        heartbeat = reading.heartbeat
+        if heartbeat is None and not reading.follow:
+            heartbeat = _SILENT_SECONDS
+        engine = engine_of(
+            self._driver,
+            self._peer,
+            stream_type=reading.asked_type,
+            timeout=reading.timeout,
+            answer_timeout=reading.timeout,
+            resume=reading.follow,
+            retry_for=reading.retry_for,
+            backoff=reading.backoff,
+            heartbeat=heartbeat,
+        )
+        yield from engine.open()
+        try:
+            yield from self._read_from(engine, begun)
+        finally:
+            yield from engine.close()
 
-            async def on_outage(error: PeerError | None) -> None:
-                if error is None:
-                    place = batches.position
-                    due = None if place is None else place.next_entry
-                    await self._joined(due, client.total_entries)
-                else:
-                    await self._lost(error)
+    def _read_from(self, engine: ClientEngine, begun: Callable[[], None] | None) -> Steps[None]:
+        header = yield from self._header(engine)
+        start = yield from self._begin(header)
+        stop = None if self._reading.follow else header.total_entries
+        if isinstance(start, Position) and self._memory.start is None:
+            if start.next_entry > header.total_entries:
+                raise UnknownEntry(start.next_entry, header.total_entries)
+        elif stop is not None and isinstance(start, Position) and start.next_entry > stop:
+            raise self._changed(stop, start.next_entry)
+        work = streaming(
+            None,
+            start if isinstance(start, bytes) else None,
+            stop,
+            from_position=start if isinstance(start, Position) else None,
+            follow_rollbacks=True,
+            careful=engine.resumes,
+        )
+        batches = _Following(self, engine, work)
+        yield from batches.begin()
+        if begun is not None:
+            begun()
+        next_entry = None
+        if isinstance(start, Position):
+            yield from self._send_begun(start)
+            next_entry = start.next_entry
+        yield from self._joined(next_entry, header.total_entries)
+        while (batch := (yield from batches.next())) is not None:
+            position = batches.position
+            assert position is not None
+            if isinstance(start, bytes):
+                yield from self._send_begun(Position(batch.first_number, b"", position.stream))
+            yield from self._send_batch(batch, position)
 
-            batches.report_outages(on_outage)
-            async with batches:
-                if callable(begun):
-                    begun()
-                next_entry = None
-                if isinstance(start, Position):
-                    await self._send_begun(start)
-                    next_entry = start.next_entry
-                await self._joined(next_entry, header.total_entries)
-                async for batch in batches:
-                    position = batches.position
-                    assert position is not None
-                    if isinstance(start, bytes):
-                        await self._send_begun(Position(batch.first_number, b"", position.stream))
-                    await self._send_batch(batch, position)
+    def _header(self, engine: ClientEngine) -> Steps[Header]:
+        """The header, within the timeout as a whole: a server may send it byte by byte."""
+        found: list[Header] = []
+
+        def ask() -> Steps[None]:
+            found.append((yield from engine.ask(exchanges.header)))
+
+        def expire() -> Steps[None]:
+            yield Sleep((yield Now()) + self._reading.timeout)
+
+        yield Race((ask(), expire()))
+        if not found:
+            raise answer_timeout(self._peer, self._reading.timeout)
+        return found[0]
+
+
+class _Following(Iteration[EntryBatch]):
+    """A server's batches, which reports to its source."""
+
+    reports_outages = True
+
+    def __init__(self, source: _Server, engine: ClientEngine, work: Resumable) -> None:
+        super().__init__(engine, work)
+        self._source = source
+        self._client = engine
+
+    def report_rollback(self, rollback: Rollback) -> Steps[None]:
+        return self._source._roll_back(rollback)
+
+    def report_outage(self, error: PeerError | None) -> Steps[None]:
+        if error is not None:
+            return self._source._lost(error)
+        place = self.position
+        due = None if place is None else place.next_entry
+        return self._source._joined(due, self._client.total_entries)
 
 
 class _File(_Source):
@@ -374,19 +471,18 @@ class _File(_Source):
         path: str,
         memory: Memory,
         reading: Reading,
-        put: trio.MemorySendChannel[Arrival],
+        put: Put,
     ) -> None:
         super().__init__(name, memory, reading, put)
         self._path = path
 
-    async def _read(self) -> None:
-        stream = await trio.to_thread.run_sync(self._open)
+    def _read(self) -> Steps[None]:
+        stream = yield InThread(self._open)
         try:
-            while await self._read_from(stream):
+            while (yield from self._read_from(stream)):
                 self._read_again()
         finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(stream.close)
+            yield InThread(stream.close)
 
     def _open(self) -> DataStream:
         return DataStream.open(
@@ -396,27 +492,27 @@ class _File(_Source):
             follow=self._reading.follow,
         )
 
-    async def _read_from(self, stream: DataStream) -> bool:
+    def _read_from(self, stream: DataStream) -> Steps[bool]:
         """Whether what was read has changed since: then it is to be compared."""
         header = stream.header
         identity = Identity.of(header)
-        start = await self._begin(header)
+        start = yield from self._begin(header)
         number = stream.bookmark(start) if isinstance(start, bytes) else start.next_entry
         if number > header.total_entries:
             raise UnknownEntry(number, header.total_entries)
-        await self._send_begun(Position(number, b"", identity))
-        await self._joined(number, header.total_entries)
+        yield from self._send_begun(Position(number, b"", identity))
+        yield from self._joined(number, header.total_entries)
         trail = Trail(number)
         epoch = stream.epoch
         while True:
             batches = stream.batches(number, None)
-            while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
+            while (batch := (yield InThread(next, (batches, None)))) is not None:
                 number = batch.next_number
                 trail.extend(batch)
-                await self._send_batch(batch, Position(number, trail.hashes, identity))
+                yield from self._send_batch(batch, Position(number, trail.hashes, identity))
             if not self._reading.follow:
                 return False
-            while not stream.refresh():  # noqa: ASYNC110 - another process tells no event
-                await trio.sleep(_POLL_SECONDS)
+            while not stream.refresh():
+                yield Sleep((yield Now()) + _POLL_SECONDS)
             if stream.epoch != epoch or stream.total_entries < number:
                 return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 
 from datastreamer.client.effects import AsyncDriver
@@ -111,7 +112,7 @@ async def publishing(driver: AsyncDriver, engine: PublisherEngine) -> AsyncItera
     """A publisher that is served while the block runs, and flushed at its end."""
     publisher = Publisher(driver, engine)
     failure: BaseException | None = None
-    async with driver.background(engine.serve()):
+    async with driver.background(partial(driver.run, engine.serve())):
         try:
             await driver.run(engine.granted())
             yield publisher

@@ -6,16 +6,14 @@ while its user does something else. Must not import trio.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from datastreamer.client.asyncio_driver import AsyncioDriver
+from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Steps
-from datastreamer.errors import StreamClosed, UsageError
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, Underway
@@ -29,7 +27,6 @@ from datastreamer.publisher.engine import (
 )
 from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
 from datastreamer.transport.endpoint import endpoint_of
-from datastreamer.transport.fork_guard import ForkGuard
 
 if TYPE_CHECKING:
     import ssl
@@ -37,83 +34,34 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Thread(ForkGuard):
-    """An event loop in a thread of its own, for one engine."""
+class _Thread(AsyncioThread):
+    """The event loop of one publisher."""
 
-    _called = "publisher"
-
-    def __init__(self, driver: AsyncioDriver, name: str) -> None:
-        super().__init__()
-        self.driver = driver
+    def __init__(self, driver: AsyncioDriver, engine: PublisherEngine, peer: str) -> None:
+        super().__init__("publisher", f"publisher to {peer}")
+        self._driver = driver
+        self._engine = engine
         self._waking = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-        self._serving: asyncio.Future[None] | None = None
+        self.serve(driver.run(engine.serve()))
 
-    def run(self, steps: Steps[T]) -> T:
-        """Perform `steps` there. What interrupts the wait here, such as the exception of a
-        signal's handler, cancels them."""
-        return self._wait(self.driver.run(steps))
+    def perform(self, steps: Steps[T]) -> T:
+        """Perform them there."""
+        return self.run(self._driver.run(steps))
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Call it there."""
-
-        async def call() -> T:
-            return function()
-
-        return self._wait(call())
-
-    def commit(self, engine: PublisherEngine, operation: Outgoing) -> Underway:
+    def commit(self, operation: Outgoing) -> Underway:
         """Hand over an operation; without a turn of the loop where it need not wait."""
+        engine = self._engine
         with engine.guard:
             engine.ensure_open(operation)
             underway = engine.put(operation) if engine.has_room else None
             wakes, self._waking = not self._waking, True
         if wakes:
-            self._loop.call_soon_threadsafe(self._wake, engine)
-        return self.run(engine.commit(operation)) if underway is None else underway
+            self.call_soon(self._wake)
+        return self.perform(engine.commit(operation)) if underway is None else underway
 
-    def _wake(self, engine: PublisherEngine) -> None:
+    def _wake(self) -> None:
         self._waking = False
-        engine.wake()
-
-    def serve(self, steps: Steps[None]) -> None:
-        """Perform `steps` there until the thread ends."""
-
-        async def serve() -> None:
-            self._serving = asyncio.ensure_future(self.driver.run(steps))
-
-        self._wait(serve())
-
-    def close(self) -> None:
-        """Cancel what is served, and end the thread."""
-
-        async def end() -> None:
-            if self._serving is not None:
-                self._serving.cancel()
-                await asyncio.wait({self._serving})
-
-        if self._thread.is_alive():
-            self._wait(end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            self._ensure_ours()
-            if self._loop.is_closed():
-                raise StreamClosed("the publisher is closed")
-        except UsageError:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        self._engine.wake()
 
 
 class BlockingReceipt(ReceiptFace):
@@ -125,7 +73,7 @@ class BlockingReceipt(ReceiptFace):
 
     def wait(self) -> Receipt:
         """Return when it is on disk. Raises what prevents that."""
-        return self._thread.run(self._engine.receipt(self._underway))
+        return self._thread.perform(self._engine.receipt(self._underway))
 
 
 class BlockingOp(OperationFace):
@@ -143,7 +91,7 @@ class BlockingOp(OperationFace):
     def commit(self, *, wait: bool = True) -> BlockingReceipt:
         """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
         `wait` does. Raises what a `Publisher` raises; where it was not sent yet it stays open."""
-        underway = self._thread.commit(self._engine, self)
+        underway = self._thread.commit(self)
         pending = BlockingReceipt(self._thread, self._engine, underway)
         if wait:
             pending.wait()
@@ -210,10 +158,9 @@ class BlockingPublisher(PublisherFace):
             max_unacknowledged=max_unacknowledged,
             guard=threading.Lock(),
         )
-        self._thread = _Thread(driver, f"publisher to {endpoint.peer}")
+        self._thread = _Thread(driver, self._engine, endpoint.peer)
         try:
-            self._thread.serve(self._engine.serve())
-            self._thread.run(self._engine.granted())
+            self._thread.perform(self._engine.granted())
         except BaseException:
             self.close()
             raise
@@ -227,7 +174,7 @@ class BlockingPublisher(PublisherFace):
 
     def flush(self) -> None:
         """Return when all that was committed is on disk. Raises what prevents that."""
-        self._thread.run(self._engine.flush())
+        self._thread.perform(self._engine.flush())
 
     def resend(self) -> None:
         """After a refusal that passes: have everything without a receipt sent again."""

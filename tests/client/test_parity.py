@@ -11,9 +11,11 @@ import pytest
 import datastreamer
 from datastreamer import aio
 from datastreamer.client import async_client, blocking_client
+from datastreamer.consumer import async_reassembly, blocking_reassembly
 from datastreamer.publisher import async_publisher, blocking_publisher
 
 PAIRS = [
+    (async_reassembly.Reassembly, blocking_reassembly.BlockingReassembly),
     (async_publisher.Publisher, blocking_publisher.BlockingPublisher),
     (async_publisher.PublishedOp, blocking_publisher.BlockingOp),
     (async_publisher.PendingReceipt, blocking_publisher.BlockingReceipt),
@@ -22,6 +24,8 @@ PAIRS = [
     (async_client.Entries, blocking_client.BlockingEntries),
 ]
 FUNCTIONS = [
+    (datastreamer.reassemble, aio.reassemble),
+    (datastreamer.reassemble, datastreamer.BlockingReassembly),
     (datastreamer.connect_publisher, aio.connect_publisher),
     (datastreamer.connect_publisher, datastreamer.BlockingPublisher),
     (datastreamer.connect, aio.connect),
@@ -32,7 +36,7 @@ ONLY_ASYNCHRONOUS = {
     "pour",  # a thread of Trio's
 }
 ONLY_BLOCKING = {
-    "close",  # a publisher's, whose asynchronous one ends with its block
+    "close",  # a publisher's and a reassembly's, whose asynchronous ones end with their blocks
 }
 NAMES = {"aclose": "close"}
 

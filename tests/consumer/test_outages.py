@@ -17,7 +17,7 @@ from datastreamer.consumer.consumption import (
     SourceState,
 )
 from datastreamer.consumer.sqlite_store import SqliteStore
-from datastreamer.consumer.trio import Reassembly, reassemble
+from datastreamer.consumer.trio_reassembly import Reassembly, reassemble
 from datastreamer.errors import (
     BadFromBookmark,
     ConnectionLost,

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from datastreamer.consumer.consumption import SourceBack, SourceFailed, SourceLost
-from datastreamer.consumer.trio import reassemble
+from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import ConnectionLost, ProtocolViolation, UsageError
 from datastreamer.reassembly import Dropped
 from datastreamer.reassembly.progress import ReassemblyProgress
@@ -216,6 +216,6 @@ async def test_one_task_at_a_time(
     async with reassemble(hosts("a")) as payloads, trio.open_nursery() as inner:
         inner.start_soon(payloads.__anext__)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(UsageError, match="another task"):
+        with pytest.raises(UsageError, match="another call"):
             await payloads.__anext__()
         inner.cancel_scope.cancel()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 
+from datastreamer import aio
 from datastreamer.client.upstream import Upstream
-from datastreamer.consumer.blocking import BlockingReassembly
+from datastreamer.consumer.blocking_reassembly import BlockingReassembly
 from datastreamer.consumer.consumption import (
     Arrived,
     SourceBack,
@@ -24,7 +26,7 @@ from datastreamer.consumer.consumption import (
     named,
 )
 from datastreamer.consumer.sqlite_store import SqliteStore
-from datastreamer.consumer.trio import reassemble
+from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import ConnectFailed, HistoryChanged, StreamClosed, UsageError
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import (
@@ -94,7 +96,7 @@ class Served:
         await self._stack.aclose()
 
 
-@pytest.fixture(params=["trio", "threads"], autouse=True)
+@pytest.fixture(params=["trio", "asyncio", "threads"], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How `collected` reads."""
     WAYS.append(request.param)
@@ -107,6 +109,13 @@ WAYS: list[str] = []
 
 async def collected(upstreams: Any, **options: Any) -> list[Any]:
     """All payloads up to the sources' ends."""
+    if WAYS[-1] == "asyncio":
+
+        async def gathered() -> list[Any]:
+            async with aio.reassemble(upstreams, follow=False, **options) as payloads:
+                return [payload async for payload in payloads]
+
+        return await trio.to_thread.run_sync(asyncio.run, gathered())
     if WAYS[-1] == "threads":
 
         def listed() -> list[Any]:
@@ -252,9 +261,10 @@ async def test_a_slow_consumer_makes_the_servers_wait(streams: list[DataStream])
         put(streams[0], *messages_of(number, parts=2, text=bytes(200_000)))
     async with Served(streams[:1]) as served, reassemble(served.upstreams) as payloads:
         await payloads.__anext__()
-        while not payloads._arrivals.statistics().tasks_waiting_send:
+        arrivals = cast("Any", payloads._engine._receiving).__self__
+        while not arrivals.full:
             await trio.lowlevel.checkpoint()
-        # In memory: what the channel and the reader hold, not the stream's 16 MB.
+        # In memory: what has arrived and what the reader holds, not the stream's 16 MB.
         assert payloads.stats.completed == 1
         assert payloads.stats.message_bytes < 1_000_000
         for _ in range(39):
@@ -282,7 +292,7 @@ async def test_a_restart_gives_each_once(streams: list[DataStream], tmp_path: Pa
                         # Its end is a crash: what is open is lost.
                         database.close()
                         break
-                payloads._consumption.saved(0)
+                payloads._engine.consumption.saved(0)
             database.close()
             database = sqlite3.connect(tmp_path / "db")
             got = [number for (number,) in database.execute("SELECT id FROM result")]

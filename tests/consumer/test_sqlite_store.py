@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer.consumer.blocking import BlockingReassembly
+from datastreamer.consumer.blocking_reassembly import BlockingReassembly
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.errors import CursorFailed
 from datastreamer.position import Position

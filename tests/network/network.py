@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from datastreamer._codec import Entry
-from datastreamer.client.async_client import Client
-from datastreamer.client.trio_driver import client_over
+from datastreamer.client.trio_driver import TrioDriver
+from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message
@@ -83,17 +82,13 @@ class Network:
         self._nursery.start_soon(serve, theirs)
         return ours
 
-    @asynccontextmanager
-    async def connect(self, host: str, port: int, **options: Any) -> AsyncIterator[Client]:
-        for name in ("tls", "tls_server_name"):
-            del options[name]
-        client = client_over(
-            await self.dial(host), redial=lambda: self.dial(host), peer=host, **options
-        )
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    def driver_to(
+        self, upstream: Upstream | None, timeout: float, stream_type: int
+    ) -> tuple[TrioDriver, str]:
+        if upstream is None:
+            return TrioDriver(None, ""), ""
+        host = upstream.host
+        return TrioDriver(lambda: self.dial(host), host), host
 
 
 def hosts(*names: str) -> dict[str, tuple[str, int]]:

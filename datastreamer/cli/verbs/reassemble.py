@@ -43,7 +43,7 @@ from datastreamer.cli.verbs.reassemble_output import Board, described, event_lin
 from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
-from datastreamer.consumer.blocking import BlockingReassembly
+from datastreamer.consumer.blocking_reassembly import BlockingReassembly
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
 from datastreamer.reassembly.events import PayloadComplete

@@ -1,0 +1,160 @@
+"""A consumer of several sources, written once for every driver.
+
+Owns the turns of a consumer: when progress is saved, what is waited for, what is reported. What
+follows from an arrival is `consumption`'s, how sources are read `readers`'. Must not know sockets,
+tasks or clocks: `datastreamer.client.effects` says what it asks of its driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from datastreamer.client.effects import Call, Driver, InThread, Now, Steps
+from datastreamer.consumer.consumption import (
+    LOOK_SECONDS,
+    Addresses,
+    Arrival,
+    Consumption,
+    Notice,
+    is_item,
+    named,
+    say,
+)
+from datastreamer.consumer.readers import Reading, Start
+from datastreamer.errors import UsageError
+from datastreamer.protocol.retry import Backoff
+from datastreamer.reassembly.merge import Item, Merge, Order
+from datastreamer.reassembly.progress import ReassemblyProgress, ReassemblyStore
+
+Receiving = Callable[[float], Steps[Arrival | None]]
+"""Waits for the next arrival; gives None after that many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReassemblyOptions:
+    """What `reassemble` is called with."""
+
+    upstreams: Addresses
+    subscribe: Iterable[bytes] | None
+    store: ReassemblyStore | None
+    order: Order | None
+    after: bytes | None
+    on_event: Callable[[Notice], object] | None
+    follow: bool
+    start: Start
+    type: int
+    reorg_threshold: int
+    budget: int
+    max_age: float | None
+    stream_type: int | None
+    timeout: float
+    heartbeat: float | None
+    backoff: Backoff
+    retry_for: float | None
+
+    @property
+    def reading(self) -> Reading:
+        """How the sources are read."""
+        return Reading(
+            self.follow,
+            self.start,
+            self.stream_type,
+            self.timeout,
+            self.heartbeat,
+            self.backoff,
+            self.retry_for,
+        )
+
+
+class ConsumerEngine:
+    """The payloads of several sources: each whole, and once."""
+
+    def __init__(
+        self, driver: Driver, options: ReassemblyOptions, resume: ReassemblyProgress | None
+    ) -> None:
+        self.reading = options.reading
+        self.sources = named(options.upstreams)
+        self.merge = Merge(
+            self.sources,
+            options.subscribe,
+            type=options.type,
+            order=options.order,
+            after=options.after,
+            reorg_threshold=options.reorg_threshold,
+            budget=options.budget,
+            max_age=options.max_age if options.follow else None,
+            resume=resume,
+        )
+        self.consumption = Consumption(self.merge, self.sources)
+        self.over = False
+        self._driver = driver
+        self._store = options.store
+        self._on_event = options.on_event or say
+        self._receiving: Receiving
+        self._busy = False
+
+    def now(self) -> float:
+        """The seconds on the clock of what is given to `consumption`."""
+        return self._driver.now()
+
+    def receive_from(self, receiving: Receiving) -> None:
+        """Where arrivals come from."""
+        self._receiving = receiving
+
+    def next(self, seconds: float | None = None) -> Steps[Item | None]:
+        """The next item; None at the end, and where none came for that many seconds.
+
+        Cancelled, it can be called again, and nothing is lost.
+        """
+        if self._busy:
+            raise UsageError("another call waits for a payload; there is one at a time")
+        self._busy = True
+        try:
+            return (yield from self._next(seconds))
+        except BaseException as error:
+            if not isinstance(error, (Exception, *self._driver.cancelled)):
+                # What was just arriving, or was being delivered, is lost.
+                self.consumption.interrupt()
+            raise
+        finally:
+            self._busy = False
+
+    def _next(self, seconds: float | None) -> Steps[Item | None]:
+        consumption = self.consumption
+        now = yield Now()
+        deadline = None if seconds is None else now + seconds
+        consumption.clock(now)
+        while True:
+            if self._store is not None:
+                yield from self.save()
+            while (event := consumption.next_event()) is not None:
+                if is_item(event):
+                    consumption.given()
+                    consumption.leave((yield Now()))
+                    return event
+                yield Call(self._on_event, (event,))
+            if consumption.over:
+                self.over = True
+                return None
+            wait = LOOK_SECONDS
+            if deadline is not None:
+                wait = min(wait, deadline - (yield Now()))
+                if wait <= 0:
+                    return None
+            arrival = yield from self._receiving(wait)
+            now = consumption.clock((yield Now()))
+            if arrival is None:
+                consumption.expire(now)
+            else:
+                consumption.arrive(arrival, now)
+
+    def save(self, *, at_end: bool = False) -> Steps[None]:
+        """Save that everything that was delivered has been dealt with, if that is due."""
+        if self._store is None:
+            return
+        now = yield Now()
+        progress = self.consumption.to_save(now, at_end=at_end)
+        if progress is not None:
+            yield InThread(self._store.save, (progress,))
+            self.consumption.saved(now)
