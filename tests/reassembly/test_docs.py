@@ -63,7 +63,7 @@ def test_from_several_servers(tmp_path: Path) -> None:
     program = examples()[1].replace("async for payload in payloads:", "if True:")
     program = program.replace("print(payload.id", "payload = await payloads.__anext__()\n"
                               "                print(payload.id")  # fmt: skip
-    program = program.replace("places.db", str(tmp_path / "places.db"))
+    program = program.replace("progress.db", str(tmp_path / "progress.db"))
     for path in paths:
         messages_for(path)
     with ExitStack() as stack:
