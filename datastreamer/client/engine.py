@@ -8,7 +8,6 @@ means for a streaming `datastreamer.protocol.resume`'s. Must not know sockets, t
 
 from __future__ import annotations
 
-import enum
 import logging
 import random
 from collections.abc import Callable
@@ -61,14 +60,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Lost(enum.Enum):
-    """In place of an item."""
-
-    LOST = enum.auto()
-
-
-LOST: Final = Lost.LOST
-"""The connection is lost, and the iteration may join again."""
+LOST: Final = object()
+"""In place of an item: the connection is lost, and the iteration may join again."""
 
 
 class OpenIteration(Protocol):

@@ -20,7 +20,7 @@ from datastreamer.client.iteration import Iteration
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
-from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, Limits, RangeReading
+from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.resume import Rollback, streaming
 from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, check_waits
@@ -127,7 +127,7 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
             types=types,
             follow_rollbacks=on_rollback is not None,
             careful=self._engine.resumes,
-            batched=Limits(max_count, max_bytes, requests),
+            batched=BatchLimits(max_count, max_bytes, requests),
         )
         return self._batches(Iteration(self._engine, work, cursor, on_rollback))
 

@@ -238,8 +238,8 @@ def _size(entry: Entry) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a long read: of each batch, and the number of requests in flight.
+class BatchLimits:
+    """BatchLimits of a long read: of each batch, and the number of requests in flight.
 
     Raises `UsageError`.
     """
@@ -265,7 +265,7 @@ class BatchReading:
     Without a `stop`, ends at the stream's total when it begins.
     """
 
-    def __init__(self, start: int, stop: int | None, limits: Limits) -> None:
+    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
         if stop is not None and stop < start:
             raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop

@@ -86,7 +86,7 @@ class Commit(NamedTuple):
     payload: bytes
 
 
-class Rollback(NamedTuple):
+class PublishRollback(NamedTuple):
     """Forget the open operation."""
 
 
@@ -101,7 +101,7 @@ class Wrong(NamedTuple):
     why: str
 
 
-Request: TypeAlias = Add | Commit | Rollback | Where | Wrong
+Request: TypeAlias = Add | Commit | PublishRollback | Where | Wrong
 
 ADDS: Final = (Add, Commit)
 
@@ -186,7 +186,7 @@ class RequestParser:
         at += COMMAND_HEAD_SIZE
         if command in (COMMAND_PUBLISH_ROLLBACK, COMMAND_PUBLISH_WHERE):
             self._at = at
-            return Where() if command == COMMAND_PUBLISH_WHERE else Rollback()
+            return Where() if command == COMMAND_PUBLISH_WHERE else PublishRollback()
         if command not in (COMMAND_PUBLISH_ADD, COMMAND_PUBLISH_COMMIT):
             return self._wrong(f"command {command} on a connection that publishes")
         form = _COMMIT if command == COMMAND_PUBLISH_COMMIT else _ADD

@@ -25,7 +25,7 @@ from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_key, check_number
-from datastreamer.protocol.batches import BatchReading, Limits, checked_types, probe
+from datastreamer.protocol.batches import BatchLimits, BatchReading, checked_types, probe
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.filter.history import FilteredTrail
 from datastreamer.protocol.filter.messages import servable
@@ -74,7 +74,7 @@ class Resumable:
         types: Collection[int] | None = None,
         follow_rollbacks: bool = False,
         careful: bool = True,
-        batched: Limits | None = None,
+        batched: BatchLimits | None = None,
         commits: bool = False,
         known: KnownHistory | None = None,
     ) -> None:
@@ -354,9 +354,9 @@ class Resumable:
     ) -> Flow[Reading]:
         reading: Reading
         if chosen is not None:
-            reading = FilteredReading(first, stop, Limits(), chosen)
+            reading = FilteredReading(first, stop, BatchLimits(), chosen)
         elif connection.capabilities is not None and connection.capabilities.batch_reads:
-            reading = BatchReading(first, stop, Limits())
+            reading = BatchReading(first, stop, BatchLimits())
         else:
             reading = Streaming(first, stop)
         yield from reading.begin(connection)
@@ -430,7 +430,7 @@ def streaming(
     types: Collection[int] | None = None,
     follow_rollbacks: bool = False,
     careful: bool = True,
-    batched: Limits | None = None,
+    batched: BatchLimits | None = None,
     commits: bool = False,
     known: KnownHistory | None = None,
 ) -> Resumable:

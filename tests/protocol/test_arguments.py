@@ -10,7 +10,7 @@ import trio
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import BadBookmark, BadEntryType, UsageError
-from datastreamer.protocol.batches import Limits
+from datastreamer.protocol.batches import BatchLimits
 from datastreamer.publisher.blocking_publisher import BlockingPublisher
 from datastreamer.publisher.trio_publisher import connect_publisher
 from datastreamer.relay.relay import Relay
@@ -84,7 +84,7 @@ async def test_limits_that_cannot_be(number: Any) -> None:
             with pytest.raises(UsageError, match=f"^{what} must be "):
                 await client.batch_read(0, **{what: number})
             with pytest.raises(UsageError, match="the limits of a batch must be "):
-                Limits(**{what: number})
+                BatchLimits(**{what: number})
         with pytest.raises(BadEntryType):
             await client.batch_read(0, types=[number])
         if number != 1.5:

@@ -22,8 +22,8 @@ from datastreamer.errors import (
 )
 from datastreamer.format import ENTRY_HEAD_SIZE, PAGE_SIZE
 from datastreamer.protocol.batches import (
+    BatchLimits,
     BatchReading,
-    Limits,
     RangeReading,
     Read,
     not_supported,
@@ -236,7 +236,7 @@ def test_single_reads_can_be_forced() -> None:
 @given(
     start=st.integers(0, 120),
     length=st.none() | st.integers(0, 120),
-    limits=st.builds(Limits, st.integers(0, 50), st.integers(0, 20_000), st.integers(1, 5)),
+    limits=st.builds(BatchLimits, st.integers(0, 50), st.integers(0, 20_000), st.integers(1, 5)),
     own=st.tuples(st.integers(1, 60), st.integers(1, 20_000)),
     cut=st.sampled_from([1, 30, 60, 1000, 1 << 20]),
     extensions=st.sampled_from(["known", "known", "refused"]),
@@ -244,7 +244,7 @@ def test_single_reads_can_be_forced() -> None:
 def test_all_entries_in_order_whatever_the_limits(
     start: int,
     length: int | None,
-    limits: Limits,
+    limits: BatchLimits,
     own: tuple[int, int],
     cut: int,
     extensions: str,
@@ -263,7 +263,7 @@ def test_all_entries_in_order_whatever_the_limits(
 def test_the_next_is_asked_for_before_the_last_is_answered() -> None:
     stub = Stub(sample(100))
     wire = Wire(stub)
-    batches = wire.all(BatchReading(0, None, Limits(10, 0, 3)))
+    batches = wire.all(BatchReading(0, None, BatchLimits(10, 0, 3)))
     next(batches)
     asked = [event for event in stub.seen if isinstance(event, BatchQuery)]
     assert [query.from_entry for query in asked] == [0, 10, 20]
@@ -276,7 +276,7 @@ def test_where_bytes_are_the_limit_the_head_says_what_to_ask_next() -> None:
     stub = Stub(sample(100), max_batch_bytes=2_000)
     wire = Wire(stub, 500)
     asked: list[tuple[int, int]] = []
-    for batch in wire.all(BatchReading(0, None, Limits(0, 0, 2))):
+    for batch in wire.all(BatchReading(0, None, BatchLimits(0, 0, 2))):
         queries = [event for event in stub.seen if isinstance(event, BatchQuery)]
         asked.append((queries[-1].from_entry, batch.next_number))
     starts = [query.from_entry for query in stub.seen if isinstance(query, BatchQuery)]
@@ -288,7 +288,7 @@ def test_where_bytes_are_the_limit_the_head_says_what_to_ask_next() -> None:
 def test_at_the_end_it_waits_for_what_is_committed_later() -> None:
     stub = Stub(sample(10))
     wire = Wire(stub)
-    work = BatchReading(8, 13, Limits(2))
+    work = BatchReading(8, 13, BatchLimits(2))
     assert len(next(wire.all(work))) == 2
     stub.commits = iter([[], sample(14)[10:]])
     assert wire.drive(work.advance()).next_number == 12
@@ -301,7 +301,7 @@ def test_at_the_end_it_waits_for_what_is_committed_later() -> None:
 def test_a_stream_that_went_back_is_a_lost_connection() -> None:
     stub = Stub(sample(100))
     wire = Wire(stub)
-    batches = wire.all(BatchReading(0, None, Limits(10, 0, 1)))
+    batches = wire.all(BatchReading(0, None, BatchLimits(10, 0, 1)))
     next(batches)
     del stub.entries[5:]
     with pytest.raises(ConnectionLost, match="the stream of stub:1 was truncated"):
@@ -311,11 +311,11 @@ def test_a_stream_that_went_back_is_a_lost_connection() -> None:
 def test_limits_that_cannot_be() -> None:
     for requests in (0, 65):
         with pytest.raises(UsageError, match=f"requests must be 1 to 64, not {requests}"):
-            Limits(requests=requests)
+            BatchLimits(requests=requests)
     with pytest.raises(UsageError, match="the limits of a batch must be 0 to"):
-        Limits(max_count=-1)
+        BatchLimits(max_count=-1)
     with pytest.raises(UsageError, match="the limits of a batch must be 0 to"):
-        Limits(max_bytes=1 << 32)
+        BatchLimits(max_bytes=1 << 32)
     with pytest.raises(UsageError, match="a batch's limit of milliseconds"):
         ClientConnection().request(BatchQuery(0, 0, 0, 1 << 32))
 

@@ -12,7 +12,7 @@ from datastreamer._codec import EntryBatch
 from datastreamer.errors import BadRange, ConnectionLost
 from datastreamer.format import RESULT_BAD_FROM_ENTRY, U64_MAX
 from datastreamer.protocol import flows
-from datastreamer.protocol.batches import WAIT_MS, Limits, bytes_to_ask_for, past_the_end
+from datastreamer.protocol.batches import WAIT_MS, BatchLimits, bytes_to_ask_for, past_the_end
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import FilteredBatchReceived, ResultReceived
 from datastreamer.protocol.filter.messages import FilteredRead
@@ -28,7 +28,7 @@ class FilteredReading:
     """
 
     def __init__(
-        self, start: int, stop: int | None, limits: Limits, types: tuple[int, ...]
+        self, start: int, stop: int | None, limits: BatchLimits, types: tuple[int, ...]
     ) -> None:
         if stop is not None and stop < start:
             raise BadRange(f"the range {start} to {stop} ends before it begins")

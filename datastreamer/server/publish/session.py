@@ -31,10 +31,10 @@ from datastreamer.protocol.publishing import (
     Add,
     Commit,
     PublishQuery,
+    PublishRollback,
     Receipt,
     Request,
     RequestParser,
-    Rollback,
     Wrong,
     encode_lease,
     encode_receipt,
@@ -279,7 +279,7 @@ class PublishSession:
             if trio.current_time() > self._open_since + self._terms.operation_timeout:
                 return self._too_slow()
             return await self._take_entries(request)
-        if isinstance(request, Rollback):
+        if isinstance(request, PublishRollback):
             self._queue(_Answer(await self._forget_in_thread()))
         else:
             self._queue(_Answer(b"", -1))
