@@ -9,6 +9,7 @@ import typer
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
+from datastreamer.cli.shared.common_options import expand
 from datastreamer.cli.shared.options import new_program
 
 program = new_program()
@@ -40,4 +41,4 @@ def show_help(
 
 
 for verb in (server, client, relay):
-    program.command()(verb)
+    program.command()(expand(verb))

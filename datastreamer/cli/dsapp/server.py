@@ -12,8 +12,8 @@ from datastreamer.cli.demo.pace import progress, write_at_pace
 from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
 from datastreamer.cli.dsapp.options import LogOption
 from datastreamer.cli.shared.options import LogLevel, number_option
+from datastreamer.cli.shared.server_options import NO_METRICS, MetricsOptions
 from datastreamer.cli.shared.signals import stop_on_signal
-from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.limits import Limits
 from datastreamer.service.embedded import StreamServer
@@ -59,8 +59,7 @@ def server(
     opers: OpersOption = 1_000_000,
     writetimeout: WriteTimeoutOption = 0,
     inactivitytimeout: InactivityTimeoutOption = 120,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = None,
+    metrics: MetricsOptions = NO_METRICS,
     log: LogOption = LogLevel.info,
 ) -> None:
     """Serve a stream while writing demo blocks to it, then exit.
@@ -74,7 +73,7 @@ def server(
         inactivity_timeout=inactivitytimeout,
         handshake_timeout=inactivitytimeout,
     )
-    metrics = metrics_at(metrics_host, metrics_port)
+    metrics.address()
     with (
         stop_on_signal() as stop,
         StreamServer(
@@ -83,8 +82,8 @@ def server(
             version=VERSION,
             system_id=SYSTEM_ID,
             limits=limits,
-            metrics_port=None if metrics is None else metrics[1],
-            metrics_host=None if metrics is None else metrics[0],
+            metrics_port=metrics.metrics_port,
+            metrics_host=metrics.metrics_host or None,
         ) as serving,
     ):
         stream = serving.stream

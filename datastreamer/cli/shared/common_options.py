@@ -1,10 +1,15 @@
-"""Options that every command has, added to the signatures of the commands."""
+"""The signatures of commands as typer expects them: groups of options, and common options.
+
+A group is a dataclass whose fields are options. A command with a parameter of that type has
+the options of the group in its place.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from typing import Any, get_type_hints
 
@@ -12,56 +17,63 @@ from datastreamer.cli.shared.options import (
     AllowReadableSecretsOption,
     LogFormatOption,
     LogLevelOption,
-    TLSCaOption,
-    TLSCertOption,
-    TLSKeyOption,
-    TLSOptions,
-    TLSServerNameOption,
 )
 
-_TLS = {
-    "tls_ca": TLSCaOption,
-    "tls_cert": TLSCertOption,
-    "tls_key": TLSKeyOption,
-    "tls_server_name": TLSServerNameOption,
-}
 # Parameters that name a file with a secret, of any command.
-_SECRETS = {"tls", "tls_key", "server_tls_key", "token_file", "publish_token_file"}
-_SECRET = {"allow_readable_secrets": AllowReadableSecretsOption}
+_SECRETS = {"tls_key", "server_tls_key", "token_file", "publish_token_file"}
 # Their callbacks do the work.
+_SECRET = {"allow_readable_secrets": AllowReadableSecretsOption}
 _LOG = {"log_level": LogLevelOption, "log_format": LogFormatOption}
 
 
 def verb(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer expects it: with the options of the log added, a parameter `tls`
-    replaced by the options that make one, and, if it reads secrets from files, with the option
-    about their permissions."""
-    hints = get_type_hints(command, include_extras=True)
+    """`command` with its groups expanded, the options of the log, and, if it reads secrets from
+    files, the option about their permissions."""
+    expanded = expand(command)
+    parameters = list(inspect.signature(expanded).parameters.values())
+    added: dict[str, Any] = dict(_LOG)
+    if any(parameter.name in _SECRETS for parameter in parameters):
+        parameters += _options(_SECRET, {"allow_readable_secrets": False})
+        added |= _SECRET
+    parameters += _options(_LOG, dict.fromkeys(_LOG))
 
-    def parameters() -> Iterator[Parameter]:
-        for parameter in inspect.signature(command).parameters.values():
-            if parameter.name == "tls":
-                yield from _options(_TLS)
-            else:
-                yield parameter.replace(annotation=hints[parameter.name])
-        if not _SECRETS.isdisjoint(hints):
-            yield from _options(_SECRET, False)
-        yield from _options(_LOG)
-
-    @functools.wraps(command)
     def run(**values: Any) -> None:
-        for name in (*_SECRET, *_LOG):
-            values.pop(name, None)
-        if "tls" in hints:
-            values["tls"] = TLSOptions(*(values.pop(name) for name in _TLS))
+        expanded(**{name: value for name, value in values.items() if name not in added})
+
+    return _with_signature(run, command, parameters)
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options of each group in place of the group."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+        else:
+            defaults = {field.name: field.default for field in fields(group)}
+            parameters += _options(get_type_hints(group, include_extras=True), defaults)
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    signature = inspect.Signature(list(parameters()))
-    run.__signature__ = signature  # type: ignore[attr-defined]  # `inspect` reads it
-    run.__annotations__ = {name: it.annotation for name, it in signature.parameters.items()}
+    return _with_signature(run, command, parameters)
+
+
+def _with_signature(
+    run: Callable[..., None], command: Callable[..., None], parameters: list[Parameter]
+) -> Callable[..., None]:
+    functools.update_wrapper(run, command)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # `inspect` reads it
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _options(them: dict[str, Any], default: Any = None) -> Iterator[Parameter]:
-    for name, option in them.items():
-        yield Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=option)
+def _options(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Parameter]:
+    for name, option in options.items():
+        kind, default = Parameter.POSITIONAL_OR_KEYWORD, defaults[name]
+        yield Parameter(name, kind, default=default, annotation=option)

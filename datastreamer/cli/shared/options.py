@@ -10,8 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -189,39 +190,6 @@ StreamTypeOption = Annotated[
     ),
 ]
 
-TLSCaOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-ca",
-        metavar="FILE",
-        help="With tcps://: trust the CAs in this PEM file [the system's].",
-    ),
-]
-TLSCertOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-cert",
-        metavar="FILE",
-        help="With tcps://: present the client certificate in this PEM file.",
-    ),
-]
-TLSKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-key",
-        metavar="FILE",
-        help="Read the key of --tls-cert from this PEM file [the same file].",
-    ),
-]
-TLSServerNameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-server-name",
-        metavar="NAME",
-        help="With tcps://: require this name in the server's certificate [HOST].",
-    ),
-]
-
 
 def _allow_readable_secrets(wanted: bool) -> None:
     if wanted:
@@ -239,27 +207,56 @@ AllowReadableSecretsOption = Annotated[
 ]
 
 
-class TLSOptions(NamedTuple):
-    """The options of TLS on the client's side."""
+@dataclass(frozen=True)
+class TLSOptions:
+    """The options of TLS on the client's side, a group."""
 
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    server_name: str | None = None
+    tls_ca: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-ca",
+            metavar="FILE",
+            help="With tcps://: trust the CAs in this PEM file [the system's].",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            help="With tcps://: present the client certificate in this PEM file.",
+        ),
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-key",
+            metavar="FILE",
+            help="Read the key of --tls-cert from this PEM file [the same file].",
+        ),
+    ] = None
+    tls_server_name: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-server-name",
+            metavar="NAME",
+            help="With tcps://: require this name in the server's certificate [HOST].",
+        ),
+    ] = None
 
     def context(self) -> ssl.SSLContext:
         """Raises `BadCertificate`."""
         from datastreamer.transport.tls import client_tls
 
-        if self.key is not None and self.cert is None:
+        if self.tls_key is not None and self.tls_cert is None:
             raise typer.BadParameter("--tls-key requires --tls-cert")
-        return client_tls(self.ca, self.cert, self.key)
+        return client_tls(self.tls_ca, self.tls_cert, self.tls_key)
 
     def check_unused(self, source: str) -> None:
         """Raises `typer.BadParameter` if an option is given: `source` does not use TLS."""
-        for name, value in self._asdict().items():
+        for name, value in asdict(self).items():
             if value is not None:
-                option = "--tls-" + name.replace("_", "-")
+                option = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
 
 

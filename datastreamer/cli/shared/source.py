@@ -245,7 +245,7 @@ class ServerSource:
             address.port,
             stream_type=wanted,
             tls=tls.context() if address.tls else False,
-            tls_server_name=tls.server_name,
+            tls_server_name=tls.tls_server_name,
             resume=follow,
             heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,

@@ -6,31 +6,22 @@ command ends before its commit, the operation is rolled back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import typer
 
-from datastreamer.cli.shared.creation import (
-    CreateOption,
-    Creation,
-    NewStreamTypeOption,
-    StreamVersionOption,
-    SystemIdOption,
-)
+from datastreamer.cli.shared.creation import NO_CREATION, CreationOptions
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import NO_TLS, TLSOptions
 from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.cli.verbs.append_remote import (
-    EpochOption,
-    NextEntryOption,
+    NO_PUBLISHER,
     PublisherOptions,
     RemoteOp,
     RemoteStream,
-    RetryForOption,
-    TakeOverOption,
     TargetArgument,
-    TokenFileOption,
     is_server,
 )
 from datastreamer.errors import CommitInDoubt, HistoryChanged, PeerError
@@ -49,15 +40,8 @@ _SHAPES = (
 
 def append(
     file: TargetArgument,
-    create: CreateOption = False,
-    system_id: SystemIdOption = None,
-    stream_version: StreamVersionOption = None,
-    stream_type: NewStreamTypeOption = None,
-    token_file: TokenFileOption = None,
-    epoch: EpochOption = None,
-    take_over: TakeOverOption = False,
-    next_entry: NextEntryOption = None,
-    retry_for: RetryForOption = None,
+    creation: CreationOptions = NO_CREATION,
+    publisher: PublisherOptions = NO_PUBLISHER,
     tls: TLSOptions = NO_TLS,
 ) -> None:
     """Append atomic operations, read as JSON lines from standard input.
@@ -66,18 +50,18 @@ def append(
     the entries since the last commit and prints a line when they are durable,
     {"rollback": true} discards them.
     """
-    options = PublisherOptions(token_file, epoch, take_over, next_entry, retry_for, tls)
     if is_server(file):
-        if create or system_id is not None or stream_version is not None:
+        if replace(creation, stream_type=None) != NO_CREATION:
             raise typer.BadParameter(
                 "--create, --system-id and --stream-version are for files, and FILE is a server"
             )
         lines = InputLines("operations", _MAX_LINE)
-        with RemoteStream(file, stream_type, options) as remote:
+        with RemoteStream(file, creation.stream_type, publisher, tls) as remote:
             _Appender(remote, lines).run()
         return
-    options.check_unused(file)
-    creation = Creation(create, system_id, stream_version, stream_type)
+    publisher.check_unused(file)
+    tls.check_unused(file)
+    creation.check()
     lines = InputLines("operations", _MAX_LINE)
     with creation.open(file) as stream:
         _Appender(stream, lines).run()

@@ -5,12 +5,13 @@ Owns the options of a publisher, and gives `append` the part of `DataStream` tha
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import NO_TLS, TLSOptions, number_option
+from datastreamer.cli.shared.options import TLSOptions, number_option
 from datastreamer.cli.shared.source import parse_address
 from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
@@ -25,66 +26,65 @@ TargetArgument = Annotated[
         "tcps://HOST:PORT with TLS, unix:PATH.",
     ),
 ]
-TokenFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--token-file", metavar="FILE", help="To a server: present the first token in this file."
-    ),
-]
-EpochOption = Annotated[
-    int | None,
-    number_option(
-        "--epoch",
-        "N",
-        "To a server: acquire the lease with this epoch, which fences publishers with lower "
-        "epochs [the next epoch, if the lease is free].",
-        least=1,
-        most=(1 << 63) - 1,
-    ),
-]
-TakeOverOption = Annotated[
-    bool,
-    typer.Option(
-        "--take-over", help="To a server: take the lease over from the publisher that holds it."
-    ),
-]
-NextEntryOption = Annotated[
-    int | None,
-    number_option(
-        "--next-entry",
-        "N",
-        "To a server: begin the first operation at entry N; entries that the stream already "
-        "holds are compared [the head].",
-    ),
-]
-RetryForOption = Annotated[
-    int | None,
-    number_option(
-        "--retry-for",
-        "S",
-        "To a server: reconnect to a lost server for up to S seconds [60].",
-        most=U32_MAX,
-    ),
-]
 
 
-class PublisherOptions(NamedTuple):
-    """The options for a server; `tls` those of TLS."""
+@dataclass(frozen=True)
+class PublisherOptions:
+    """The options for a server, a group."""
 
-    token_file: str | None = None
-    epoch: int | None = None
-    take_over: bool = False
-    next_entry: int | None = None
-    retry_for: int | None = None
-    tls: TLSOptions = NO_TLS
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="To a server: present the first token in this file.",
+        ),
+    ] = None
+    epoch: Annotated[
+        int | None,
+        number_option(
+            "--epoch",
+            "N",
+            "To a server: acquire the lease with this epoch, which fences publishers with lower "
+            "epochs [the next epoch, if the lease is free].",
+            least=1,
+            most=(1 << 63) - 1,
+        ),
+    ] = None
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="To a server: take the lease over from the publisher that holds it."
+        ),
+    ] = False
+    next_entry: Annotated[
+        int | None,
+        number_option(
+            "--next-entry",
+            "N",
+            "To a server: begin the first operation at entry N; entries that the stream already "
+            "holds are compared [the head].",
+        ),
+    ] = None
+    retry_for: Annotated[
+        int | None,
+        number_option(
+            "--retry-for",
+            "S",
+            "To a server: reconnect to a lost server for up to S seconds [60].",
+            most=U32_MAX,
+        ),
+    ] = None
 
     def check_unused(self, file: str) -> None:
         """Raises `typer.BadParameter` if an option is given: `file` is not a server."""
-        self.tls.check_unused(file)
-        for name, value in self._asdict().items():
-            if name != "tls" and value not in (None, False):
-                option = "--" + name.replace("_", "-")
+        for name, value in asdict(self).items():
+            if value not in (None, False):
+                option = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter(f"{option} is for tcp://HOST:PORT, and {file} is a file")
+
+
+NO_PUBLISHER = PublisherOptions()
 
 
 def is_server(target: str) -> bool:
@@ -120,7 +120,9 @@ class RemoteStream:
     """The part of a stream that `append` uses, on a server; a context manager that releases the
     lease."""
 
-    def __init__(self, target: str, stream_type: int | None, options: PublisherOptions) -> None:
+    def __init__(
+        self, target: str, stream_type: int | None, options: PublisherOptions, tls: TLSOptions
+    ) -> None:
         address = parse_address(target)
         assert address is not None
         if options.epoch is not None and options.take_over:
@@ -128,7 +130,7 @@ class RemoteStream:
                 "--epoch and --take-over exclude each other: --take-over uses the next epoch"
             )
         if not address.tls:
-            options.tls.check_unused(target)
+            tls.check_unused(target)
         token = None
         if options.token_file is not None:
             try:
@@ -143,8 +145,8 @@ class RemoteStream:
             epoch=options.epoch or 0,
             take_over=options.take_over,
             next_entry=options.next_entry,
-            tls=options.tls.context() if address.tls else False,
-            tls_server_name=options.tls.server_name,
+            tls=tls.context() if address.tls else False,
+            tls_server_name=tls.tls_server_name,
             retry_for=60.0 if options.retry_for is None else float(options.retry_for),
         )
         self._op = RemoteOp(self._publisher)

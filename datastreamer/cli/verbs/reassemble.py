@@ -37,10 +37,10 @@ from datastreamer.cli.shared.options import (
     read_number,
 )
 from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.server_options import NO_METRICS, MetricsOptions
 from datastreamer.cli.shared.source import parse_address
 from datastreamer.cli.verbs.cat import FollowOption, FromOption
 from datastreamer.cli.verbs.reassemble_output import Board, described, event_line, payload_line
-from datastreamer.cli.verbs.serve import MetricsHostOption, MetricsPortOption, metrics_at
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
@@ -141,8 +141,7 @@ def reassemble(
     stats: StatsOption = False,
     format: ReportFormatOption = None,
     json: JsonOption = False,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = None,
+    metrics: MetricsOptions = NO_METRICS,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -158,7 +157,7 @@ def reassemble(
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
     shape = chosen_format(format, json)
     prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
-    metrics = metrics_at(metrics_host, metrics_port)
+    address = metrics.address()
     begin = _start(start, from_bookmark)
     upstreams = _upstreams(sources, tls)
     if follow:
@@ -181,8 +180,8 @@ def reassemble(
                 stream_type=stream_type,
             )
         )
-        if metrics is not None:
-            stack.enter_context(_metrics(payloads, *metrics))
+        if address is not None:
+            stack.enter_context(_metrics(payloads, *address))
         if follow:
             exit_when_output_closes()
         with board:
@@ -248,7 +247,7 @@ def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path
                 address.host,
                 address.port,
                 tls=context if address.tls and context is not None else False,
-                tls_server_name=tls.server_name if address.tls else None,
+                tls_server_name=tls.tls_server_name if address.tls else None,
             )
         name = text if isinstance(place, Path) else place.name
         if name in found:

@@ -15,36 +15,16 @@ from datastreamer.cli.shared.options import (
     TLSOptions,
     number_option,
 )
-from datastreamer.cli.shared.source import parse_address
-from datastreamer.cli.verbs.serve import (
-    AcceptRateOption,
-    CertOption,
-    ClientCaOption,
-    ClientTokenFileOption,
-    GraceOption,
-    HostOption,
-    InactivityTimeoutOption,
-    Index,
-    IndexOption,
-    KeyOption,
-    MaxClientsOption,
-    MaxClientsPerAddressOption,
-    MetricsHostOption,
-    MetricsPortOption,
-    RequestRateOption,
-    ReservedClientsOption,
-    Sync,
-    SyncOption,
-    UnixOption,
-    WriteTimeoutOption,
-    check_reserve,
-    metrics_at,
-    server_tls,
+from datastreamer.cli.shared.server_options import (
+    DEFAULT_SERVER,
+    NO_METRICS,
+    MetricsOptions,
+    ServerOptions,
 )
+from datastreamer.cli.shared.source import parse_address
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
-from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import read_tokens
 from datastreamer.service.relay_daemon import relay_until_signal
 from datastreamer.transport.listeners import address_of
@@ -143,32 +123,16 @@ def relay(
     server: ServerOption = None,
     file: RelayFileOption = None,
     config: ConfigOption = None,
-    host: HostOption = None,
     port: RelayPortOption = None,
-    unix: UnixOption = None,
+    options: ServerOptions = DEFAULT_SERVER,
     on_rewrite: OnRewriteOption = OnRewrite.stop,
     stream_type: StreamTypeOption = None,
-    sync: SyncOption = Sync.commit,
-    index: IndexOption = Index.lmdb,
     server_tls_ca: UpstreamCaOption = None,
     server_tls_cert: UpstreamCertOption = None,
     server_tls_key: UpstreamKeyOption = None,
     server_tls_name: UpstreamNameOption = None,
     server_token_file: UpstreamTokenFileOption = None,
-    tls_cert: CertOption = None,
-    tls_key: KeyOption = None,
-    tls_client_ca: ClientCaOption = None,
-    client_token_file: ClientTokenFileOption = None,
-    max_clients: MaxClientsOption = MAX_CLIENTS,
-    max_clients_per_address: MaxClientsPerAddressOption = None,
-    reserved_clients: ReservedClientsOption = None,
-    accept_rate: AcceptRateOption = 0,
-    request_rate: RequestRateOption = 0,
-    inactivity_timeout: InactivityTimeoutOption = int(INACTIVITY_SECONDS),
-    write_timeout: WriteTimeoutOption = 0,
-    grace: GraceOption = int(GRACE_SECONDS),
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = None,
+    metrics: MetricsOptions = NO_METRICS,
     ready_lag: ReadyLagOption = READY_LAG,
 ) -> None:
     """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
@@ -184,36 +148,23 @@ def relay(
     )
     if not file:
         raise typer.BadParameter("--file is required: it names the stream file of the relay")
-    if port is None and (unix is None or host):
-        port = DEFAULT_PORT
-    metrics_at(metrics_host, metrics_port)
-    tls = server_tls(tls_cert or [], tls_key or [], tls_client_ca)
-    limits = Limits(
-        max_clients=max_clients,
-        max_clients_per_address=max_clients_per_address,
-        reserved_clients=reserved_clients,
-        client_token_file=client_token_file,
-        accept_rate=accept_rate or None,
-        request_rate=request_rate or None,
-        inactivity_timeout=inactivity_timeout or None,
-        write_timeout=write_timeout or None,
-        grace=grace,
-    )
-    check_reserve(limits, False, tls)
+    metrics.address()
+    tls = options.tls()
+    options.check_reserve(tls, publishing=False)
     made = Relay(
         upstreams,
         file,
-        host=host or None,
-        port=port,
-        unix=unix,
+        host=options.host or None,
+        port=options.port(port, DEFAULT_PORT),
+        unix=options.unix,
         tls=tls,
-        limits=limits,
-        sync=sync.value,
-        index=index.backend,
+        limits=options.limits(),
+        sync=options.sync.value,
+        index=options.index.backend,
         stream_type=stream_type,
         on_rewrite=on_rewrite.value,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host or None,
+        metrics_port=metrics.metrics_port,
+        metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,
     )
     relay_until(made)
@@ -252,11 +203,12 @@ def _upstreams(
     upstreams = [replace(upstream_of(text), token=token) for text in servers]
     secured = [upstream for upstream in upstreams if upstream.tls]
     if not secured:
-        for option, value in {**tls._asdict(), "name": name}.items():
+        given = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key, "name": name}
+        for option, value in given.items():
             if value is not None:
                 raise typer.BadParameter(f"--server-tls-{option} is for tcps:// servers")
         return upstreams
-    if tls.key is not None and tls.cert is None:
+    if tls.tls_key is not None and tls.tls_cert is None:
         raise typer.BadParameter("--server-tls-key requires --server-tls-cert")
     context = tls.context()
     return [

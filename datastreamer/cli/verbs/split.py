@@ -10,13 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from datastreamer.cli.shared.creation import (
-    CreateOption,
-    Creation,
-    NewStreamTypeOption,
-    StreamVersionOption,
-    SystemIdOption,
-)
+from datastreamer.cli.shared.creation import NO_CREATION, CreationOptions
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import FileArgument, number_option
 from datastreamer.cli.shared.signals import stop_on_signal
@@ -49,10 +43,7 @@ LimitOption = Annotated[
 
 def split(
     file: FileArgument,
-    create: CreateOption = False,
-    system_id: SystemIdOption = None,
-    stream_version: StreamVersionOption = None,
-    stream_type: NewStreamTypeOption = None,
+    creation: CreationOptions = NO_CREATION,
     type: MessageTypeOption = MESSAGE_TYPE,
     limit: LimitOption = MAX_DATA_SIZE - 2,
 ) -> None:
@@ -64,7 +55,7 @@ def split(
     """
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
-    creation = Creation(create, system_id, stream_version, stream_type)
+    creation.check()
     lines = InputLines("payloads", _MAX_LINE)
     with creation.open(file) as stream:
         producer = Producer(stream, type, limit)
