@@ -1,7 +1,7 @@
-"""What stands in a stream file, believed or not: for people who are asked for help.
+"""What is in a stream file, believed or not, for `datastreamer info`.
 
-Reads and tells. Judges nothing (`recovery.py` does), writes nothing, and gets along with a
-file that no open accepts.
+Reports and judges nothing (`recovery.py` does), writes nothing, and also reads a file that no open
+accepts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from datastreamer.storage.header.records import (
 class Condition(NamedTuple):
     """The header page of a file in values, and what the system says about the file.
 
-    `size` and `allocated` (what it takes of the disk) are in bytes. `record` is the commit
-    record where it fits the header; `this_boot` tells whether it was written since the
-    machine started. `synced` is newest first. `writer_alive` is about the process that
-    opened the stream for writing last, `locked` about any that writes it now. `undo` tells
-    that the journal of an update stands beside the file. `source` is the last source that was
-    granted a lease to publish, None if the record of it is damaged.
+    `size` and `allocated` (its space on the disk) are in bytes. `record` is the commit record if
+    it fits the header; `this_boot`: it was written since the machine started. `synced` is newest
+    first. `writer_alive`: the process that opened the stream for writing last still runs;
+    `locked`: a process writes it now. `undo`: the journal of an update is beside the file.
+    `source` is the last source that was granted a lease to publish, None if its record is damaged.
     """
 
     size: int
@@ -53,10 +52,7 @@ class Condition(NamedTuple):
 
 
 def examine(path: str) -> Condition:
-    """The condition of the file at `path`.
-
-    Raises `OSError`; `NotAStream` and `DamagedHeader` where there is no header to tell of.
-    """
+    """The condition of the file at `path`. Raises `OSError`, `NotAStream`, `DamagedHeader`."""
     file = OsDisk().open(path, write=False)
     try:
         page = HeaderPage.of(file)
@@ -82,8 +78,8 @@ def examine(path: str) -> Condition:
 
 
 def readable(path: str, length: int) -> Iterator[EntryBatch]:
-    """Runs of the whole, consecutive entries from the first on, up to the file offset
-    `length` or the first damage, whatever the header counts."""
+    """Runs of whole, consecutive entries from the first on, up to file offset `length` or the first
+    damage, regardless of the header's count."""
     file = OsDisk().open(path, write=False)
     try:
         yield from _runs(file, length)
@@ -112,5 +108,5 @@ def _is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # somebody else's
+        return True  # another user's
     return True

@@ -1,6 +1,6 @@
-"""Our own records in the header page, behind the header: bytes in, values out.
+"""The records after the header in the header page: their layout, and values to bytes and back.
 
-``docs/FILE.md`` lays them down. Knows no files, takes no decisions.
+``docs/FILE.md`` specifies them. Knows no files and decides nothing.
 
 ========  ============================  ==========================================
 offset    record                        written
@@ -8,18 +8,18 @@ offset    record                        written
 64        commit record, 128 bytes      with the header, in the header's sector
 512       synced header, slot 0         after a sync, in turn with slot 1
 1024      synced header, slot 1
-1536      visible mark, 48 bytes        last of all: how far readers may go
+1536      visible mark, 48 bytes        last: the end for readers
 2048      writer, 64 bytes              when a writer opens
 2304      source, the second copy       after the first one is on disk
-2560      doubt, 128 bytes              while a failed sync is got over
+2560      doubt, 128 bytes              during the recovery from a failed sync
 3072      changes, 408 bytes            before a truncation or update
 3584      source, 64 bytes              before a lease to publish is granted
-3712      upstream, 80 bytes            by a relay, after it has applied a change
+3712      upstream, 80 bytes            by a relay, after it applied a change
 4032      claim, 48 bytes               when an operation begins to place its bytes
 ========  ============================  ==========================================
 
-Every record ends in an xxh3 of 64 bits. Whoever does not know the records ignores
-and keeps them.
+Every record ends in an xxh3 of 64 bits. Programs that do not know the records ignore and keep
+them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072
 CHANGES_SIZE: Final = 512
-SOURCE_OFFSETS: Final = (3584, 2304)  # in two sectors: one that is lost takes one copy
+SOURCE_OFFSETS: Final = (3584, 2304)  # two sectors: the loss of one loses one copy
 UPSTREAM_OFFSET: Final = 3712
 CLAIM_OFFSET: Final = 4032
 
@@ -64,7 +64,7 @@ _SOURCE: Final = struct.Struct(">8sII16sQ16s")
 _SUM: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">QQ")
 
-# In a slot: its sequence number, and the header's last fields behind it.
+# Offsets in a slot: its sequence number, and the last fields of its header.
 _SLOT_SEQUENCE: Final = struct.calcsize(">8sII")
 _SLOT_TOTALS: Final = struct.calcsize(">8sIIQ16sQ38s") - 16
 
@@ -87,9 +87,9 @@ WITHOUT_SYNC: Final = (HEADER_OFFSET, _MARK_END + _SUM.size)
 
 _Span = tuple[int, int]
 CommitLayout = tuple[int, int, int, int, int, _Span, _Span, _Span, _Span, tuple[int, int, int]]
-# Where the bytes stand that every commit changes: the header's totals, the record's heads
-# and hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum; what
-# is written; the slots, and in a slot its sequence number, the totals, its sum.
+# The offsets of the bytes that every commit changes: the header's totals, the record's heads and
+# hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum; the spans that
+# are written; the slots, and in a slot its sequence number, the totals, its sum.
 COMMIT_LAYOUT: Final[CommitLayout] = (
     _TOTALS_OFFSET,
     _ENDS_OFFSET,
@@ -109,18 +109,18 @@ NO_ID: Final = bytes(16)
 
 
 class Head(NamedTuple):
-    """How far a stream goes: the offset past its last byte, the number of entries."""
+    """The end of a stream: the offset after its last byte, the number of entries."""
 
     length: int = HEADER_PAGE_SIZE
     entries: int = 0
 
 
 class CommitRecord(NamedTuple):
-    """What the disk may hold after a power cut, and how to tell.
+    """What the disk may hold after a power cut, and how to check it.
 
     Up to `base` everything was synced. `first_hash` is the xxh3 of the entries (without
-    padding) from `base` to `mid`, `second_hash` of those from `mid` to `after`, which
-    is where the header stands.
+    padding) from `base` to `mid`, `second_hash` of those from `mid` to `after`, the end in the
+    header.
     """
 
     stream_id: bytes
@@ -134,7 +134,7 @@ class CommitRecord(NamedTuple):
 
 
 class SyncedHeader(NamedTuple):
-    """A header that was on disk, whatever stands in the header's sector."""
+    """A header that was on disk; a power cut cannot damage it together with the header itself."""
 
     sequence: int
     stream_id: bytes
@@ -143,7 +143,7 @@ class SyncedHeader(NamedTuple):
 
 
 class VisibleMark(NamedTuple):
-    """How far readers may go; behind it the header may be ahead of the disk."""
+    """The end for readers; the header may be ahead of the disk."""
 
     epoch: int
     head: Head
@@ -157,8 +157,8 @@ class Writer(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """An operation that began at offset `length`, in a stream of that epoch, placed bytes there
-    before its commit; the file had `size` bytes before it grew for them."""
+    """An operation that began at offset `length`, in that epoch, placed bytes there before its
+    commit; the file had `size` bytes before it grew for them."""
 
     epoch: int
     length: int
@@ -166,15 +166,15 @@ class Claim(NamedTuple):
 
 
 class PublisherRecord(NamedTuple):
-    """The last source that was granted a lease to publish. All zeros: there was none yet."""
+    """The last source that was granted a lease to publish; all zeros if there was none."""
 
     epoch: int = 0
     source_id: bytes = NO_ID
 
 
 class Change(NamedTuple):
-    """Entries from `start` up to and not including `stop` (None: all behind it, they went)
-    were taken back or changed when the stream's epoch became `epoch`."""
+    """Entries from `start` up to, not including, `stop` were changed when the epoch became `epoch`;
+    if `stop` is None, all from `start` on were truncated."""
 
     epoch: int
     start: int
@@ -182,12 +182,12 @@ class Change(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """With which state of an upstream a relay's file agrees: all entries but those from `low` up
+    """With which state of an upstream a relay's file agrees: all entries except those from `low` up
     to `high`, which are still to be compared, were the same at the upstream's `epoch` when the
     file's own epoch was `own_epoch`.
 
-    In the range still to be compared, differing entries are updates that were missed if they are
-    at most the upstream's epoch + `allowance`.
+    Entries that differ in that range are missed updates if there are at most the upstream's
+    epoch + `allowance` of them.
     """
 
     stream_id: bytes
@@ -232,7 +232,7 @@ def put_record(page: bytearray, record: CommitRecord) -> None:
 
 
 def put_doubt(page: bytearray, record: CommitRecord) -> tuple[int, int]:
-    """Write what the header said before it went back; gives the span of `page` that changed."""
+    """Write what the header said before it was set back; returns the changed span of `page`."""
     stream_id, epoch, boot, base, mid, after, first, second = record
     end = DOUBT_OFFSET + _RECORD.size
     heads = (*base, *mid, *after)
@@ -244,7 +244,7 @@ def put_doubt(page: bytearray, record: CommitRecord) -> tuple[int, int]:
 
 
 def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | None:
-    """What the header said before a failed sync, if `record` is the one that it went back to."""
+    """What the header said before a failed sync, if it was set back to `record`."""
     magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, DOUBT_OFFSET)
     whole = _sum_fits(page, DOUBT_OFFSET, _RECORD.size)
     if magic != b"DSdoubt_" or version != _VERSION or not whole:
@@ -258,7 +258,7 @@ def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | N
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
-    """The record, or None where there is none that fits the header in `page`."""
+    """The commit record if it fits the header in `page`."""
     magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, RECORD_OFFSET)
     if magic != b"DSrecord" or version != _VERSION or not _sum_fits(page, 0, _RECORD_END):
         return None
@@ -305,12 +305,11 @@ def get_mark(page: bytes | bytearray) -> VisibleMark | None:
 
 
 def committed_since(page: bytes, before: bytes) -> Head | None:
-    """How far readers may go by `page`, where nothing but commits and syncs came since `before`,
-    in which nothing was under way.
+    """The end for readers in `page`, if only commits and syncs came since `before`, a settled page.
 
-    None where it is more than that, or `page` was read in the middle of it. Of both pages it
-    takes the bytes up to the mark's sum. Every live client waits for this, and with a look at
-    each value the whole of it takes nearly twice as long.
+    None if there was more, or `page` was read in the middle of a write. Both pages are the bytes
+    up to the mark's sum. Every live client waits for this; parsing each value takes nearly twice
+    as long.
     """
     if (
         page[:_TOTALS_OFFSET] != before[:_TOTALS_OFFSET]
@@ -326,7 +325,7 @@ def committed_since(page: bytes, before: bytes) -> Head | None:
 
 
 def put_writer(page: bytearray, writer: Writer) -> tuple[int, int]:
-    """Write who writes; gives the span of `page` that changed."""
+    """Write the writer record; returns the changed span of `page`."""
     end = WRITER_OFFSET + _WRITER.size
     _WRITER.pack_into(page, WRITER_OFFSET, b"DSwriter", _VERSION, writer.pid, writer.boot_id)
     _put_sum(page, WRITER_OFFSET, end)
@@ -340,10 +339,10 @@ def get_writer(page: bytes | bytearray) -> Writer | None:
 
 
 def put_change(page: bytearray, change: Change) -> tuple[int, int]:
-    """Write a change behind the ones before it, as many as there is room for; gives the span
-    of `page` that changed."""
+    """Append a change to those in the page, and drop the oldest if they are too many; returns the
+    changed span of `page`."""
     room = _CHANGES.size - _CHANGES_HEAD
-    # One of the same epoch was begun, and never came to be.
+    # A change of the same epoch was begun and not completed.
     before = [known for known in get_changes(page) if known.epoch < change.epoch]
     known = [*before, change][-(room // _CHANGE.size) :]
     packed = b"".join(
@@ -357,7 +356,7 @@ def put_change(page: bytearray, change: Change) -> tuple[int, int]:
 
 
 def get_changes(page: bytes | bytearray) -> list[Change]:
-    """The newest changes, the newest last; of an older epoch than the stream's, maybe."""
+    """The newest changes, the newest last; perhaps of an older epoch than the stream's."""
     magic, version, count, packed = _CHANGES.unpack_from(page, CHANGES_OFFSET)
     whole = _sum_fits(page, CHANGES_OFFSET, _CHANGES.size)
     if magic != b"DSchange" or version != _VERSION or not whole:
@@ -369,7 +368,7 @@ def get_changes(page: bytes | bytearray) -> list[Change]:
 
 
 def put_claim(page: bytearray, claim: Claim) -> tuple[int, int]:
-    """Write that an operation places bytes; gives the span of `page` that changed."""
+    """Write that an operation places bytes; returns the changed span of `page`."""
     end = CLAIM_OFFSET + _CLAIM.size
     _CLAIM.pack_into(page, CLAIM_OFFSET, b"DSclaims", _VERSION, 0, *claim)
     _put_sum(page, CLAIM_OFFSET, end)
@@ -384,7 +383,7 @@ def get_claim(page: bytes | bytearray) -> Claim | None:
 
 
 def put_agreement(page: bytearray, agreement: Agreement | None) -> tuple[int, int]:
-    """Write the agreement, or that there is none; gives the span of `page` that changed."""
+    """Write the agreement, or remove it; returns the changed span of `page`."""
     end = UPSTREAM_OFFSET + _UPSTREAM.size
     if agreement is None:
         page[UPSTREAM_OFFSET : end + _SUM.size] = bytes(_UPSTREAM.size + _SUM.size)
@@ -395,7 +394,7 @@ def put_agreement(page: bytearray, agreement: Agreement | None) -> tuple[int, in
 
 
 def get_agreement(page: bytes | bytearray) -> Agreement | None:
-    """The agreement, or None where there is none that is whole."""
+    """The agreement; None unless it is whole."""
     magic, version, _, *fields = _UPSTREAM.unpack_from(page, UPSTREAM_OFFSET)
     whole = _sum_fits(page, UPSTREAM_OFFSET, _UPSTREAM.size)
     return Agreement(*fields) if magic == b"DSupstrm" and version == _VERSION and whole else None
@@ -404,10 +403,10 @@ def get_agreement(page: bytes | bytearray) -> Agreement | None:
 def put_source(
     page: bytearray, copy: int, stream_id: bytes, source: PublisherRecord
 ) -> tuple[int, int]:
-    """Write one of the two copies of the source; returns the span of `page` that changed.
+    """Write one of the two copies of the source; returns the changed span of `page`.
 
     The second copy is written when the first is on disk, and a lease is granted when both are.
-    So if one copy is damaged, the other one is no older than any lease that was granted.
+    So if one copy is damaged, the other one is not older than any lease that was granted.
     """
     start = SOURCE_OFFSETS[copy]
     end = start + _SOURCE.size
@@ -447,5 +446,5 @@ def _put_sum(page: bytearray, start: int, end: int) -> None:
 
 def _sum_fits(page: bytes | bytearray, start: int, size: int) -> bool:
     end = start + size
-    (stands,) = _SUM.unpack_from(page, end)
-    return bool(stands == xxh3_64_intdigest(memoryview(page)[start:end]))
+    (stored,) = _SUM.unpack_from(page, end)
+    return bool(stored == xxh3_64_intdigest(memoryview(page)[start:end]))

@@ -1,7 +1,7 @@
-"""What a header page says, and how much of it to believe.
+"""How much of a stream file to believe after a crash.
 
-Takes decisions, changes nothing: `judge` reads, `StreamFile` acts. The rules and the
-reasons stand in ``docs/FILE.md``.
+Decides and changes nothing: `judge` reads, an open acts. ``docs/FILE.md`` has the rules and the
+reasons.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ NO_HASH = xxh3_64_intdigest(b"")
 
 
 class Judgement(NamedTuple):
-    """What an open should take a file for.
+    """What an open may believe of a file.
 
-    `head` is how far the stream goes. `record` is the commit record where it fits the header,
-    or the one that a failed sync left in its place; None where the header was written by a
-    program that does not know it. `head` is less than `record.after` where the bytes behind it
-    are not those that were written.
+    `head` is the end of the stream. `record` is the commit record if it fits the header, or the
+    one from before a failed sync; None if a program that keeps no records wrote the header.
+    `head` is less than `record.after` if the bytes after it are not those that were written.
     """
 
     header: Header
@@ -58,10 +57,10 @@ class Judgement(NamedTuple):
 def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgement:
     """Decide where the stream in `file` ends.
 
-    What the record does not know to be on disk is judged by its hashes, also if the machine has
-    not restarted: a file system can lose unsynced writes while the kernel runs on.
+    Entries that the record does not know to be on disk are compared with its hashes, also if the
+    machine has not restarted: a file system can lose unsynced writes while the kernel runs.
 
-    Raises `DamagedHeader` and `BadFileSize`, each naming what stands there instead.
+    Raises `DamagedHeader` and `BadFileSize`, which name what was found.
     """
     record = page.record
     _check_size(file.size(), header, path, record)
@@ -70,7 +69,7 @@ def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgem
         return _judge_unrecorded(file, page, path, header, head)
     if record.after != head:
         raise DamagedHeader(path, HEADER_OFFSET, "the commit record is about another header")
-    # A process may have ended before it had got over a failed sync.
+    # The process may have ended before it had recovered from a failed sync.
     record = get_doubt(page, record) or record
     reached = longest_whole(file, record)
     return Judgement(
@@ -83,8 +82,8 @@ def judge(file: Readable, page: HeaderPage, path: str, header: Header) -> Judgem
 
 
 def _check_size(size: int, header: Header, path: str, record: CommitRecord | None) -> None:
-    """With a `record` the size may be any that holds what was synced: how the file grew after
-    that need not be on disk."""
+    """With a `record`, any size is possible that holds what was synced: later growth may not be on
+    disk."""
     if (size - HEADER_PAGE_SIZE) % PAGE_SIZE and record is None:
         raise BadFileSize(
             path, size, f"the file's size is {size} bytes, not {HEADER_PAGE_SIZE} + k x {PAGE_SIZE}"
@@ -106,7 +105,7 @@ def _check_size(size: int, header: Header, path: str, record: CommitRecord | Non
 def _judge_unrecorded(
     file: Readable, page: HeaderPage, path: str, header: Header, head: Head
 ) -> Judgement:
-    """A header that no record vouches for: another program's, or a torn one."""
+    """A header that no record confirms: another program's, or a torn one."""
     slots = page.synced
     why = doubt(file, head)
     if why:
@@ -120,7 +119,7 @@ def _judge_unrecorded(
             + (f"ends that were on disk: {known}" if known else "no other end is recorded"),
         )
     if slots and slots[0].header[:3] != header[:3]:
-        # No program changes what a stream is.
+        # No program changes these fields.
         version, system_id, stream_type = slots[0].header[:3]
         raise DamagedHeader(
             path,
@@ -134,7 +133,7 @@ def _judge_unrecorded(
 
 
 def longest_whole(file: Readable, record: CommitRecord) -> Head:
-    """The farthest of the record's heads that the bytes in the file reach whole."""
+    """The last of the record's heads up to which the entries in the file are whole."""
     base, mid, after = record.base, record.mid, record.after
     if not is_whole(file, base, mid, record.first_hash):
         return base
@@ -147,7 +146,7 @@ def is_whole(file: Readable, start: Head, stop: Head, expected: int) -> bool:
 
 
 def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bool:
-    """Feed the entries between two heads to `hasher`, padding left out; False if not whole."""
+    """Hash the entries between two heads, without padding; False if they are not whole."""
     offset, number = start
     while offset < stop.length:
         near = file.read(min(page_start(page_of(offset) + 1), stop.length) - offset, offset)
@@ -166,8 +165,8 @@ def hash_entries(file: Readable, start: Head, stop: Head, hasher: xxh3_64) -> bo
 
 
 def undone_by(undo: Undo, file: Readable, page: HeaderPage) -> bytes | None:
-    """What stands where the journal's update was, half old and half new maybe; None where the
-    journal is not about the file as it is."""
+    """The bytes in the place of the journal's update, perhaps old and new ones; None if the journal
+    does not match the file."""
     record = page.record
     if (
         record is None
@@ -176,14 +175,14 @@ def undone_by(undo: Undo, file: Readable, page: HeaderPage) -> bytes | None:
         or page.header_bytes != undo.header
     ):
         return None
-    return undo.standing(file)
+    return undo.found_in(file)
 
 
 def shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Head:
-    """How far a reader goes that opens the file, beside a writer or without one.
+    """The end for a reader that opens the file, beside a writer or without one.
 
-    What the record does not know to be on disk is not shown beyond the mark of the writer that
-    wrote it, unless the machine has restarted since: then what is in the file is on disk.
+    What the record does not know to be on disk is not visible after the writer's mark, unless the
+    machine has restarted since: then what is in the file is on disk.
     """
     record, mark = judged.record, page.mark
     if record is None or record.boot_id != boot:
@@ -191,6 +190,6 @@ def shown(page: HeaderPage, judged: Judgement, boot: bytes) -> Head:
     if mark is None or mark.epoch > record.epoch:
         return min(judged.head, record.base)
     if mark.epoch < record.epoch:
-        # A truncation or an update is under way, or was cut off: what it leaves is on disk.
+        # A truncation or update is under way, or was interrupted: its result is on disk.
         return judged.head
     return min(judged.head, max(mark.head, record.base))

@@ -1,8 +1,8 @@
 """The undo journal of an update in place: `FILE.undo`, beside the stream file.
 
-While entry data is overwritten, the bytes that stood there are in the journal, on disk;
-it is removed when the new ones are. An open that finds one puts the old bytes back.
-Owns the journal's bytes and its life; knows no headers, locks or entries.
+While entry data is overwritten, the old bytes are in the journal, on disk; it is removed once the
+new bytes are on disk. An open that finds a journal restores the old bytes. Owns the journal's
+bytes, and how it is made and removed; knows no headers, locks or entries.
 
 =======  ==========  ======================================================
 offset   size        value
@@ -60,7 +60,7 @@ class Undo(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Undo | None:
-        """The journal, or None where it is not whole: then nothing was overwritten yet."""
+        """The journal; None if it is not whole: then nothing was overwritten yet."""
         if len(packed) < _HEAD.size + _SUM.size:
             return None
         magic, version, _, stream_id, epoch, header, offset, size = _HEAD.unpack_from(packed)
@@ -78,15 +78,15 @@ class Undo(NamedTuple):
             packed[middle : -_SUM.size],
         )
 
-    def standing(self, file: Readable) -> bytes | None:
-        """What stands in the file, where each of its bytes is the old or the new one."""
+    def found_in(self, file: Readable) -> bytes | None:
+        """The bytes in the file; None unless each one is the old or the new byte."""
         found = file.read(len(self.old), self.offset)
         if len(found) != len(self.old):
             return None
         for start in range(0, len(found), _PART):
             part = slice(start, start + _PART)
             here, old, new = found[part], self.old[part], self.new[part]
-            # As a rule whole sectors; a write that a process began may end at any byte.
+            # Usually whole sectors; but an interrupted write may end at any byte.
             if here not in (old, new) and not all(
                 byte in pair for byte, *pair in zip(here, old, new, strict=True)
             ):
@@ -95,13 +95,13 @@ class Undo(NamedTuple):
 
     def is_half_done(self, file: Readable) -> bool:
         """Whether some of its bytes in the file are old and some new."""
-        found = self.standing(file)
+        found = self.found_in(file)
         return found is not None and found not in (self.old, self.new)
 
 
 def path_of(path: str | os.PathLike[str]) -> str:
-    """The name beside which the journal of the stream file at `path` stands: the file's own,
-    whatever symbolic link it was opened by."""
+    """The path that a journal's name is made from: the stream file's own, not that of a symbolic
+    link to it."""
     return os.path.realpath(os.fspath(path))
 
 
@@ -109,8 +109,8 @@ def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
     """Write the journal of the stream file whose `path_of` is `path` and whose access is
     `beside`; on disk, with its name, on return.
 
-    Whoever calls holds the writer's lock. Raises `FileExistsError` where one stands there;
-    else none is left where it raises, unless even that fails.
+    Requires the writer's lock. Raises `FileExistsError` if there is one. After any other
+    exception no journal is left, unless its removal fails too.
     """
     name = path + SUFFIX
     if disk.exists(name):
@@ -121,29 +121,29 @@ def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
     except FileExistsError:
         raise
     except BaseException:
-        # It may have its name, and not durably.
+        # It may have its name, but not durably.
         with contextlib.suppress(OSError):
             disk.unlink(name)
         raise
 
 
 def find(disk: Disk, path: str, beside: Access) -> Undo | None:
-    """The journal of the stream file whose `path_of` is `path` and whose access is `beside`, if a
-    whole one stands there. What is a link or belongs to a user who is not trusted is none: its
-    bytes would be written into the stream."""
+    """The journal of the stream file whose `path_of` is `path` and whose access is `beside`, if it
+    is whole. A link, or a file of a user that is not trusted, is ignored: its bytes would be
+    written into the stream."""
     name = path + SUFFIX
     if not disk.exists(name):
         return None
     if os.path.exists(name) and not os.path.isfile(name):
-        # Merely opening a named pipe would wait for somebody at its other end.
+        # Opening a named pipe would wait for a process at its other end.
         kind = "folder" if os.path.isdir(name) else "pipe or device"
         raise StreamFileError(
-            name, f"a {kind} stands where the journal of an update belongs; move it elsewhere"
+            name, f"a {kind} is in the place of the journal of an update; move it elsewhere"
         )
     try:
         file = disk.open(name, write=False, beside=beside)
     except (FileNotFoundError, UntrustedFile):
-        return None  # the update is over by now, or this is somebody's who may not write here
+        return None  # the update has ended, or a user that is not trusted owns the file
     try:
         return Undo.unpack(file.read(file.size(), 0))
     finally:
@@ -151,15 +151,15 @@ def find(disk: Disk, path: str, beside: Access) -> Undo | None:
 
 
 def remove(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
-    """Take the journal `undo` away, durably; not one that the writer of another file, which is
-    at this path by now, has put there."""
+    """Remove the journal `undo`, durably; not one of the writer of another file, which is at this
+    path now."""
     with contextlib.suppress(StreamFileError):  # a folder or a pipe
         if find(disk, path, beside) == undo:
             disk.unlink(path + SUFFIX)
 
 
 def set_aside(disk: Disk, path: str) -> str:
-    """Give a journal that cannot be used another name, and say which."""
+    """Rename a journal that cannot be used; returns its new name."""
     name = f"{path}{SUFFIX}.{secrets.token_hex(4)}.unused"
     disk.publish(path + SUFFIX, name)
     return name

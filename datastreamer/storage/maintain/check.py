@@ -1,15 +1,14 @@
-"""Everything that the format promises, checked on a file that may break any of it.
+"""Checks everything that the format promises, in a file that may break any of it.
 
-Takes no lock and writes nothing. `verify` reports; `examine` also says where the stream
-ends or should end, which is what `repair.py` acts on.
+Acquires no lock and writes nothing. `verify` reports; `examine` also finds where the stream ends
+or should end, for `repair.py`.
 
-Where it should end, when header and data disagree: nothing that was not committed is taken
-in, and nothing that was is given up without need. So the entries themselves decide nothing
-on their own - rolled-back ones behind the end look whole, too. An end has to be named: by
-the header, if either of its totals meets the entries; by the header that the commit record's
-sum proves; by a synced header or the mark. Where entries break before that end, the stream
-goes back to the last whole operation that the commit record names, or else to the last
-whole entry.
+If header and data disagree, the end must include no entry that was not committed, and should lose
+none that was. Entries alone prove nothing: those that were rolled back are whole too. So a record
+has to name the end: the header, if one of its totals matches the entries; the header that the
+commit record's sum proves; a synced header or the mark. If entries are damaged before that end,
+the stream is truncated to the last whole operation that the commit record names, or else to the
+last whole entry.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from datastreamer.storage.read.reader import Reader, doubt, end_of
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+"""Called with the bytes that are done, and their total."""
 
 _TRIES = 10
 _TOTAL_LENGTH_OFFSET = 38
@@ -56,7 +55,7 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
     """Check a stream file. Damage is reported, never raised.
 
     Beside a writer it checks what is visible. Raises `FileMissing`, `NotAStream` (a folder or
-    device), `StreamFileError` where the file cannot be read at all, and `StreamBusy` where it is
+    device), `StreamFileError` if the file cannot be read at all, and `StreamBusy` if it is
     truncated faster than it can be checked.
     """
     name = os.fspath(path)
@@ -70,10 +69,10 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
 
 
 def examine(file: File, path: str, progress: Progress | None = None) -> Examination:
-    """The same for an open file, and more. Whoever holds the writer's lock with `file` may.
+    """The same for an open file, and more. `file` may hold the writer's lock.
 
-    A pass over entries that are truncated meanwhile proves nothing, so it is repeated, up to
-    where the stream was truncated to. A problem beside a writer is one that two passes find.
+    A pass over entries that are truncated meanwhile proves nothing: it is repeated, up to the
+    truncation. Beside a writer, only what two passes find is a problem.
     """
     most: int | None = None
     suspected: set[tuple[str, object]] = set()
@@ -82,17 +81,17 @@ def examine(file: File, path: str, progress: Progress | None = None) -> Examinat
         page = steady_page(file)
         watch = ChangeWatch(file, page)
 
-        def told(done: int, size: int, watch: ChangeWatch = watch) -> None:
-            watch.look()  # in time: the page names some changes only
+        def report(done: int, size: int, watch: ChangeWatch = watch) -> None:
+            watch.look()  # often enough: the page names the newest changes only
             if progress is not None:
                 progress(done, size)
 
-        examiner = _Examiner(file, path, page, told, most)
+        examiner = _Examiner(file, path, page, report, most)
         examination, damaged = None, None
         try:
             examination = examiner.run()
         except DamagedEntry as error:
-            # It was there a moment ago.
+            # It may have been truncated a moment ago.
             damaged = error
         changes = watch.take()
         changed += changes.count
@@ -133,7 +132,7 @@ class _Examiner:
         self._report = Report()
         self._odd_bookmarks = 0
         self._audit: IndexAudit | None = None
-        self._whole = Head()  # how far the entries go without a break, as far as was looked
+        self._whole = Head()  # the end of the entries before the first damage found
 
     def run(self) -> Examination:
         if len(self.page) < HEADER_PAGE_SIZE:
@@ -218,7 +217,7 @@ class _Examiner:
     # How far the stream goes.
 
     def _claim(self) -> Head | None:
-        """The end that the header names (beside a writer: that is visible), if possible."""
+        """The end that the header names (beside a writer: the visible end), if it is possible."""
         if self._done.live:
             seen, record = self.page.visible, self.page.record
             if seen is not None and record is not None:
@@ -239,7 +238,7 @@ class _Examiner:
         return Head(length, entries)
 
     def _shown_by_writer(self, seen: Head, record: CommitRecord) -> Head:
-        """Without the entries that the writer of the stream may be about to cut off."""
+        """Without the entries that the stream's writer may be about to truncate."""
         reached = longest_whole(self._file, record)
         if reached < seen:
             self._report.notes.append(
@@ -250,12 +249,12 @@ class _Examiner:
         return min(seen, reached)
 
     def _held_still(self, head: Head) -> Head:
-        """So much of the stream as was not truncated while earlier passes looked at it."""
+        """The part of the stream that was not truncated during earlier passes."""
         if self._most is None or head.entries <= self._most:
             return head
         reader = Reader(self._file, self._path, head)
         length = 0
-        # Damage may be in the way of the one and not of the other.
+        # Damage may prevent one of these, and not the other.
         with contextlib.suppress(DamagedEntry, NotFound):
             length = reader.cursor(self._most).offset
         with contextlib.suppress(DamagedEntry, NotFound):
@@ -269,7 +268,7 @@ class _Examiner:
         return Head(length, self._most)
 
     def _limit(self) -> int:
-        """Up to where to look for entries."""
+        """The offset at which to stop looking for entries."""
         done = self._done
         if done.claimed is not None:
             return min(done.claimed.length, self._size)
@@ -279,10 +278,10 @@ class _Examiner:
     def _walk(self, limit: int) -> Walk:
         total = limit - HEADER_PAGE_SIZE
 
-        def told(offset: int) -> None:
+        def report(offset: int) -> None:
             self._progress(offset - HEADER_PAGE_SIZE, total)
 
-        walk = walk_file(self._file, limit, visit=self._visit, progress=told)
+        walk = walk_file(self._file, limit, visit=self._visit, progress=report)
         self._report.pages = walk.pages
         self._done.unread = walk.unread
         self._whole = max(self._whole, walk.whole)
@@ -303,7 +302,7 @@ class _Examiner:
                 self._audit.feed(batch)
 
     def _judge_end(self, walk: Walk) -> None:
-        """Say where the stream ends; report where that is not what the header says."""
+        """Find where the stream ends; report a problem if the header differs."""
         done, record = self._done, self._done.page.known_record
         claimed = done.claimed
         if claimed is not None and walk.ends_at(claimed):
@@ -314,7 +313,7 @@ class _Examiner:
             self._done.problem(
                 _TOTAL_LENGTH_OFFSET,
                 f"the header says that the stream ends with {claimed.entries} entries at byte "
-                f"{claimed.length}; up to there stand {walk.whole.entries} entries, which end at "
+                f"{claimed.length}; up to there are {walk.whole.entries} entries, which end at "
                 f"byte {walk.whole.length}",
                 Help.CUT if self._done.page.record is not None else Help.TOTALS,
             )
@@ -332,15 +331,15 @@ class _Examiner:
             done.end = self._whole
 
     def _last_operation(self, record: CommitRecord) -> Head:
-        """The last end of an operation that the record names and the entries reach; where they
-        break before its base, the last end of an entry."""
+        """The last end of an operation that the record names and whole entries reach; if they do
+        not reach its base, the last end of an entry."""
         base, whole = record.base, self._whole
         if base.entries <= whole.entries and not doubt(self._file, base):
-            self._done.goes_back = record.base != record.after and not self._done.live
+            self._done.truncated_by_open = record.base != record.after and not self._done.live
             return longest_whole(self._file, record)
         if whole.entries < record.after.entries:
             return whole
-        # All are there and the last ends elsewhere: its length is wrong.
+        # All are there, and the last one ends elsewhere: its length is wrong.
         last = record.after.entries - 1
         return Head(Reader(self._file, self._path, whole).cursor(last).offset, last)
 
@@ -356,7 +355,7 @@ class _Examiner:
                 "on disk; they are whole"
             )
             return
-        done.end, done.goes_back = reached, True
+        done.end, done.truncated_by_open = reached, True
         self._done.problem(
             reached.length,
             f"entries {reached.entries} to {claimed.entries - 1} are not what was committed: the "
@@ -365,7 +364,7 @@ class _Examiner:
         )
 
     def _named_end(self) -> Head | None:
-        """The best end that somebody names, for a header that cannot be believed."""
+        """The best end that a record names, for a header that cannot be believed."""
         page, file = self._done.page, self._file
         full = walk_file(file, self._size, to_first_damage=True).whole
         self._whole = full
@@ -387,7 +386,7 @@ class _Examiner:
             return self._end_of(entries, full)
         possible = ENTRY_HEAD_SIZE * entries <= length - HEADER_PAGE_SIZE < 1 << 63
         if possible and entries > 0:
-            # The header is beyond the entries in both: they broke off.
+            # Both totals of the header are beyond the entries: these are damaged.
             return Head(length, entries)
         return named[0] if named else None
 
@@ -399,7 +398,7 @@ class _Examiner:
         except (DamagedEntry, UnknownEntry):
             return None
 
-    # What else.
+    # Other checks.
 
     def _check_size(self) -> None:
         if (self._size - HEADER_PAGE_SIZE) % PAGE_SIZE:
@@ -422,7 +421,7 @@ class _Examiner:
         done.left_out += audit.more
 
     def _look_around(self) -> None:
-        """What is no fault."""
+        """Note what is unusual and no fault."""
         done, notes = self._done, self._report.notes
         page, end = done.page, done.end
         if page.proven is not None and self._report.ok:
@@ -431,35 +430,35 @@ class _Examiner:
             )
         if self._odd_bookmarks:
             notes.append(
-                f"{self._odd_bookmarks} entries are of the bookmarks' type and their data is not 1 "
+                f"{self._odd_bookmarks} entries have the bookmarks' type, but their data is not 1 "
                 "to 16 bytes; they are in no index"
             )
         if end is None or done.live:
             return
         if self._size == end.length and self._size > HEADER_PAGE_SIZE:
-            notes.append("no byte is left behind the last entry; the next writer adds a page")
+            notes.append("no byte is left after the last entry; the next writer adds a page")
         if done.claimed != end:
-            return  # damage ended the stream there: what stands behind may be the rest of it
+            return  # damage ended the stream there: what follows may be the rest of it
         if any(self._file.read(page_start(page_of(end.length) + 1) - end.length, end.length)):
             notes.append(
-                f"bytes behind the end, from byte {end.length} on, are no part of the stream"
+                f"bytes after the end, from byte {end.length} on, are not part of the stream"
             )
 
     def _check_update(self) -> None:
-        """An update in place that a crash may have cut off."""
+        """Check for an update in place that a crash interrupted."""
         place = journal.path_of(self._path)
         name = place + journal.SUFFIX
         if self._done.live:
             return
-        stands, number = os.path.lexists(name), self.page.updating
+        exists, number = os.path.lexists(name), self.page.updating
         undo = journal.find(OsDisk(), place, self._file.access())
         fits = undo is not None and undone_by(undo, self._file, self.page) is not None
-        self._done.bad_journal = stands and not fits and (undo is None or number is not None)
+        self._done.bad_journal = exists and not fits and (undo is None or number is not None)
         if number is not None and not fits:
             self._done.unproven = number
             what = (
-                f"a crash cut off its update, and {name} is missing or damaged: the entry may be "
-                "old in part and new in part"
+                f"a crash interrupted its update, and {name} is missing or damaged: the entry may "
+                "have old and new bytes"
             )
             self._done.problem(f"entry {number}", what, Help.UNPROVEN)
         elif self._done.bad_journal:
@@ -468,19 +467,19 @@ class _Examiner:
                 "to be under way"
             )
             self._done.problem(name, what, Help.JOURNAL)
-        elif stands:
+        elif exists:
             self._report.notes.append(
-                f"an update was under way: its journal is {name}; the next open for writing sees "
-                "to it"
+                f"an update was under way: its journal is {name}; the next open for writing undoes "
+                "or completes it"
             )
         if undo is not None and self._done.unproven is None and undo.is_half_done(self._file):
             self._done.half_updated = True
-            what = f"{len(undo.old)} bytes are half of an update that a crash cut off"
+            what = f"{len(undo.old)} bytes are half of an update that a crash interrupted"
             self._done.problem(undo.offset, what, Help.UNDO)
 
 
 def _described(damage: Damage, total: int | None) -> str:
-    """A damage, and which entries it costs."""
+    """A damage, and the entries that it makes unreadable."""
     offset, what, first, after = damage
     del offset
     if first is None:

@@ -1,9 +1,9 @@
-"""Mends a stream file: what `check.py` found, undone as far as anybody knows how.
+"""Repairs a stream file by what `check.py` found.
 
-The end is chosen there; its docstring says how. Here it is made so: what is given up is
-copied beside the file first, then the size, then header and commit record in one write of
-their sector, then our other records, then the index. Each step leaves a file that a second
-repair takes to the same end. Never touches a healthy file.
+That file's docstring says how the end is chosen. The order of steps: copy what is given up to a
+file beside the stream, set the size, write header and commit record in one write of their sector,
+write the other records, rebuild the index. After each step, a second repair comes to the same
+result. Never changes a healthy file.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _SECTOR = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair does. `header` is the one that will stand in the file, None where the file
-    stays as it is; `size` the file's size afterwards; `steps` says all of it in words.
+    """What a repair does. `header` is the new header, None if the file is not changed; `size` is its
+    size afterwards; `steps` describes all of it.
 
-    `claimed` is how many entries the header counts now (None: an impossible number), and bytes
-    `keep_from` to `keep_to` are kept beside the file, with the header page.
+    `claimed` is the number of entries in the present header (None: impossible). The header page
+    and the bytes `keep_from` to `keep_to` are kept beside the file.
     """
 
     report: Report
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def entries_cut(self) -> int:
-        """How many of the entries that the header counts are given up."""
+        """How many of the entries in the header are truncated."""
         if self.header is None or self.claimed is None:
             return 0
         return max(0, self.claimed - self.header.total_entries)
@@ -95,8 +95,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What was done: the plan, the file that keeps the bytes given up (None: none were), and
-    what a check says afterwards."""
+    """What was done: the plan, the file that keeps the truncated bytes (None: there are none), and
+    the report of a check afterwards."""
 
     plan: Plan
     kept: str | None
@@ -106,7 +106,7 @@ class Repaired:
 def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None = None) -> Plan:
     """What `repair` would do to the file. Writes nothing and needs no lock.
 
-    Raises `DamagedFile` where nothing helps, and what `verify` raises.
+    Raises `DamagedFile` if no repair helps, and what `verify` raises.
     """
     name = os.fspath(path)
     file = open_file(disk or OsDisk(), name, name, write=False)
@@ -121,10 +121,10 @@ def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None 
 def repair(
     path: PathLike, *, progress: Progress | None = None, disk: Disk | None = None
 ) -> Repaired:
-    """Mend the file, so that it opens and a check finds nothing.
+    """Repair the file, so that it opens and a check finds no problem.
 
-    Raises `StreamLocked` beside a writer, `DamagedFile` where nothing helps, `WriteFailed`
-    where the disk refuses (run it again once it does not), and what `verify` raises.
+    Raises `StreamLocked` beside a writer, `DamagedFile` if no repair helps, `WriteFailed` if the
+    disk refuses (the call can be repeated), and what `verify` raises.
     """
     name, disk = os.fspath(path), disk or OsDisk()
     place = journal.path_of(name)
@@ -142,7 +142,7 @@ def repair(
             found = examine(file, name)
         if made.bad_journal:
             keep_journal(disk, place, name)
-        kept = _mend(file, name, found.page, _plan(found, name), disk)
+        kept = _write(file, name, found.page, _plan(found, name), disk)
         if made.reindex:
             _rebuild_index(file, name)
         after = examine(file, name, progress).report
@@ -181,7 +181,7 @@ def _plan(found: Examination, path: str) -> Plan:
             first = next(p for p in found.report.problems if p.repair.startswith("none"))
             offset = int(first.where.removeprefix("byte ")) if "byte" in first.where else 0
             raise DamagedFile(
-                path, offset, f"{first.what}; nothing tells how to mend it: restore from a copy"
+                path, offset, f"{first.what}; it cannot be repaired: restore from a copy"
             )
         header = Header(*found.header[:3], *end)
         size = max(
@@ -212,27 +212,27 @@ def _plan(found: Examination, path: str) -> Plan:
 def _steps(made: Plan, found: Examination) -> Iterator[str]:
     header = made.header
     if made.undo:
-        yield "put the old bytes of an entry back, whose update a crash cut off"
+        yield "restore the old bytes of an entry whose update a crash interrupted"
     if made.unproven is not None:
         yield (
-            f"keep entry {made.unproven} as it is: its update was cut off, and nothing tells which "
-            "of its bytes are old"
+            f"keep entry {made.unproven} as it is: its update was interrupted, and which of its "
+            "bytes are old is not known"
         )
     if made.bad_journal:
-        yield "keep the journal of an update, which is of no use, under another name"
+        yield "keep the unusable journal of an update under another name"
     if header is not None:
         bytes_kept = made.keep_to - made.keep_from
-        behind = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""
-        yield f"keep the header page{behind} in a file beside"
+        more = f" and {bytes_kept:,} bytes from byte {made.keep_from} on" if bytes_kept else ""
+        yield f"keep the header page{more} in a file beside the stream"
         total = header.total_entries
         if made.entries_cut:
-            gone = f"entry {total} goes"
+            lost = f"entry {total} is lost"
             if made.entries_cut > 1:
-                gone = (
-                    f"entries {total} to {total + made.entries_cut - 1} go, {made.entries_cut:,} "
-                    "of them"
+                lost = (
+                    f"{made.entries_cut:,} entries, {total} to {total + made.entries_cut - 1}, are "
+                    "lost"
                 )
-            yield f"cut the stream back to {total:,} entries: {gone}"
+            yield f"truncate the stream to {total:,} entries: {lost}"
         elif found.page.raw[3:] != header[3:]:
             yield f"write the totals: {total:,} entries, {header.total_length:,} bytes"
         if found.page.wrong or found.page.raw[:3] != header[:3]:
@@ -241,28 +241,28 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
                 f"stream type {header.stream_type}"
             )
         if made.size != found.size:
-            yield f"bring the file's size from {found.size:,} to {made.size:,} bytes"
-        yield "write the commit record, the synced headers and the mark anew"
+            yield f"change the file's size from {found.size:,} to {made.size:,} bytes"
+        yield "write the commit record, the synced headers and the mark again"
         if records.get_source(found.page, made.stream_id) is None:
             yield (
                 "clear the record of the stream's source, whose epoch is lost: first end all "
-                "sources of the stream, then start one with an epoch that none had before"
+                "sources of the stream, then start one with an epoch that no source had before"
             )
     if made.reindex:
-        yield "build the bookmark index again"
+        yield "rebuild the bookmark index"
 
 
 # Its execution.
 
 
-def _mend(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | None:
+def _write(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | None:
     if made.header is None:
         return None
     try:
         kept = keep_beside(disk, path, "repair", page, file, made.keep_from, made.keep_to)
         if made.size != file.size():
             file.resize(made.size)
-        # What the header is about to vouch for may still be on its way to the disk.
+        # What the new header covers may still be on its way to the disk.
         file.sync()
         fresh = _fresh_page(page, made, made.header)
         file.write(fresh[:_SECTOR], 0)
@@ -272,15 +272,15 @@ def _mend(file: File, path: str, page: bytes, made: Plan, disk: Disk) -> str | N
     except OSError as error:
         raise WriteFailed(
             path,
-            f"the repair is not done, the system refused to write: {error.strerror or error}; "
-            "run it again",
+            f"the repair failed, the system refused to write: {error.strerror or error}; run it "
+            "again",
         ) from error
     _log.warning("%s: repaired; what was changed is kept in %s", path, kept)
     return kept
 
 
 def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
-    """The header page with `header` and records that vouch for it; the rest as it was."""
+    """The header page with `header` and records that confirm it; the rest as it was."""
     fresh, end, boot = bytearray(page), Head(*header[3:]), boot_id()
     fresh[:HEADER_OFFSET] = MAGIC
     records.put_header(fresh, header)
@@ -299,7 +299,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     fresh[second : second + records.SOURCE_SIZE] = bytes(records.SOURCE_SIZE)
     claim = records.get_claim(page)
     if claim is not None:
-        # The next open for writing returns the space of an operation that was cut off.
+        # The next open for writing returns the space of an interrupted operation.
         records.put_claim(fresh, claim._replace(epoch=made.epoch))
     if source is not None and source != PublisherRecord():
         for copy in range(len(records.SOURCE_OFFSETS)):
@@ -308,7 +308,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
 
 
 def _rebuild_index(file: File, path: str) -> None:
-    """The index anew, as a writer would make it. Holds the writer's lock."""
+    """Rebuild the index as a writer does. Requires the writer's lock."""
     page = HeaderPage.of(file)
     record, head = page.record, Head(*page.raw[3:])
     stream_id, epoch = (NO_ID, 0) if record is None else (record.stream_id, record.epoch)

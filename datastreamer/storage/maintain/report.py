@@ -1,4 +1,4 @@
-"""What a check found out: the problems, what helps against each, and what a repair must know.
+"""The result of a check: the problems, what helps against each, and what a repair must know.
 
 Reads no file: `check.py` fills it in, `repair.py` acts on it.
 """
@@ -13,15 +13,15 @@ from datastreamer.format import HEADER_PAGE_SIZE, Header
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Head
 
-# So many problems are told one by one.
+# The maximum number of problems that are listed.
 _MOST_PROBLEMS = 1000
 
 NO_REPAIR = "none: restore from a copy"
-"""What helps where nothing does."""
+"""The advice for a problem that no repair solves."""
 
 
 class Help(Enum):
-    """What helps against a problem; how it is said is decided once all is known."""
+    """What helps against a problem; the words are chosen once everything is known."""
 
     CUT = auto()
     TOTALS = auto()
@@ -46,9 +46,9 @@ class Problem:
 
 @dataclass
 class Report:
-    """What `verify` found out. `notes` are worth knowing and no fault.
+    """The result of `verify`. `notes` are worth knowing and no fault.
 
-    `entries` and `bookmarks` are those that can be read, `pages` those that were.
+    `entries` and `bookmarks` count those that can be read, `pages` those that were.
     """
 
     ok: bool = True
@@ -59,7 +59,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The same for JSON."""
         return asdict(self)
 
 
@@ -67,13 +67,12 @@ class Report:
 class Examination:
     """A report, and what a repair has to know.
 
-    `end` is where the stream ends or should end, `header` what it is; either is None where
-    nothing tells. `claimed` is the end that the header names, if that is possible. Whole
-    entries, of the stream or not, stand up to `reach`. `unread`: the system refused to read
-    on. `goes_back`: the next open for writing goes back to `end` without a repair.
-    `half_updated` tells that an update has to be taken back; `unproven` is the entry whose
-    update was cut off and cannot be; `bad_journal` tells that the journal of an update is of
-    no use, `touch` that the stream file itself is at fault, `reindex` that its index is.
+    `end` is where the stream ends or should end, `header` its header; None if unknown. `claimed`
+    is the end that the header names, if that is possible. Whole entries, of the stream or not,
+    reach `reach`. `unread`: the system refused to read on. `truncated_by_open`: the next open for
+    writing truncates to `end` without a repair. `half_updated`: an update has to be undone;
+    `unproven` is an entry whose update cannot be undone. `bad_journal`: an update's journal is
+    unusable; `touch`: the stream file itself has a problem; `reindex`: its index has one.
     """
 
     report: Report
@@ -85,18 +84,18 @@ class Examination:
     end: Head | None = None
     reach: int = HEADER_PAGE_SIZE
     unread: bool = False
-    goes_back: bool = False
+    truncated_by_open: bool = False
     half_updated: bool = False
     unproven: int | None = None
     bad_journal: bool = False
     touch: bool = False
     reindex: bool = False
     _found: list[tuple[str, str, Help]] = field(default_factory=list)
-    # How many problems are not told one by one.
+    # The number of problems that are not listed.
     left_out: int = 0
 
     def problem(self, where: int | str, what: str, helps: Help) -> None:
-        """Something was found at a byte, or elsewhere; what is said of it waits for `end`."""
+        """Record what was found at a byte, or elsewhere; `finish` reports it."""
         if len(self._found) < _MOST_PROBLEMS:
             self._found.append((f"byte {where}" if isinstance(where, int) else where, what, helps))
         else:
@@ -109,18 +108,18 @@ class Examination:
 
     @property
     def suspects(self) -> set[tuple[str, object]]:
-        """The problems, as another pass over the same file finds them again."""
+        """The problems, in a form that is equal in another pass over the same file."""
         return {
             (where, what if helps == Help.REINDEX else helps) for where, what, helps in self._found
         }
 
     def finish(self) -> None:
-        """All is known: have the report tell the problems and what helps."""
+        """Everything is known: put the problems and what helps into the report."""
         self.report.problems = [
             Problem(where, what, self._advice(helps)) for where, what, helps in self._found
         ]
         if self.left_out:
-            self.report.notes.append(f"{self.left_out} more problems are not told one by one")
+            self.report.notes.append(f"{self.left_out} more problems are not listed")
 
     def _advice(self, helps: Help) -> str:
         end = self.end
@@ -132,15 +131,15 @@ class Examination:
             return NO_REPAIR
         if helps == Help.CUT and self.claimed is not None and end.entries >= self.claimed.entries:
             helps = Help.TOTALS
-        who = "the next open for writing, or repair," if self.goes_back else "repair"
+        by = "the next open for writing, or repair," if self.truncated_by_open else "repair"
         advice = {
-            Help.CUT: f"{who} truncates to {counted(end.entries)}",
+            Help.CUT: f"{by} truncates to {counted(end.entries)}",
             Help.TOTALS: f"repair writes {counted(end.entries)}, {end.length} bytes",
-            Help.HEADER: "repair writes the header as it was",
-            Help.RECORDS: "repair writes our records anew",
-            Help.SIZE: "repair brings the size to the form",
-            Help.UNDO: "repair, or the next open for writing, puts the old bytes back",
-            Help.UNPROVEN: "put the journal back, or repair keeps the entry as it is",
+            Help.HEADER: "repair writes the previous header",
+            Help.RECORDS: "repair writes the records again",
+            Help.SIZE: "repair corrects the size",
+            Help.UNDO: "repair, or the next open for writing, restores the old bytes",
+            Help.UNPROVEN: "restore the journal, or repair keeps the entry as it is",
         }[helps]
         return f"end the writer, then: {advice}" if self.live else advice
 

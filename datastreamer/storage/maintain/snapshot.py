@@ -1,11 +1,10 @@
-"""A consistent copy of a stream, whoever writes it meanwhile.
+"""A consistent copy of a stream, also while it is written.
 
 Committed bytes change only under a new epoch, and the header page names the changes of the last
 epochs. What was truncated or updated during the copy is copied again, until nothing changed
-meanwhile; where that does not end, the copy is cut back to the lowest truncation, after which the
-stream held exactly that. The copy is the same stream at an earlier moment, closed in good order:
-same id, same epoch, records that leave nothing to be judged. It has no bookmark index; its first
-writer makes one.
+meanwhile; if that does not end, the copy is truncated to the lowest truncation, right after which
+the stream held exactly these entries. The copy is the same stream at an earlier moment, closed
+cleanly: it has the same id and epoch. It has no bookmark index; its first writer makes one.
 
 Owns the copy until it has its name. Writes nothing to the stream and takes no lock.
 """
@@ -47,16 +46,16 @@ from datastreamer.storage.read.reader import Reader, doubt, end_of
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
-# How often what changed is copied again before the copy is cut back, or begun again.
+# How often changes are copied again before the copy is truncated, or begun again.
 _ROUNDS = 20
 _PAUSE_SECONDS = 0.05
-# A change takes some syncs: how long the end of one is waited for, and between two looks.
+# How long to wait for the end of a change, which needs some syncs, and between two checks.
 _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
 _PART = 16 * PAGE_SIZE
-# ioctl of Linux: the other file's blocks become this one's too, until one of them is written.
+# Linux ioctl: share the other file's blocks until one of the files writes them.
 _FICLONE = 0x40049409
-# What the system says where it cannot copy by itself between these two files.
+# Errors of a system that cannot copy between two files by itself.
 _NOT_HERE = {
     errno.EBADF,
     errno.EINVAL,
@@ -72,7 +71,7 @@ Means = Literal["reflink", "copy_file_range", "read and write"]
 
 
 class Snapshot(NamedTuple):
-    """What a copy holds: the header that it has, its size in bytes, how the data came there."""
+    """A copy: its header, its size in bytes, and how the data was copied."""
 
     header: Header
     size: int
@@ -88,7 +87,7 @@ class _MovedError(Exception):
 
 
 class _WrongEndError(_MovedError):
-    """The copy does not end as its header says; `at` is the byte where that ends."""
+    """The copy does not end where its header says, at byte `at`."""
 
     def __init__(self, what: str, at: int) -> None:
         super().__init__(what)
@@ -96,7 +95,7 @@ class _WrongEndError(_MovedError):
 
 
 class _StreamState(NamedTuple):
-    """A moment of the stream: how far it goes, under which epoch."""
+    """The stream at one moment: its end and its epoch."""
 
     head: Head
     epoch: int
@@ -109,17 +108,16 @@ def snapshot(
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
-    """Copy the stream at `path`, as far as it may be read now, to a new file `out`; durable
-    on return.
+    """Copy the visible stream at `path` to a new file `out`; durable on return.
 
-    `advance` is told how many bytes of how many are copied; it counts anew when the copy is
-    begun again. `out` appears when it is complete, and never in the place of something. What
-    a snapshot to `out` that was killed has left beside it (``OUT.<8 hex digits>.new``) goes.
+    `advance(done, total)` is called with bytes; it begins at 0 again when the copy does. `out`
+    appears when it is complete, and never replaces anything. Files that killed snapshots to
+    `out` have left beside it (``OUT.<8 hex digits>.new``) are removed.
 
-    Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` where the
-    copy cannot be made, `DamagedEntry` where the stream is damaged at its end, `StreamBusy`
-    where it changes faster than it can be copied, and `StreamFileError` where a crash left an
-    update or truncation unfinished.
+    Raises `FileExists`, what opening the stream for reading raises, `WriteFailed` if the copy
+    cannot be made, `DamagedEntry` if the stream is damaged at its end, `StreamBusy` if it changes
+    faster than it can be copied, and `StreamFileError` if a crash left an update or truncation
+    unfinished.
     """
     disk = disk or OsDisk()
 
@@ -136,12 +134,12 @@ def snapshot_of(
     advance: Callable[[int, int], None] = lambda done, total: None,
     disk: Disk | None = None,
 ) -> Snapshot:
-    """As `snapshot`, of a file that is open, wherever its path leads by now."""
+    """As `snapshot`, for an open file, wherever its path leads."""
 
     def opened() -> contextlib.AbstractContextManager[StreamFile]:
         if file.writable:
             return contextlib.nullcontext(file)
-        # Another view of it: the one that is there stays where it is.
+        # A second view of the file: this one is not moved.
         descriptor = file.file.fileno()
         return contextlib.closing(StreamFile.open(descriptor, name=file.path, disk=disk))
 
@@ -156,8 +154,8 @@ def _snapshot(
     advance: Callable[[int, int], None],
     disk: Disk,
 ) -> Snapshot:
-    """Copy what `opened()` gives; `place` is where the journal of an update would be, None: the
-    file alone says whether one is under way."""
+    """Copy the file that `opened()` returns. `place` is where an update's journal would be; None:
+    the file alone says whether an update is under way."""
     target = os.fspath(out)
     if disk.exists(target):
         raise FileExists(target, "exists already; a snapshot is never written over something")
@@ -168,14 +166,14 @@ def _snapshot(
         with opened() as source:
             try:
                 for name in remove_left_overs(disk, target, source.file.access()):
-                    _log.info("%s: removed; a snapshot that was killed has left it", name)
-                # Of a writer in this process no change is under way meanwhile.
+                    _log.info("%s: removed what a killed snapshot had left", name)
+                # A writer in this process changes nothing meanwhile.
                 with source.exclusive():
                     page = _settled_page(source, place, disk)
                     start = _StreamState(source.head, source.epoch)
                 return _publish(source, page, start, target, disk, advance)
             except _WrongEndError as error:
-                if page == before:  # nothing moves
+                if page == before:  # nothing has changed
                     raise DamagedEntry(path, error.at, str(error)) from None
                 before = page
             except _MovedError as error:
@@ -188,9 +186,8 @@ def _snapshot(
 
 
 def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> HeaderPage:
-    """The header page at a moment when no change is under way. One that begins later raises the
-    epoch before it writes; the undoing of one that a crash cut off would not, but its journal
-    is there by then."""
+    """The header page at a moment without a change. A later change raises the epoch before it
+    writes; undoing an interrupted update does not, but its journal is there then."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         page = steady_page(source.file)
@@ -199,7 +196,7 @@ def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> HeaderPa
         if not source.file.locked_elsewhere() and steady_page(source.file) == page:
             raise StreamFileError(
                 source.path,
-                "a crash cut off a truncation or update, and no snapshot is made of half of one; "
+                "a crash interrupted a truncation or update, and half of one cannot be copied; "
                 "open it for writing once",
             )
         if time.monotonic() >= until:
@@ -211,8 +208,8 @@ def _settled_page(source: StreamFile, place: str | None, disk: Disk) -> HeaderPa
 
 
 def _has_journal(source: StreamFile, place: str | None, disk: Disk, page: HeaderPage) -> bool:
-    """Whether the journal of an update is there that is about the file as it is. One that is not
-    means nothing: the next writer sets it aside."""
+    """Whether there is an update's journal that matches the file. The next writer sets any other
+    one aside."""
     if place is None:
         return False
     undo = journal.find(disk, place, source.file.access())
@@ -254,12 +251,12 @@ def _copy(
         raise _MovedError("entries were truncated or updated before they were copied", 1)
 
     def copied(done: int, total: int) -> None:
-        watch.look()  # in time: the page names some changes only
+        watch.look()  # often enough: the page names the newest changes only
         advance(done, total)
 
     means = _copy_data(source.file, target, state.head.length, copied)
     (head, epoch), changed = _reconciled(source, target, state, watch)
-    # As a writer leaves it: whole pages, and an unused byte behind the end.
+    # As a writer leaves it: whole pages, and an unused byte after the end.
     size = page_start(page_of(head.length) + 1)
     target.resize(head.length)
     target.resize(size)
@@ -274,7 +271,7 @@ def _copy(
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
     copy = _header_page(header, source.stream_id, epoch)
-    _keep_source(copy, source)
+    _copy_publisher(copy, source)
     target.write(copy, 0)
     return Snapshot(header, size, means)
 
@@ -286,7 +283,7 @@ def _reconciled(
     source: StreamFile, target: File, state: _StreamState, watch: ChangeWatch
 ) -> tuple[_StreamState, bool]:
     """Bring the copy of `state` to one moment of the stream, after the changes that `watch`
-    collects; gives that moment, and whether it is another one."""
+    collects; returns that moment, and whether it is another one."""
     everything, lacking = Changes(), Changes()
     for attempt in range(_ROUNDS):
         if attempt:
@@ -301,7 +298,7 @@ def _reconciled(
         seen = None if watch.page.changing else watch.page.visible
         if seen is not None and _copy_on(source, target, state.head, seen[0], lacking, watch):
             state, lacking = _StreamState(*seen), Changes()
-    cut = _cut_back(source, everything, watch)
+    cut = _after_lowest_truncation(source, everything, watch)
     if cut is None:
         what = "entries were truncated and updated while they were copied"
         raise _MovedError(what, everything.count)
@@ -311,8 +308,8 @@ def _reconciled(
 def _copy_on(
     source: StreamFile, target: File, copied: Head, head: Head, changes: Changes, watch: ChangeWatch
 ) -> bool:
-    """Bring a copy that goes up to `copied` and lacks `changes` to `head`; False where entries
-    were changed meanwhile."""
+    """Bring a copy that ends at `copied` and lacks `changes` to `head`; False if entries were
+    changed meanwhile."""
     reader = Reader(source.file, source.path, head)
     good = copied.entries if changes.lowest is None else changes.lowest.start
     try:
@@ -331,9 +328,11 @@ def _copy_on(
     return True
 
 
-def _cut_back(source: StreamFile, changes: Changes, watch: ChangeWatch) -> _StreamState | None:
-    """The moment after the lowest truncation: what the stream held then the copy begins with,
-    and so does the stream ever since. None where an update changed that."""
+def _after_lowest_truncation(
+    source: StreamFile, changes: Changes, watch: ChangeWatch
+) -> _StreamState | None:
+    """The moment after the lowest truncation: the copy and the stream both begin with what the
+    stream held then. None if an update changed that."""
     for _ in range(_ROUNDS):
         seen, lowest = watch.page.visible, changes.lowest
         length = None
@@ -350,7 +349,7 @@ def _cut_back(source: StreamFile, changes: Changes, watch: ChangeWatch) -> _Stre
 
 
 def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
-    """As a clean close leaves it: all is on disk, nothing is there to be judged."""
+    """The header page that a clean close leaves."""
     page = records.new_page(header)
     head = Head(header.total_length, header.total_entries)
     records.put_record(
@@ -361,12 +360,12 @@ def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
     return page
 
 
-def _keep_source(page: bytearray, source: StreamFile) -> None:
-    """The epoch below which no source publishes holds for the copy, too."""
+def _copy_publisher(page: bytearray, source: StreamFile) -> None:
+    """Copy the publisher record: sources with lower epochs cannot publish to the copy either."""
     try:
         last = source.source()
     except DamagedHeader:
-        # Not "none": the copy has the same damage.
+        # The copy gets the same damage: the last epoch is not known.
         there = steady_page(source.file)
         for start in records.SOURCE_OFFSETS:
             part = slice(start, start + records.SOURCE_SIZE)
@@ -383,10 +382,10 @@ def _keep_source(page: bytearray, source: StreamFile) -> None:
 def _copy_data(
     source: File, target: File, length: int, advance: Callable[[int, int], None]
 ) -> Means:
-    """Bytes up to `length`, by what the system does best. The header page is still to come."""
+    """Copy the bytes from the header page to `length` by the system's best means."""
     if isinstance(source, OsFile) and isinstance(target, OsFile):
         if _clone(source.fileno(), target.fileno()):
-            target.resize(length)  # what stands behind is no part of the stream
+            target.resize(length)  # what follows is not part of the stream
             advance(length, length)
             return "reflink"
         if hasattr(os, "copy_file_range") and _copy_inside(
@@ -416,7 +415,7 @@ def _clone(source: int, target: int) -> bool:
 def _copy_inside(
     source: int, target: int, length: int, advance: Callable[[int, int], None]
 ) -> bool:
-    """Whether the kernel copied the data by itself; if not, nothing of it is to be relied on."""
+    """Whether the kernel copied the data by itself; if not, all of it has to be copied again."""
     offset = HEADER_PAGE_SIZE
     while offset < length:
         try:

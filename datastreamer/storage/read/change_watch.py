@@ -1,8 +1,8 @@
-"""What a writer truncates or updates in a stream file while somebody reads it.
+"""What a writer truncates or updates in a stream file while it is read.
 
 Owns how a header page is read whole beside a writer, and how the changes that it names are
 collected. Committed bytes change only under a new epoch, and the header page names the changes
-of the last epochs: what none of them touches is as it was. Knows nothing of entries' places.
+of the last epochs: other entries are unchanged. Knows nothing of entries' places.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import Change
 
-# A header page that stays damaged for so many reads, a millisecond apart, is damaged.
+# A header page that is damaged in this many reads, a millisecond apart, is damaged.
 _READS = 50
 _PAUSE_SECONDS = 0.001
 
@@ -40,9 +40,9 @@ class Changes:
     def __init__(self) -> None:
         self.count = 0
         self.unknown = False
-        """The stream changed, and nothing says where."""
+        """Whether the stream changed in an unknown place."""
         self.lowest: Change | None = None
-        """The truncation to the fewest entries; of several to the same the last one."""
+        """The truncation to the fewest entries; of several equal ones the last."""
         self._updated: set[int] = set()
 
     def add(self, change: Change) -> None:
@@ -62,14 +62,14 @@ class Changes:
             self.lowest = lowest
 
     def updated_below(self, entries: int) -> list[int]:
-        """Which of the first so many entries were updated, ascending; without those that were
+        """Which of the first `entries` entries were updated, ascending, without those that were
         truncated too."""
         if self.lowest is not None:
             entries = min(entries, self.lowest.start)
         return sorted(number for number in self._updated if number < entries)
 
     def touch(self, entries: int) -> bool:
-        """Whether any of the first so many entries is concerned."""
+        """Whether any of the first `entries` entries was changed."""
         cut = self.lowest is not None and self.lowest.start < entries
         return self.unknown or cut or bool(self.updated_below(entries))
 
@@ -77,8 +77,8 @@ class Changes:
 class ChangeWatch:
     """Collects the changes of a stream file since a header page was read.
 
-    `look` in time: a header page names the last 16 changes only. `page` is that of the last
-    look, `epoch` its epoch (None: a program wrote it that keeps no records).
+    Call `look` often enough: a header page names the last 16 changes only. `page` is that of the
+    last look, `epoch` its epoch (None: a program that keeps no records wrote it).
     """
 
     def __init__(self, file: File, page: HeaderPage) -> None:
@@ -102,7 +102,7 @@ class ChangeWatch:
             return
         record = self.page.record
         if record is None or self.epoch is None or record.stream_id != self._stream_id:
-            # Of a program that keeps no records only a header that goes back shows a truncation.
+            # If a program keeps no records, only lower totals in the header show a truncation.
             was, now = before.raw, self.page.raw
             shorter = now.total_length < was.total_length
             fewer = now.total_entries < was.total_entries

@@ -117,7 +117,7 @@ def test_repair_for_people(invoke: Invoke, copy: Path) -> None:
     damage(copy, 120)
     text = invoke("repair", copy, "--dry-run", "--format", "table").out.decode()
     assert "repair would do this (--dry-run: nothing was changed):" in text
-    assert "cut the stream back to 120 entries: entries 120 to 199 go, 80 of them" in text
+    assert "truncate the stream to 120 entries: 80 entries, 120 to 199, are lost" in text
     assert "ATTENTION: 80 entries at the end of the stream would be removed." in text
     text = invoke("repair", copy, "--format", "table").out.decode()
     assert "ATTENTION: 80 entries at the end of the stream were removed." in text

@@ -221,7 +221,7 @@ def test_half_an_update_whose_journal_is_of_no_use(path: Path, how: str) -> None
     assert Path(f"{kept}{SUFFIX}").exists() == (how != "gone")
     [problem] = verify(kept).problems
     assert problem.where == "entry 1"
-    assert problem.repair == "put the journal back, or repair keeps the entry as it is"
+    assert problem.repair == "restore the journal, or repair keeps the entry as it is"
     done = repair(kept)
     assert any("keep entry 1 as it is" in step for step in done.plan.steps)
     with DataStream.open(kept, index="memory") as stream:

@@ -303,7 +303,7 @@ def test_a_header_of_another_program(path: Path) -> None:
     assert (report.ok, report.entries) == (True, 4)
     assert has_note(report, "keeps no commit record")
     assert has_note(report, "not this file's, or of before a change by another program")
-    assert has_note(report, "bytes behind the end")
+    assert has_note(report, "bytes after the end")
 
 
 def test_odd_bookmarks_are_no_damage(path: Path) -> None:
@@ -314,7 +314,7 @@ def test_odd_bookmarks_are_no_damage(path: Path) -> None:
     path.write_bytes(content)
     report = verify(path)
     assert (report.ok, report.bookmarks) == (True, 3)
-    assert has_note(report, "1 entries are of the bookmarks' type")
+    assert has_note(report, "1 entries have the bookmarks' type")
 
 
 # The index.

@@ -69,7 +69,7 @@ def test_a_plan_changes_nothing(damaged: Path) -> None:
     made = plan(damaged)
     assert trace_of(damaged.parent) == before
     assert made.entries_cut == 2
-    assert made.steps[1] == "cut the stream back to 4 entries: entries 4 to 5 go, 2 of them"
+    assert made.steps[1] == "truncate the stream to 4 entries: 2 entries, 4 to 5, are lost"
     assert repair(damaged).plan.steps == made.steps
 
 
@@ -158,7 +158,7 @@ def test_an_index_that_lies(whole: Path) -> None:
     index.close()
     before = whole.read_bytes()
     done = repair(whole)
-    assert done.plan.steps == ["build the bookmark index again"]
+    assert done.plan.steps == ["rebuild the bookmark index"]
     assert (done.kept, done.report.ok, done.report.notes) == (None, True, [])
     assert whole.read_bytes() == before
 
@@ -174,7 +174,9 @@ def test_an_index_that_cannot_be_read(whole: Path) -> None:
 def test_half_an_update_is_taken_back(whole: Path) -> None:
     offset = scan_file(whole)[1].offset + 17
     half_update(whole, offset, b"a" * 500_000, b"n" * 500_000)
-    assert plan(whole).steps == ["put the old bytes of an entry back, whose update a crash cut off"]
+    assert plan(whole).steps == [
+        "restore the old bytes of an entry whose update a crash interrupted"
+    ]
     done = repair(whole)
     assert (done.report.ok, done.report.notes) == (True, [])
     assert items_of(whole) == ITEMS
