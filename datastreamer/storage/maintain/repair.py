@@ -58,7 +58,7 @@ _SECTOR = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair does. `header` is the new header, None if the file is not changed; `size` is its
+    """What a repair does. `header` is the new header, None if the file stays as is; `size` is its
     size afterwards; `steps` describes all of it.
 
     `claimed` is the number of entries in the present header (None: impossible). The header page
