@@ -141,8 +141,7 @@ class ServerOptions:
             "--max-clients-per-address",
             "N",
             "Maximum number of connections from one address (IPv6: one /64); 0: no limit [a tenth "
-            "of "
-            "--max-clients, at least 64; loopback and Unix sockets: no limit].",
+            "of --max-clients, at least 64; loopback and Unix sockets: no limit].",
             most=U32_MAX,
         ),
     ] = None

@@ -185,7 +185,7 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("sever = 1", "relay.toml: unknown option 'sever'; the options are server, file, host"),
+        ("sever = 1", "relay.toml: unknown option 'sever'; the options are server, file, port"),
         ("server = [", "relay.toml: not TOML: "),
         ("port = 1.5", "relay.toml: port cannot be 1.5"),
         ("port = true", "relay.toml: port cannot be True"),
