@@ -1,6 +1,6 @@
-"""The numbers of the stream, on disk and on the wire, beside their grammar.
+"""The numbers of the stream format, on disk and on the wire, and their grammar.
 
-Knows no files and no sockets. All integers are big-endian and unsigned.
+All integers are big-endian and unsigned.
 
 Stream file::
 
@@ -24,7 +24,7 @@ Wire::
               u64(epoch) u32(most entries) u32(most bytes)  ; may grow at the end
     batch   = %xfb u32(25 + n) u32(count) u64(first) u64(total entries) *entry
     chosen  = %xfa u32(41 + n) u32(count) u64(first) u64(next) u64(total entries)
-              u64(epoch) *entry               ; of a filtered reading: numbers have gaps
+              u64(epoch) *entry               ; filtered: numbers have gaps
     lease   = %xf8 u32(57) u64(epoch) u64(total entries) 16OCTET(stream id)
               u32(milliseconds) u32(most bytes) u32(most underway)
               u64(largest operation)               ; may grow at the end
@@ -160,11 +160,10 @@ MAX_HASH_BYTES: Final = 64 << 20
 
 
 class Header(NamedTuple):
-    """The header entry: what a stream is and how far it is committed.
+    """The header entry: the stream's identity and how far it is committed.
 
-    ``total_length`` is the file offset of the first byte past the committed
-    data (4096 in an empty stream), ``total_entries`` the number of committed
-    entries.
+    ``total_length`` is the file offset after the committed data (4096 in an empty stream),
+    ``total_entries`` the number of committed entries.
     """
 
     version: int = 1
@@ -174,12 +173,12 @@ class Header(NamedTuple):
     total_entries: int = 0
 
     def pack(self) -> bytes:
-        """The 38 bytes that stand in the file and on the wire."""
+        """Encode the 38 bytes, which are the same in the file and on the wire."""
         return HEADER_STRUCT.pack(PACKET_HEADER, HEADER_SIZE, *self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Header:
-        """Read 38 bytes; `ValueError` says which of the two fixed fields is wrong."""
+        """Decode 38 bytes. Raises `ValueError`, which names the wrong field."""
         packet, length, *fields = HEADER_STRUCT.unpack_from(data)
         if packet != PACKET_HEADER:
             raise ValueError(f"the header's packet type is {packet}, not {PACKET_HEADER}")
@@ -189,7 +188,7 @@ class Header(NamedTuple):
 
 
 def page_of(offset: int) -> int:
-    """The number of the data page, from 0, that holds the byte at `offset`."""
+    """The number, from 0, of the data page that holds the byte at `offset`."""
     return (offset - HEADER_PAGE_SIZE) // PAGE_SIZE
 
 
@@ -199,5 +198,5 @@ def page_start(page: int) -> int:
 
 
 def pages_for(total_length: int) -> int:
-    """How many data pages the bytes before `total_length` take."""
+    """The number of data pages that the bytes before `total_length` occupy."""
     return -(-(total_length - HEADER_PAGE_SIZE) // PAGE_SIZE)

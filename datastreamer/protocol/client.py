@@ -1,8 +1,8 @@
-"""What a client connection may expect next: requests out, the server's bytes in.
+"""The client's side of a connection: requests out, the server's bytes in.
 
-Owns the matching of answers with requests. Must not know sockets, clocks or when to ask
-what (`exchanges` says that), nor how the bytes are kept (`receiving` does). Entries are
-found in runs, by the one scanner; a run keeps the buffer in which it arrived.
+Owns the matching of answers with requests. Must not know sockets or clocks, when to send which
+request (`flows`), or how received bytes are stored (`receiving`). One scanner finds streamed
+entries; a batch keeps the buffer in which it arrived.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from datastreamer.protocol.messages import (
 )
 from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER, Receiving
 
-# Built once: a union is built at each comparison.
+# Tuples of types, since a union would be built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
 _ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead, HashQuery)
 _OF_MANY_ENTRIES: Final = (
@@ -97,27 +97,27 @@ _NUMBERED: Final = (Start, CommitStart, FilteredStart, FollowStart)
 _READS: Final = (BatchQuery, FilteredRead)
 _NUMBER: Final = struct.Struct(">Q")
 _REPLY_STRUCT: Final = struct.Struct(f">BII{len(OK) - RESULT_HEAD_SIZE}sBIIQ")
-# The longest text known has 17 bytes.
+# The longest known text has 17 bytes.
 _MAX_TEXT: Final = 1024
-# A later revision may say more of the server.
+# A later revision may add fields.
 _MAX_CAPABILITIES: Final = 4096
-# What a server may answer to a batch that was asked for without a limit of bytes.
+# Maximum answer to a batch request without a limit of bytes.
 _MAX_BATCH_BYTES: Final = 64 << 20
 
 
 class ClientConnection(Receiving):
-    """One connection as its client sees it.
+    """The state of one connection.
 
-    Send what `request` returns. Read into `receive_buffer` and tell `received` how
-    much it was (0: the server ended), then take events from `next_event` until it
-    says None. Answers come in the order of the requests; several may be underway.
+    Send what `request` returns. Receive into `receive_buffer` and pass the number of bytes to
+    `received` (0: the server closed its side), then call `next_event` until it returns None.
+    Answers come in the order of the requests; several may be in flight.
 
-    A batch of entries stays good for as long as somebody holds it. It holds a receive
-    buffer of up to 1 MiB: who keeps few entries of many batches copies them.
+    A batch of entries stays valid as long as it is referenced, and keeps a receive buffer of up to
+    1 MiB: copy a few entries of many batches if they are kept.
 
-    `peer` names the other side in messages. `capabilities` is what it has said of itself,
-    `total_entries` the newest total that it told, None as long as it has told none. Without
-    `extensions` it is not asked what it can do: nothing but what everybody can.
+    `peer` names the server in messages. `capabilities` is what it has reported; `total_entries` is
+    the newest total that it has reported, or None. Without `extensions` the capabilities are not
+    requested, and no extension is used.
     """
 
     def __init__(
@@ -129,22 +129,23 @@ class ClientConnection(Receiving):
         self.streaming = False
         self.capabilities: Capabilities | None = None if extensions else NO_EXTENSIONS
         self.asked_at: int | None = None
-        """At how many received bytes it was asked, while that is not answered to the end."""
+        """The number of bytes received when the capabilities were requested, until they are
+        answered."""
         self.refused = False
-        """Whether it was answered by a server that does not know it."""
+        """Whether the server refused the capabilities query."""
         self.out_of_step = False
-        """Whether the server reads parameters as commands: nothing more is to be asked."""
+        """Whether the server reads parameters as commands: send no further requests."""
         self.total_entries: int | None = None
         self.batch_ahead: int | None = None
-        """Where a batch ends, filtered or not, of which only the beginning has arrived."""
+        """Where a batch ends of which only the beginning has arrived."""
         self.commit_ahead: int | None = None
-        """Where the operations end of which entries come now, of a streaming that tells it; no
-        entry behind that is handed out before the next end is told."""
+        """Where the operations of the next entries end, if the streaming reports it; no entry
+        after it is returned before the next end is reported."""
         self._commits = False
-        # Up to which epoch changes were reported, of a streaming that reports them; -1: its
-        # first packet is still to come. None: no such streaming.
+        # The epoch up to which changes were reported; -1 before the first packet; None if this
+        # streaming reports no changes.
         self._epoch: int | None = None
-        # The types that are streamed alone.
+        # The types of a filtered streaming.
         self._types: tuple[int, ...] | None = None
         self._commands: deque[Command] = deque()
         self._answer_due = False
@@ -155,36 +156,35 @@ class ClientConnection(Receiving):
 
     @property
     def next_number(self) -> int | None:
-        """The next entry that is due of a streaming; None where that is not known."""
+        """The next entry of a streaming; None if unknown."""
         return self._next_number
 
     @property
     def outstanding(self) -> int:
-        """How many requests have no (whole) answer yet."""
+        """The number of requests without a complete answer."""
         return len(self._commands)
 
     @property
     def probing(self) -> bool:
-        """Whether nothing is known of what the server can do but that it has been asked: should
-        it end now, that may be why."""
+        """Whether the capabilities query has no answer yet: if the connection ends now, the query
+        may be why."""
         return self.asked_at is not None and (self.refused or self.received_bytes == self.asked_at)
 
     @property
     def hungry(self) -> bool:
-        """Whether only more bytes, or the server's end, bring the next event."""
+        """Whether the next event needs more bytes, or the end of the connection."""
         return self._end - self._start < self._need and not self.over
 
     @property
     def over(self) -> bool:
-        """Whether nothing good can come any more: the server ended, or broke the protocol."""
+        """Whether no further event can arrive: the connection ended, or the server broke the
+        protocol."""
         return self._ended or self._failure is not None
 
-    # Requests
-
     def request(self, command: Command) -> bytes:
-        """The bytes to send for `command`; its answer is waited for from now on.
+        """The bytes to send for `command`, whose answer is expected from now on.
 
-        Raises `UsageError` or `BadBookmark` for parameters that cannot be sent.
+        Raises `UsageError` or `BadBookmark` for invalid parameters.
         """
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
@@ -192,12 +192,10 @@ class ClientConnection(Receiving):
             self._expect(LARGE_BUFFER if isinstance(command, _READS) else STREAM_BUFFER)
         return sent
 
-    # Events
-
     def next_event(self) -> Event | None:
-        """What came next, or None until more bytes do.
+        """The next event; None until more bytes arrive.
 
-        Raises `ProtocolViolation`, and from then on always that.
+        Raises `ProtocolViolation`, then at each further call.
         """
         if self._failure is not None:
             raise self._failure
@@ -227,7 +225,7 @@ class ClientConnection(Receiving):
                 elif packet == PACKET_CAPABILITIES:
                     event = self._capabilities()
                 else:
-                    raise self._violation(f"a packet of type {packet}, which there is not")
+                    raise self._violation(f"a packet of unknown type {packet}")
                 if event is not None:
                     return event
         except ProtocolViolation as failure:
@@ -236,10 +234,10 @@ class ClientConnection(Receiving):
         return PeerEnded(self._end - self._start) if self._ended else None
 
     def next_run(self) -> EntryBatch | None:
-        """The streamed entries that came next, as `next_event` would hand them out; None where
-        it is anything else, or nothing yet: `next_event` says.
+        """The next streamed entries, as `next_event` would return them; None if the next event is
+        another one or has not arrived.
 
-        Raises `ProtocolViolation`, and from then on always that.
+        Raises `ProtocolViolation`, then at each further call.
         """
         if self._failure is not None:
             raise self._failure
@@ -277,14 +275,14 @@ class ClientConnection(Receiving):
             self._streaming_changed(command)
         self._commands.popleft()
         text = self._buffer[start + RESULT_HEAD_SIZE : start + length].decode("ascii", "replace")
-        # It may be shown in a terminal.
+        # A terminal may show it.
         shown = "".join([each if each.isprintable() else "?" for each in text])
         return ResultReceived(command, number, shown)
 
     def _streaming_changed(self, command: Command) -> None:
         self.streaming = not isinstance(command, Stop)
         self._stopped = not self.streaming
-        # After a StartBookmark the first entry says where it stands.
+        # After a StartBookmark, the first entry shows its number.
         self._next_number = command.from_entry if isinstance(command, _NUMBERED) else None
         self._commits = isinstance(command, (CommitStart, FollowStart))
         self._epoch = -1 if isinstance(command, FollowStart) else None
@@ -301,7 +299,7 @@ class ClientConnection(Receiving):
         try:
             header = Header.unpack(self._view[self._start :])
         except ValueError as error:
-            raise self._violation(f"a header that is none: {error}") from None
+            raise self._violation(f"an invalid header: {error}") from None
         self._take(HEADER_SIZE)
         self._answered_whole()
         self.total_entries = header.total_entries
@@ -331,7 +329,7 @@ class ClientConnection(Receiving):
         start = self._start
         _, length, count, first, total = BATCH_HEAD_STRUCT.unpack_from(self._buffer, start)
         size = length - BATCH_HEAD_SIZE
-        # A single entry may be larger than was asked for.
+        # A single entry may exceed the requested size.
         longest = max(command.max_bytes or _MAX_BATCH_BYTES, PAGE_SIZE)
         if not count * ENTRY_HEAD_SIZE <= size <= longest or count > (command.max_count or count):
             raise self._violation(f"{count} entries in {size} bytes in answer to {command}")
@@ -345,7 +343,7 @@ class ClientConnection(Receiving):
         try:
             batch = scan(self._buffer, first, start=start + BATCH_HEAD_SIZE, end=start + length)
         except CorruptEntries as damage:
-            raise self._violation(f"bytes that are no entry: {damage.reason}") from None
+            raise self._violation(f"an invalid entry: {damage.reason}") from None
         if len(batch) != count or batch.end != start + length:
             raise self._violation(f"{len(batch)} entries in a batch of {count}")
         self._take(length)
@@ -374,7 +372,7 @@ class ClientConnection(Receiving):
             count > (most or count) or bool(count) != bool(size)
         ):
             raise self._violation(f"{count} chosen entries in {size} bytes")
-        # It gets on, where there is anything to get on to, and no further than that.
+        # The range must advance, unless it is at the end, and must not pass the end.
         until = max(first, min(total, stop))
         stuck = following == first < until or (command is None and following == first)
         if first != (first if due is None else due) or not first <= following <= until or stuck:
@@ -387,7 +385,7 @@ class ClientConnection(Receiving):
         try:
             batch = scan_chosen(self._buffer, first, following, start=begin, end=end)
         except CorruptEntries as damage:
-            raise self._violation(f"bytes that are no entry: {damage.reason}") from None
+            raise self._violation(f"an invalid entry: {damage.reason}") from None
         if len(batch) != count or len(batch.select(types)) != count:
             raise self._violation(f"{len(batch)} entries, some of them not chosen, for {count}")
         self._take(length)
@@ -400,7 +398,7 @@ class ClientConnection(Receiving):
         return EntriesReceived(batch)
 
     def _commit(self) -> Event | None:
-        """Where the operations end whose entries come next."""
+        """The packet with the end of the operations of the next entries."""
         if not self._commits:
             raise self._violation("a commit, though none is to be told")
         if self._lacks(COMMIT_STRUCT.size):
@@ -430,7 +428,7 @@ class ClientConnection(Receiving):
         return begun
 
     def _change(self) -> Event | None:
-        """A report of a change of what was committed."""
+        """The report of a change of committed entries."""
         if self._epoch is None or self._epoch < 0 or not self.streaming:
             raise self._violation("a change, though none is to be reported")
         if self._lacks(CHANGE_SIZE):
@@ -470,7 +468,7 @@ class ClientConnection(Receiving):
         self._commands.popleft()
 
     def _range(self, command: RangeQuery, result_size: int) -> Event | None:
-        """The number of the last entry, which stands bare behind the Result."""
+        """The number of a range's last entry, which follows the Result without a packet type."""
         if self._lacks(result_size + _NUMBER.size):
             return None
         (last,) = _NUMBER.unpack_from(self._buffer, self._start + result_size)
@@ -493,7 +491,7 @@ class ClientConnection(Receiving):
         return self._answered(command, start, length, kind, number)
 
     def _quick_answer(self) -> Event | None:
-        """A Result OK and its answer at once, if all of both is there and nothing is odd."""
+        """A Result OK with its answer, if both are complete and regular."""
         start = self._start
         have = self._end - start
         if have < _REPLY_STRUCT.size or not self._commands or self._answer_due:
@@ -542,9 +540,8 @@ class ClientConnection(Receiving):
             batch = scan(self._buffer, self._next_number, start=self._start, end=self._end)
         except CorruptEntries as damage:
             if damage.offset == self._start:
-                raise self._violation(f"bytes that are no entry: {damage.reason}") from None
-            # What is good before the damage is handed out first; the next call finds
-            # the damage again.
+                raise self._violation(f"an invalid entry: {damage.reason}") from None
+            # Return the entries before the damage first; the next call finds the damage again.
             batch = scan(self._buffer, self._next_number, start=self._start, end=damage.offset)
         self._start = batch.end
         self._need = max(1, batch.needed)
@@ -566,7 +563,7 @@ class ClientConnection(Receiving):
             self._commands.popleft()
 
     def _stray_entry(self) -> Event | None:
-        """Pass over the rest of an operation that old servers send behind a Stop's Result."""
+        """Skip the rest of an operation that old servers send after a Stop's Result."""
         if not self._stopped:
             raise self._violation("an entry, though no streaming was asked for")
         if self._lacks(ENTRY_HEAD_SIZE):

@@ -1,7 +1,7 @@
-"""Publishing: its commands and answers as bytes, and both sides' reading of them.
+"""Publishing: its commands and answers as bytes, and the parsers of both sides.
 
-Owns the layout of what a publisher and its server say to each other. Knows no stream, sockets or
-clocks. ``docs/PUBLISHING.md`` is the contract.
+Owns the layout of the messages. Must not know streams, sockets or clocks. ``docs/PUBLISHING.md``
+is the contract.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from datastreamer.protocol.messages import OK, Capabilities, encode_result
 
 REVISION: Final = 1
 ANY_EPOCH: Final = U64_MAX
-"""In a request for the lease: the next one, whoever holds it."""
+"""In a lease request: the next epoch, even if another source holds the lease."""
 MOST_BYTES: Final = PAGE_SIZE
-"""Of the entries of one request: the largest entry fills it."""
+"""Maximum size of the entries of one request; the largest entry fills it."""
 MOST_TOKEN: Final = 1024
 SOURCE_ID_SIZE: Final = 16
 
@@ -49,17 +49,17 @@ _ADD: Final = struct.Struct(">QI")
 _COMMIT: Final = struct.Struct(">QII")
 _LEASE: Final = struct.Struct(">BIQQ16sIIIQ")
 _RECEIPT: Final = struct.Struct(">BIQIQ")
-# No Result of anybody's has a longer text.
+# Maximum length of a Result's text.
 _MOST_TEXT: Final = 4096
 
 
-# What a publisher says.
+# Requests.
 
 
 @dataclass(frozen=True, slots=True)
 class PublishQuery:
-    """Ask for the lease. `epoch` 0: the next one, where nobody holds it; `ANY_EPOCH`: the next
-    one, whoever does."""
+    """Request the lease. `epoch` 0: the next one, if no source holds the lease; `ANY_EPOCH`: the
+    next one, even if one does."""
 
     source_id: bytes
     epoch: int = 0
@@ -67,7 +67,7 @@ class PublishQuery:
     token: bytes = b""
     revision: int = REVISION
 
-    def __repr__(self) -> str:  # the token is nobody's to read
+    def __repr__(self) -> str:  # the token is secret
         return f"<PublishQuery epoch={self.epoch} source={self.source_id.hex()}>"
 
 
@@ -79,7 +79,7 @@ class Add(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The last of an operation's `entries`."""
+    """The last entries of an operation of `entries` entries; commit it."""
 
     first: int
     entries: int
@@ -87,15 +87,15 @@ class Commit(NamedTuple):
 
 
 class PublishRollback(NamedTuple):
-    """Forget the open operation."""
+    """Discard the open operation."""
 
 
 class Where(NamedTuple):
-    """How far is the stream on disk? And: here I am."""
+    """Ask for the total on disk, which also renews the lease."""
 
 
 class Wrong(NamedTuple):
-    """The request cannot be read: send the Result, and close."""
+    """An invalid request: send this Result and close the connection."""
 
     number: int
     why: str
@@ -107,13 +107,13 @@ ADDS: Final = (Add, Commit)
 
 
 def encode_publish(stream_type: int, query: PublishQuery) -> bytes:
-    """The request for the lease. Raises `UsageError` for what cannot be asked."""
+    """Encode a request for the lease. Raises `UsageError`."""
     if len(query.source_id) != SOURCE_ID_SIZE or not any(query.source_id):
-        raise UsageError(f"a source id is {SOURCE_ID_SIZE} bytes, not all of them zero")
+        raise UsageError(f"a source id must have {SOURCE_ID_SIZE} bytes, not all of them zero")
     if len(query.token) > MOST_TOKEN:
-        raise UsageError(f"a token has at most {MOST_TOKEN} bytes, not {len(query.token)}")
+        raise UsageError(f"a token must have at most {MOST_TOKEN} bytes, not {len(query.token)}")
     if not 0 <= query.epoch <= U64_MAX or not 0 <= query.lease_ms <= U32_MAX:
-        raise UsageError(f"an epoch is a u64, a lease u32 milliseconds: not {query!r}")
+        raise UsageError(f"an epoch must be a u64, a lease u32 milliseconds, not {query!r}")
     return (
         _HEAD.pack(COMMAND_PUBLISH, stream_type)
         + _PUBLISH.pack(
@@ -124,13 +124,13 @@ def encode_publish(stream_type: int, query: PublishQuery) -> bytes:
 
 
 def decode_publish(buffer: bytes, at: int) -> tuple[PublishQuery, int] | Wrong | None:
-    """The request whose parameters begin at `at`, and where they end; None: more is to come."""
+    """The request whose parameters begin at `at`, and where they end; None until complete."""
     start = at + _PUBLISH.size
     if len(buffer) < start:
         return None
     revision, epoch, source_id, lease_ms, length = _PUBLISH.unpack_from(buffer, at)
     if revision != REVISION:
-        return Wrong(RESULT_BAD_OPERATION, f"revision {revision} is not spoken here, 1 is")
+        return Wrong(RESULT_BAD_OPERATION, f"revision {revision} is not supported, only 1")
     if length > MOST_TOKEN:
         return Wrong(RESULT_BAD_OPERATION, f"a token of {length} bytes, not 0 to {MOST_TOKEN}")
     if not any(source_id):
@@ -142,20 +142,17 @@ def decode_publish(buffer: bytes, at: int) -> tuple[PublishQuery, int] | Wrong |
 
 
 def encode_rollback(stream_type: int) -> bytes:
-    """The request to forget the open operation."""
+    """Encode a request to discard the open operation."""
     return _HEAD.pack(COMMAND_PUBLISH_ROLLBACK, stream_type)
 
 
 def encode_where(stream_type: int) -> bytes:
-    """The question where the stream ends."""
+    """Encode a request for the total on disk."""
     return _HEAD.pack(COMMAND_PUBLISH_WHERE, stream_type)
 
 
 class RequestParser:
-    """The requests on a connection that holds the lease, from their bytes.
-
-    After a `Wrong` nothing is read any more.
-    """
+    """Parses the requests on a connection that holds the lease. Nothing follows a `Wrong`."""
 
     def __init__(self, stream_type: int, received: bytes = b"") -> None:
         self._stream_type = stream_type
@@ -165,7 +162,7 @@ class RequestParser:
 
     @property
     def pending(self) -> int:
-        """Bytes that were received and not yet taken."""
+        """Bytes received and not yet parsed."""
         return len(self._buffer) - self._at
 
     def receive(self, data: bytes) -> None:
@@ -176,13 +173,13 @@ class RequestParser:
             self._buffer += data
 
     def next_request(self) -> Request | None:
-        """The next whole request; None until more comes."""
+        """The next complete request; None until more bytes arrive."""
         at, have = self._at, len(self._buffer) - self._at
         if self._over or have < COMMAND_HEAD_SIZE:
             return None
         command, stream_type = _HEAD.unpack_from(self._buffer, at)
         if stream_type != self._stream_type:
-            return self._wrong(f"stream type {stream_type}, and {self._stream_type} is published")
+            return self._wrong(f"stream type {stream_type}, but {self._stream_type} is published")
         at += COMMAND_HEAD_SIZE
         if command in (COMMAND_PUBLISH_ROLLBACK, COMMAND_PUBLISH_WHERE):
             self._at = at
@@ -195,13 +192,13 @@ class RequestParser:
         *fields, length = form.unpack_from(self._buffer, at)
         if length > MOST_BYTES:
             return self._wrong(
-                f"{length} bytes of entries in one request, and {MOST_BYTES} are taken",
+                f"{length} bytes of entries in one request, above the limit of {MOST_BYTES}",
                 RESULT_TOO_LARGE,
             )
         at += form.size
         if len(self._buffer) < at + length:
             return None
-        # (A view of the buffer would keep it from growing.)
+        # Copied: a view of the buffer would keep it from growing.
         payload = bytes(memoryview(self._buffer)[at : at + length])
         self._at = at + length
         if form is _COMMIT:
@@ -216,11 +213,11 @@ class RequestParser:
         return Wrong(number, why)
 
 
-# What its server says.
+# Answers.
 
 
 class Lease(NamedTuple):
-    """What a source was granted."""
+    """A granted lease."""
 
     epoch: int
     total_entries: int
@@ -232,7 +229,7 @@ class Lease(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """An operation is on disk: its first entry, its entries, and all of the stream's."""
+    """An operation is on disk: its first entry, its number of entries, and the stream's total."""
 
     first_entry: int
     entries: int
@@ -247,7 +244,7 @@ class Refusal(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A Result OK with nothing behind it."""
+    """A Result OK without a packet."""
 
 
 Answer: TypeAlias = Capabilities | Lease | Receipt | Refusal | Done
@@ -271,16 +268,13 @@ def encode_receipt(receipt: Receipt) -> bytes:
 
 
 def encode_refusal(number: int, why: str) -> bytes:
-    """A Result with what happened behind its words."""
-    told = f"{RESULT_TEXTS[number]}: {why}".encode("ascii", "replace").decode()
-    return encode_result(number, told[:_MOST_TEXT])
+    """A Result whose text also says why."""
+    reason = f"{RESULT_TEXTS[number]}: {why}".encode("ascii", "replace").decode()
+    return encode_result(number, reason[:_MOST_TEXT])
 
 
 class AnswerParser:
-    """A server's answers, each of a kind that was asked for. `peer` is for messages.
-
-    Raises `ProtocolViolation`.
-    """
+    """Parses a server's answers, each of an expected kind. Raises `ProtocolViolation`."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -294,15 +288,15 @@ class AnswerParser:
         self._buffer += data
 
     def next_answer(self, kind: Kind) -> Answer | None:
-        """The answer to the oldest question, which asked for a `kind`."""
+        """The answer to the oldest request, which expects a `kind`."""
         buffer, at = self._buffer, self._at
         if len(buffer) - at < RESULT_HEAD_SIZE:
             if len(buffer) > at and buffer[at] != PACKET_RESULT:
-                raise self._violation(f"packet type {buffer[at]} where a Result is due")
+                raise self._violation(f"packet type {buffer[at]} instead of a Result")
             return None
         packet, size, number = RESULT_HEAD_STRUCT.unpack_from(buffer, at)
         if packet != PACKET_RESULT or not 0 <= size - RESULT_HEAD_SIZE <= _MOST_TEXT:
-            raise self._violation(f"packet type {packet}, {size} bytes, where a Result is due")
+            raise self._violation(f"packet type {packet} of {size} bytes instead of a Result")
         if len(buffer) - at < size:
             return None
         end = at + size
@@ -318,7 +312,7 @@ class AnswerParser:
             return None
         packet, size, *fields = form.unpack_from(buffer, end)
         if packet != due or not form.size <= size <= _MOST_TEXT:
-            raise self._violation(f"packet type {packet}, {size} bytes, where {due} is due")
+            raise self._violation(f"packet type {packet} of {size} bytes instead of {due}")
         if len(buffer) < end + size:
             return None
         self._at = end + size

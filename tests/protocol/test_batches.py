@@ -389,7 +389,7 @@ def batch_of(count: int, first: int, total: int, payload: bytes) -> bytes:
         (batch_of(1, 5, 100, packed(5, 6)), "2 entries in a batch of 1"),
         (batch_of(2, 5, 100, packed(5) + bytes(18)), "1 entries in a batch of 2"),
         (batch_of(1, 5, 100, packed(5)[:-1]), "0 entries in a batch of 1"),
-        (batch_of(1, 5, 100, packed(7)), "no entry: entry number 7 where 5 is due"),
+        (batch_of(1, 5, 100, packed(7)), "invalid entry: entry number 7 where 5 is due"),
         (batch_of(0, 5, 5, packed(5)), "1 entries in a batch of 0"),
         (encode_batch_head(3, 5, 100, PAGE_SIZE + 1), "3 entries in 1048577 bytes in answer to"),
         (OK + b"\xfb" + bytes(24), "3 entries|0 entries in -25 bytes"),

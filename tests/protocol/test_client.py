@@ -332,7 +332,9 @@ def test_an_answer_that_is_too_long_and_all_there() -> None:
 @pytest.mark.parametrize("packet", [0, 3, 0x80, 0xF9, 0xFC])
 def test_packets_that_there_are_not(cut: Cut, packet: int) -> None:
     for connection in (streaming(), asked(HeaderQuery()), ClientConnection(peer="stub:1")):
-        assert f"a packet of type {packet}" in violation(connection, cut(bytes([packet]) * 20))
+        assert f"a packet of unknown type {packet}" in violation(
+            connection, cut(bytes([packet]) * 20)
+        )
 
 
 @cuts

@@ -239,7 +239,7 @@ async def test_wrong_numbers_are_never_kept(
             await relay.relay.until(lambda: server.accepted == 6)
             await relay.has(30)
             assert contents(relay.stream) == [(e.number, e.type, e.data) for e in good[:30]]
-    assert "bytes that are no entry" in caplog.text
+    assert "an invalid entry" in caplog.text
 
 
 # How it is begun and ended.
