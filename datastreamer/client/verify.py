@@ -1,6 +1,6 @@
-"""What a server serves, checked from outside: each entry once, in order, and bookmarks.
+"""Checks of what a server serves: each entry once and in order, and its bookmarks.
 
-Owns what can be wrong there. Reads as any client does; what it cannot see is the file.
+Reads as any client does; it cannot see the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datastreamer.errors import ProtocolViolation, UnknownBookmark
 from datastreamer.storage.maintain.report import Problem, Report
 
 MOST_LOOKED_UP: Final = 1000
-"""So many bookmarks are looked up, spread over the stream; two round trips each."""
+"""The number of bookmarks to look up by default; two round trips each."""
 
 _SEE_THE_FILE: Final = "none from here: verify the server's file"
 _REINDEX: Final = "reindex the server's file"
@@ -28,8 +28,9 @@ def verify_server(
 ) -> Report:
     """Read all that is committed now, and look up `most` of its bookmarks, evenly spread.
 
-    `advance` is told of entries that were read. The report has no pages. Raises what the
-    client's calls raise, but `ProtocolViolation`, which is a problem of the report.
+    `advance` is called with the number of entries that were read. The report has no pages.
+    Raises what the client's calls raise, except `ProtocolViolation`, which is a problem of the
+    report.
     """
     report = Report()
     total = client.header().total_entries

@@ -1,8 +1,7 @@
-"""What the reassembly over connections does between them: its sources, and who is told what.
+"""The state of a reassembly over connections: its sources, and what is due next.
 
-Owns the turns of a consumer - when its progress is saved, what it waits for and what it is told
-beside that - once for `reassemble` and its blocking twin. Knows no loop: what arrives is given to
-it. What is made of it stands in `datastreamer.reassembly.merge`.
+Owns what follows from each arrival: the events to deliver, and when progress is to be saved. Must
+not know sockets, tasks or clocks. How messages are merged is `datastreamer.reassembly.merge`'s.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 _log = logging.getLogger(__name__)
 
 SAVE_SECONDS: Final = 10.0
-"""So long progress without a payload is not saved: it costs no more than reading again."""
+"""Interval between saves while no payload is delivered: what is lost is only read again."""
 
 LOOK_SECONDS: Final = 1.0
-"""Where nothing comes, how often it is looked whether something has become too old."""
+"""Interval between checks for what has expired, while nothing arrives."""
 
 Address: TypeAlias = Upstream | tuple[str, int] | os.PathLike[str]
 Addresses: TypeAlias = Iterable[Address] | Mapping[str, Address]
 
 
 class SourceState(enum.Enum):
-    """How a source is."""
+    """Whether a source is read."""
 
     connecting = "connecting"
     reading = "reading"
@@ -54,7 +53,7 @@ class SourceState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A source is being read, from that place on."""
+    """A source is being read, from that position on."""
 
     source: str
     read: Position
@@ -62,7 +61,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A batch; `read` is the place behind it."""
+    """A batch; `read` is the position after it."""
 
     source: str
     batch: EntryBatch
@@ -71,7 +70,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class SourceLost:
-    """A source's server cannot be had now; it is waited for. What the others have goes on."""
+    """A source's server cannot be reached, and is tried again. The other sources go on."""
 
     source: str
     error: DatastreamerError
@@ -80,7 +79,7 @@ class SourceLost:
 @dataclass(frozen=True, slots=True)
 class SourceBack:
     """A source that was lost, or had failed, is read again: from entry `next_entry` on, which is
-    None where it begins at a bookmark that nothing has come behind yet."""
+    None where it begins at a bookmark that no entry has followed yet."""
 
     source: str
     next_entry: int | None
@@ -88,8 +87,8 @@ class SourceBack:
 
 @dataclass(frozen=True, slots=True)
 class SourceRolledBack:
-    """A source took back its entries `rollback.to_entry` to `rollback.from_entry` - 1. What came
-    of them stays: messages mean the same, whoever sends them when."""
+    """A source took back its entries `rollback.to_entry` to `rollback.from_entry` - 1. What was
+    made of them stays: a message means the same whenever it is sent."""
 
     source: str
     rollback: Rollback
@@ -99,7 +98,7 @@ class SourceRolledBack:
 class SourceFailed:
     """A source cannot be read, for a reason that does not pass by itself; the others are.
 
-    `again` says whether it is tried again now and then, in case somebody mends it there.
+    `again` says whether it is tried again at long intervals, in case the cause is mended.
     """
 
     source: str
@@ -116,7 +115,7 @@ class Ended:
 
 Arrival = Begun | Arrived | SourceLost | SourceBack | SourceRolledBack | SourceFailed | Ended
 Notice = MergeEvent | SourceLost | SourceBack | SourceRolledBack | SourceFailed
-"""What is told beside the payloads."""
+"""What `on_event` is called with."""
 
 
 def named(addresses: Addresses) -> dict[str, Upstream | str]:
@@ -137,18 +136,18 @@ def named(addresses: Addresses) -> dict[str, Upstream | str]:
             place = os.fspath(address)
         own = name or (place if isinstance(place, str) else place.name)
         if own in found:
-            raise UsageError(f"{own} is named twice; each source is read once")
+            raise UsageError(f"{own} is named twice; name each source once")
         found[own] = place
     if not found:
-        raise UsageError("payloads come from one source at least")
+        raise UsageError("no source is named; payloads need one source at least")
     return found
 
 
 class Memory:
-    """What is remembered of a source's history by its place: whether it still tells the same.
+    """What a saved position remembers of a source's history, to be compared with what it sends.
 
-    Where it goes on behind what is remembered, the client compares that itself. Where it is read
-    again from before there, and with `always`, entries are compared as they pass.
+    Where reading goes on after what is remembered, the client compares that itself. Where earlier
+    entries are read again, and with `always`, entries are compared as they pass.
     """
 
     def __init__(self, source: str, place: SourceProgress | None, *, always: bool = False) -> None:
@@ -166,7 +165,7 @@ class Memory:
                 self._trail = trail
 
     def behind(self, read: Position | None) -> Memory:
-        """What is remembered where the source was lost behind `read`; None: before it began."""
+        """What is remembered where the source was lost after `read`; None: before it began."""
         place = self._place
         if read is not None:
             trail = self._trail
@@ -177,8 +176,8 @@ class Memory:
         return Memory(self._source, place, always=self._always)
 
     def meet(self, total: int) -> Rollback | None:
-        """The source holds so many entries. A `Rollback` where some of those that are remembered
-        are gone; raises `HistoryChanged` where all of them are."""
+        """The source holds `total` entries. A `Rollback` where it lacks some of the remembered
+        ones; raises `HistoryChanged` where it lacks all of them."""
         trail = self._trail
         if trail is None or total >= trail.next_number:
             return None
@@ -226,7 +225,7 @@ class Memory:
 
 
 class Consumption:
-    """A consumer's turns: arrivals in, what it waits for and what it is told beside that out."""
+    """Arrivals in; payloads, other events and progress to save out."""
 
     def __init__(self, merge: Merge, sources: Iterable[str]) -> None:
         self.merge = merge
@@ -236,31 +235,31 @@ class Consumption:
         self._begun: set[str] = set()
         self._losses: Counter[str] = Counter()
         self._tried_again: set[str] = set()
-        self._told: Iterator[Notice] = iter(())
+        self._events: Iterator[Notice] = iter(())
         self._dirty = self._in_batch = self._broken = False
-        # Whether the last event was no payload: the message may have made one whole, too.
+        # Whether the last event was no payload: the same message may have completed one.
         self._amid = False
         self._saved_at: float | None = None
         self._spent = 0.0
         self._left_at: float | None = None
 
-    # Time: what the consumer takes for itself makes nothing old.
+    # Time: what the consumer spends on a payload expires nothing.
 
     def clock(self, now: float) -> float:
-        """The time that has passed here."""
+        """The time that has passed while this waited."""
         if self._left_at is not None:
             self._spent += now - self._left_at
             self._left_at = None
         return now - self._spent
 
     def leave(self, now: float) -> None:
-        """The consumer has its turn."""
+        """A payload is being delivered: the consumer's own time begins."""
         self._left_at = now
 
     # Arrivals
 
     def arrive(self, arrival: Arrival, now: float) -> None:
-        """Something has come; `next_event` gives what follows from it."""
+        """Something has arrived; `next_event` returns what follows from it."""
         source = arrival.source
         match arrival:
             case Begun():
@@ -270,19 +269,19 @@ class Consumption:
                     self.states[source] = SourceState.reading
             case Arrived():
                 self._in_batch = True
-                self._told = self.merge.receive(source, arrival.batch, arrival.read, now)
+                self._events = self.merge.receive(source, arrival.batch, arrival.read, now)
             case SourceRolledBack():
                 self.merge.rewind(source, arrival.rollback.position)
-                self._told = iter((arrival,))
+                self._events = iter((arrival,))
             case SourceLost():
                 self._losses[source] += source in self._begun
                 self.states[source] = SourceState.connecting
-                self._told = iter((arrival,))
+                self._events = iter((arrival,))
             case SourceBack():
                 self.states[source] = SourceState.reading
                 self.errors.pop(source, None)
                 self._tried_again.discard(source)
-                self._told = iter((arrival,))
+                self._events = iter((arrival,))
             case SourceFailed():
                 if self.states[source] is SourceState.reading:
                     self._losses[source] += 1
@@ -292,28 +291,28 @@ class Consumption:
                     self._tried_again.add(source)
                 else:
                     self._tried_again.discard(source)
-                self._told = iter((arrival,))
+                self._events = iter((arrival,))
             case Ended():
                 self.states[source] = SourceState.ended
 
     def next_event(self) -> Notice | None:
-        """What is to be given or told next; None: something has to arrive first."""
+        """What is to be delivered or reported next; None: something must arrive first."""
         if self._broken:
-            raise StreamClosed("this reassembly was interrupted in the middle; begin it anew")
+            raise StreamClosed("this reassembly was interrupted; make another, which resumes")
         try:
-            event = next(self._told, None)
+            event = next(self._events, None)
         except BaseException:
             self.interrupt()
             raise
         self._amid = event is not None and not is_item(event)
         if event is None and self._in_batch:
-            # Only now its place is behind all of the batch.
+            # Only now its position is after all of the batch.
             self._in_batch, self._dirty = False, True
         return event
 
     def expire(self, now: float) -> None:
-        """Nothing came, up to now."""
-        self._told = self.merge.expire(now)
+        """Nothing has arrived up to now."""
+        self._events = self.merge.expire(now)
 
     @property
     def over(self) -> bool:
@@ -329,18 +328,18 @@ class Consumption:
         return True
 
     def interrupt(self) -> None:
-        """Something may be lost on the way: no more is given, and nothing is saved."""
+        """Something may be lost: no more is delivered, and nothing is saved."""
         self._broken = True
 
     # Saving
 
     def given(self) -> None:
-        """A payload is with the consumer: it has dealt with it when it asks for the next."""
+        """A payload is delivered: the consumer has dealt with it when it asks for the next."""
         self._dirty = True
         self._saved_at = None
 
     def to_save(self, now: float, *, at_end: bool = False) -> ReassemblyProgress | None:
-        """What is to be saved now; None: nothing is."""
+        """What is to be saved now; None: nothing."""
         if not self._dirty or self._broken or self._amid:
             return None
         if self._saved_at is not None and not at_end and now < self._saved_at + SAVE_SECONDS:
@@ -353,7 +352,7 @@ class Consumption:
         self._dirty = False
         self._saved_at = now
 
-    # Telling
+    # Reports
 
     @property
     def stats(self) -> Stats:
@@ -361,32 +360,32 @@ class Consumption:
         return self.merge.stats
 
     def oldest_seconds(self, now: float) -> float | None:
-        """How old the oldest thing is that is not whole, by the time that has passed here."""
+        """The age of the oldest incomplete payload."""
         oldest = self.stats.oldest
         here = (now if self._left_at is None else self._left_at) - self._spent
         return None if oldest is None else max(0.0, here - oldest)
 
     def samples(self, now: float) -> Samples:
         """The metrics' values."""
-        told = self.merge.samples(self.oldest_seconds(now))
-        told["datastreamer_reassembly_source_state"] = [
-            ([name, state.value], int(state is found))
-            for name, found in self.states.items()
+        found = self.merge.samples(self.oldest_seconds(now))
+        found["datastreamer_reassembly_source_state"] = [
+            ([name, state.value], int(state is current))
+            for name, current in self.states.items()
             for state in SourceState
         ]
-        told["datastreamer_reassembly_source_losses_total"] = [
+        found["datastreamer_reassembly_source_losses_total"] = [
             ([name], self._losses[name]) for name in self.states
         ]
-        return told
+        return found
 
 
 def say(event: Notice) -> None:
-    """Log what must not go unnoticed where nobody asked to be told."""
+    """Log a source's outage, where there is no `on_event`."""
     if isinstance(event, SourceFailed):
         what = "cannot be read, and is tried again later" if event.again else "is not read any more"
         _log.error("%s %s: %s", event.source, what, event.error)
     elif isinstance(event, SourceLost):
-        _log.warning("%s cannot be had, and is tried again: %s", event.source, event.error)
+        _log.warning("%s cannot be reached, and is tried again: %s", event.source, event.error)
     elif isinstance(event, SourceBack):
         _log.warning("%s is back", event.source)
     elif isinstance(event, SourceRolledBack):
@@ -397,5 +396,5 @@ def say(event: Notice) -> None:
 
 
 def is_item(event: Notice) -> TypeGuard[Item]:
-    """Whether a consumer waits for this, not only wants to know of it."""
+    """Whether this is delivered by the iterator, not reported to `on_event`."""
     return isinstance(event, PayloadComplete | Applied | Reorg)

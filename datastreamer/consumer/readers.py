@@ -1,8 +1,9 @@
-"""The sources of a reassembly, each read by a task of its own: servers, and files.
+"""The sources of a reassembly, each read by a task of its own: servers and files.
 
-Owns which of a source's failures is waited out, which is tried again more rarely and which is
-its end, and that none of them is another's. What arrives is sent on in order; a source that is
-not taken from waits with what it has. How a server is followed is the client's.
+Owns which of a source's failures is retried at once, which at longer intervals and which is final,
+and that a failure of one source does not stop another. Arrivals are handed over in order; a source
+waits while nobody receives them. How a server is followed is the client's. Written as steps for
+every driver: must not know sockets, tasks or clocks.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
 from datastreamer.transport.endpoint import Endpoint, endpoint_of
 
-# How often a file is looked at that another process writes.
+# Interval between looks at a file that another process writes.
 _POLL_SECONDS: Final = 0.05
-# Who reads up to the end asks a server so soon whether it is still there.
+# Without `follow`, the seconds of silence after which a server is asked whether it is there.
 _SILENT_SECONDS: Final = 10.0
 
 _RARER: Final = 60
-"""A source that failed is tried again after the longest wait for one that is lost, then after
-twice as long each time, up to so many times that: with `BACKOFF` after 5 s to 5 minutes."""
+"""A source that failed is tried again after the longest wait of `backoff`, then after twice as
+long each time, up to this many times that: with `BACKOFF` after 5 s to 5 minutes."""
 
 Start = int | bytes | Literal["latest"]
-"""Where a source begins that has no place: an entry, a bookmark, or behind what is there."""
+"""Where a source without a saved position begins: an entry, a bookmark, or its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How sources are read; what `reassemble` says of each."""
+    """How sources are read: options of `reassemble`."""
 
     follow: bool = True
     start: Start = 0
@@ -202,18 +203,18 @@ class _Source:
         self._put = put
         first = reading.backoff.most
         self._waits = Backoff(first, _RARER * first)
-        # The place behind what was sent, and what need not be sent another time.
+        # The position after what was handed over, and the first entry that was not.
         self._at: Position | None = None
         self._due = 0
         self._begun = False
-        # What is told of it now: whether it is lost, and what it failed with.
+        # What was reported of it: whether it is lost, and what it failed with.
         self._down = False
         self._failure: DatastreamerError | None = None
         self._failed_at = 0.0
         self._attempts = 0
 
     def run(self) -> Steps[None]:
-        """Until its end, or a failure that is final. Both are told, as all failures are."""
+        """Read until its end or a final failure. Both are reported, as all failures are."""
         while True:
             failure: DatastreamerError
             try:
@@ -234,7 +235,7 @@ class _Source:
     # Failures
 
     def _outlives(self, failure: DatastreamerError) -> Steps[bool]:
-        """Tell of a failure, unless it is the one before; whether to try again, now."""
+        """Report a failure, unless it is like the last one; whether to try again, now."""
         now, luck = (yield Now()), random.random()  # noqa: S311
         if self._failure is None:
             self._failed_at, self._attempts = now, 0
@@ -249,20 +250,20 @@ class _Source:
         return again
 
     def _may_pass(self, failure: DatastreamerError, due: float) -> bool:
-        """Whether the source may be as it should be at the time `due`, without anybody's
-        decision here: where its history is another it will not."""
+        """Whether the failure may have passed at the time `due`. Another history does not pass
+        without a decision here."""
         final = isinstance(failure, HistoryChanged | UsageError)
         if final and not isinstance(failure, DifferentStream):
             return False
         seconds = self._reading.retry_for
         if seconds is None:
             return True
-        # A loss has been waited for so long when it comes here.
+        # A loss has been retried for that long already.
         lost = isinstance(failure, ConnectFailed | ConnectionLost)
         return not lost and due <= self._failed_at + seconds
 
     def _read_again(self) -> None:
-        """Go on behind what was sent."""
+        """Go on after what was handed over."""
         self._memory = self._memory.behind(self._at)
         if self._at is not None:
             self._due = self._at.next_entry
@@ -273,7 +274,8 @@ class _Source:
             self._down = True
 
     def _joined(self, next_entry: int | None, total: int | None) -> Steps[None]:
-        """It is read, from there on. One that had failed is so when it sends what is due."""
+        """It is read, from there on. One that had failed counts as back when it sends what is
+        due."""
         if self._failure is None or (next_entry is not None and next_entry == total):
             yield from self._back(next_entry)
 
@@ -285,7 +287,7 @@ class _Source:
     # What it has
 
     def _begin(self, header: Header) -> Steps[Position | bytes]:
-        """Where to begin; tells of entries that are gone. Raises `HistoryChanged`."""
+        """Where to begin; reports entries that were taken back. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
         place = self._memory.start
@@ -362,7 +364,7 @@ class _Server(_Source):
             try:
                 yield from self._read_once(begin)
             except (ConnectFailed, ConnectionLost) as error:
-                # A connection that was good is the client's to make again: then it has given up.
+                # The client itself retries a connection that was good: it has given up.
                 if began:
                     raise
                 now, luck = (yield Now()), random.random()  # noqa: S311
@@ -493,7 +495,7 @@ class _File(_Source):
         )
 
     def _read_from(self, stream: DataStream) -> Steps[bool]:
-        """Whether what was read has changed since: then it is to be compared."""
+        """Whether what was read has changed since: then it must be compared."""
         header = stream.header
         identity = Identity.of(header)
         start = yield from self._begin(header)

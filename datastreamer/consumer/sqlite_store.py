@@ -1,4 +1,4 @@
-"""A reassembly's progress in SQLite: alone, or in the transaction that the results are in.
+"""A reassembly's progress in SQLite: alone, or in the transaction that holds the results.
 
 Owns the tables. A payload costs a few rows, however many are known.
 """
@@ -38,18 +38,18 @@ _TABLES: Final = (
 
 class SqliteStore:
     """SqliteStore(path) keeps a reassembly's progress in a database of its own;
-    SqliteStore(connection) in the caller's, whose transaction each save commits: what was made of
-    the payloads is written there before, and both are there or neither.
+    SqliteStore(connection) in the caller's, whose transaction each save commits: write the results
+    there first, and the database holds both or neither.
 
-    A caller's connection is to be made with ``check_same_thread=False`` for `reassemble`, which
-    saves in a thread. `load` and `save` raise `CursorFailed`; so does a save where somebody else
-    has saved since, so that of two consumers with one store one ends, and nothing that it
-    did since its last save is committed. A save that fails rolls back.
+    Make a connection of your own with ``check_same_thread=False`` for `reassemble`, which
+    saves in a thread. `load` and `save` raise `CursorFailed`; so does a save after another
+    consumer's: of two consumers with one store one ends, and nothing that it did since its
+    last save is committed. A save that fails rolls back.
     """
 
     def __init__(self, database: str | os.PathLike[str] | sqlite3.Connection) -> None:
         self._own = not isinstance(database, sqlite3.Connection)
-        # How often was saved by the time that it was loaded, or saved from here.
+        # The number of saves in the database, as of the last load or save here.
         self._saves: int | None = None
         self._name = "the database"
         try:
