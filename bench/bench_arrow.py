@@ -48,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Pa
 
 
 def _rows(path: Path, table: str) -> int:
-    return sum(batch.num_rows for batch in arrow.reader(path, table))
+    return sum(batch.num_rows for batch in arrow.ArrowStream(path, table).reader())
 
 
 def test_entries(versus: Any, plain: Path) -> None:
@@ -64,7 +64,7 @@ def test_entries(versus: Any, plain: Path) -> None:
 
 
 def test_export(versus: Any, plain: Path, tmp_path: Path) -> None:
-    table = arrow.reader(plain).read_all()
+    table = arrow.ArrowStream(plain).reader().read_all()
     size = plain.stat().st_size
     place = Position(table.num_rows, b"", Identity(1, 0, 1))
 

@@ -101,7 +101,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def _rows(made: Made, columns: list[str] | None = None) -> int:
     arrow = import_module("datastreamer.arrow")
-    return sum(batch.num_rows for batch in arrow.reader(made.path, made.table, columns=columns))
+    return sum(
+        batch.num_rows
+        for batch in arrow.ArrowStream(made.path, made.table, columns=columns).reader()
+    )
 
 
 def _to_arrow(versus: Any, made: Made, work: str) -> None:
@@ -117,12 +120,12 @@ def _to_arrow(versus: Any, made: Made, work: str) -> None:
     def by_ptars() -> int:
         return sum(
             handler.array_to_record_batch(batch.column(0)).num_rows
-            for batch in arrow.reader(made.path, columns=["data"])
+            for batch in arrow.ArrowStream(made.path, columns=["data"]).reader()
         )
 
     def by_protobuf() -> int:
         rows = 0
-        for batch in arrow.reader(made.path, columns=["data"]):
+        for batch in arrow.ArrowStream(made.path, columns=["data"]).reader():
             found = [message.FromString(data) for data in batch.column(0).to_pylist()]
             columns = {name: [getattr(each, name) for each in found] for name in names}
             rows += pa.table(columns).num_rows

@@ -15,7 +15,7 @@ except ImportError:
 
 from datastreamer.arrow.export import Exported, export
 from datastreamer.arrow.record_batches import OnError, to_record_batch
-from datastreamer.arrow.stream_reader import ArrowStream, StreamClient, StreamSource, reader
+from datastreamer.arrow.stream_reader import ArrowStream, StreamClient, StreamSource
 from datastreamer.arrow.tables import NAMES, schema
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "StreamClient",
     "StreamSource",
     "export",
-    "reader",
     "schema",
     "to_record_batch",
 ]

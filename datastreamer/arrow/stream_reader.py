@@ -143,27 +143,3 @@ def read_batches(
             yield batch
     if number < stop:
         raise truncated_below(number)
-
-
-def reader(
-    source: StreamSource,
-    table: str = ENTRIES,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    columns: Sequence[str] | None = None,
-    on_error: OnError = "raise",
-    version: int | None = None,
-    batch_bytes: int = PAGE_SIZE,
-) -> Any:
-    """A `pyarrow.RecordBatchReader` over a range of a stream: `ArrowStream(...).reader()`."""
-    return ArrowStream(
-        source,
-        table,
-        start=start,
-        stop=stop,
-        columns=columns,
-        on_error=on_error,
-        version=version,
-        batch_bytes=batch_bytes,
-    ).reader()

@@ -68,7 +68,7 @@ def test_a_file_has_the_rows(real_stream: Path, tmp_path: Path) -> None:
         assert done == (0, 34723, {table: count}, [path])
         found = pq.read_table(path)
         assert found.schema.remove_metadata() == arrow.schema(table)
-        assert found.equals(arrow.reader(real_stream, table).read_all())
+        assert found.equals(arrow.ArrowStream(real_stream, table).reader().read_all())
     assert names(tmp_path) == sorted(f"{table}.parquet" for table in COUNTS)
 
 
@@ -90,7 +90,7 @@ def test_all_tables_in_folders(real_stream: Path, tmp_path: Path) -> None:
         assert parts[0].startswith(f"{table}-000000000000-")
         assert parts[-1].endswith("-000000034722.parquet")
         found = pa.concat_tables(pq.read_table(tmp_path / table / part) for part in parts)
-        assert found.equals(arrow.reader(real_stream, table).read_all())
+        assert found.equals(arrow.ArrowStream(real_stream, table).reader().read_all())
         assert done.rows[table] == found.num_rows
     assert export(real_stream, tmp_path, "all").files == []
 
@@ -114,7 +114,7 @@ def test_a_folder_is_gone_on_with(three: Path, tmp_path: Path) -> None:
     assert again.rows == {"entries": 2}
     assert names(out)[1:] == ["entries-000000000003-000000000004.parquet"]
     assert first.files[0].stat() == before
-    assert rows(out).equals(arrow.reader(three).read_all())
+    assert rows(out).equals(arrow.ArrowStream(three).reader().read_all())
     assert export(three, out, start=0).files == export(three, out, start=5).files == []
 
 
@@ -135,7 +135,7 @@ def test_a_table_that_is_behind_catches_up(real_stream: Path, tmp_path: Path) ->
         "entries-000000020000-000000034722.parquet",
     ]
     found = ds.dataset(tmp_path / "blocks").to_table().sort_by("entry_number")
-    assert found.equals(arrow.reader(real_stream, "blocks").read_all())
+    assert found.equals(arrow.ArrowStream(real_stream, "blocks").reader().read_all())
 
 
 def test_a_range(real_stream: Path, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_killed_export_is_gone_on_with(real_stream: Path, tmp_path: Path) -> N
         parts = names(tmp_path / table)
         assert len(parts) > 2
         found = pa.concat_tables(pq.read_table(tmp_path / table / part) for part in parts)
-        assert found.equals(arrow.reader(real_stream, table).read_all())
+        assert found.equals(arrow.ArrowStream(real_stream, table).reader().read_all())
 
 
 def test_a_disk_that_refuses(real_stream: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_real_stream_is_what_cat_and_a_scan_say(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     assert len(scanned) == 34723
-    table = arrow.reader(real_stream).read_all()
+    table = arrow.ArrowStream(real_stream).reader().read_all()
     table.validate(full=True)
     rows = list(zip(*(table.column(name).to_pylist() for name in table.schema.names), strict=True))
     assert main.main(["cat", str(real_stream), "--format", "raw"]) == 0
@@ -90,7 +90,7 @@ def test_the_real_stream_by_table(
 ) -> None:
     kind = TABLES[name].type
     cls = getattr(events, MESSAGES[kind].name)
-    table = arrow.reader(real_stream, name).read_all()
+    table = arrow.ArrowStream(real_stream, name).reader().read_all()
     table.validate(full=True)
     # A row has all that its message has: encoded again it is the entry.
     rows = [
@@ -103,18 +103,18 @@ def test_the_real_stream_by_table(
 
 
 def test_a_range(real_stream: Path) -> None:
-    whole = arrow.reader(real_stream).read_all()
+    whole = arrow.ArrowStream(real_stream).reader().read_all()
     with DataStream.open(real_stream, read_only=True) as stream:
-        part = arrow.reader(stream, start=100, stop=20_100, batch_bytes=5_000)
+        part = arrow.ArrowStream(stream, start=100, stop=20_100, batch_bytes=5_000).reader()
         batches = list(part)
         assert max(batch.nbytes for batch in batches) < 60_000
         assert pa.Table.from_batches(batches) == whole.slice(100, 20_000)
-        assert arrow.reader(stream, stop=10**9).read_all() == whole
-        assert arrow.reader(stream, start=34723).read_all().num_rows == 0
-        blocks = arrow.reader(stream, "blocks", start=9, stop=5000).read_all()
+        assert arrow.ArrowStream(stream, stop=10**9).reader().read_all() == whole
+        assert arrow.ArrowStream(stream, start=34723).reader().read_all().num_rows == 0
+        blocks = arrow.ArrowStream(stream, "blocks", start=9, stop=5000).reader().read_all()
         assert blocks.column("entry_number").to_pylist()[0] > 9
         with pytest.raises(UnknownEntry):
-            arrow.reader(stream, start=34724)
+            arrow.ArrowStream(stream, start=34724).reader()
         # What others opened stays open.
         assert stream.entry(0).type == 0xB0
 
@@ -138,10 +138,10 @@ def test_a_stream_that_is_cut_back_is_not_read_on(make: Make, how: str, cut: int
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(DataStream.open(path))
         if how == "path":
-            batches = iter(arrow.reader(path))
+            batches = iter(arrow.ArrowStream(path).reader())
         else:
             source = stack.enter_context(DataStream.open(path, **{how: True}))
-            batches = iter(arrow.reader(source))
+            batches = iter(arrow.ArrowStream(source).reader())
         seen = next(batches)["data"].to_pylist()
         writer.truncate(cut)
         with writer.atomic_op() as op:
@@ -162,23 +162,23 @@ def test_a_server_gives_the_same(make: Make) -> None:
         BlockingClient("127.0.0.1", server.port) as client,
     ):
         for name in ("entries", "blocks", "transactions", "bookmarks"):
-            here = arrow.reader(server.stream, name, start=3, stop=1990).read_all()
+            here = arrow.ArrowStream(server.stream, name, start=3, stop=1990).reader().read_all()
             assert here.num_rows
-            assert arrow.reader(client, name, start=3, stop=1990).read_all() == here
-        assert arrow.reader(client).read_all().num_rows == 2000
+            assert arrow.ArrowStream(client, name, start=3, stop=1990).reader().read_all() == here
+        assert arrow.ArrowStream(client).reader().read_all().num_rows == 2000
         # The client is free again.
         assert client.entry(1).data == block[1]
 
 
 def test_the_version_chooses_the_layouts(first_version: Path) -> None:
-    blocks = arrow.reader(first_version, "blocks").read_all().to_pylist()
+    blocks = arrow.ArrowStream(first_version, "blocks").reader().read_all().to_pylist()
     assert [block["number"] for block in blocks] == [3]
     assert blocks[0]["fork_id"] == 9
     assert blocks[0]["hash"] is None
     with pytest.raises(DecodeFailed, match="entry 0"):
-        arrow.reader(first_version, "batches", version=2).read_all()
-    assert arrow.reader(first_version, "batches").read_all().num_rows == 0
-    assert arrow.reader(first_version, "batches").schema == arrow.schema("batches")
+        arrow.ArrowStream(first_version, "batches", version=2).reader().read_all()
+    assert arrow.ArrowStream(first_version, "batches").reader().read_all().num_rows == 0
+    assert arrow.ArrowStream(first_version, "batches").reader().schema == arrow.schema("batches")
 
 
 @pytest.fixture
@@ -218,12 +218,12 @@ def test_all_events_through_a_file(tmp_path: Path) -> None:
             for pair in pairs:
                 add = op.add_bookmark if pair[0] == 0xB0 else partial(op.add_entry, pair[0])
                 add(packed(pair))
-        rows = arrow.reader(path).read_all().to_pylist()
+        rows = arrow.ArrowStream(path).reader().read_all().to_pylist()
         assert [(row["type"], row["data"]) for row in rows] == [
             (pair[0], packed(pair)) for pair in pairs
         ]
         for kind, name in kinds.items():
-            table = arrow.reader(path, name).read_all()
+            table = arrow.ArrowStream(path, name).reader().read_all()
             table.validate(full=True)
             expected = [
                 {"entry_number": i} | plain(event)
@@ -281,7 +281,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(hundred: Path) -> Any:
     """What stands in it."""
-    return arrow.reader(hundred).read_all()
+    return arrow.ArrowStream(hundred).reader().read_all()
 
 
 @pytest.mark.parametrize("page, how", CASES)
@@ -289,11 +289,11 @@ def test_of_a_hundred_pages_one_is_lost(hundred: Path, whole: Any, page: int, ho
     with damaged(hundred, page, how) as lost:
         given: list[Any] = []
         with pytest.raises(DamagedEntry):
-            given.extend(arrow.reader(hundred))
+            given.extend(arrow.ArrowStream(hundred).reader())
         before = pa.Table.from_batches(given, whole.schema)
         assert before.equals(whole.slice(0, lost.start))
         # Behind it all is well.
-        behind = arrow.reader(hundred, start=lost.stop).read_all()
+        behind = arrow.ArrowStream(hundred, start=lost.stop).reader().read_all()
         assert behind.equals(whole.slice(lost.stop))
 
 
@@ -324,49 +324,52 @@ def test_a_damaged_page_costs_no_other(paged: Path) -> None:
     place = page_start(3) + 17 + 300_000
     hurt(paged, place, b"\x07")
     for name in ("entries", "blocks"):
-        found, error = numbers(arrow.reader(paged, name))
+        found, error = numbers(arrow.ArrowStream(paged, name).reader())
         assert found == list(range(10))
         assert isinstance(error, DamagedEntry)
         assert error.offset == place
         assert "packet type 7" in str(error)
         # Behind it all is well.
-        assert numbers(arrow.reader(paged, name, start=12)) == (list(range(12, 18)), None)
-        assert numbers(arrow.reader(paged, name, stop=10)) == (list(range(10)), None)
+        assert numbers(arrow.ArrowStream(paged, name, start=12).reader()) == (
+            list(range(12, 18)),
+            None,
+        )
+        assert numbers(arrow.ArrowStream(paged, name, stop=10).reader()) == (list(range(10)), None)
 
 
 def test_a_message_that_is_none_costs_no_other(paged: Path) -> None:
     place = page_start(2) + 17 + 300_000 + 17
     hurt(paged, place, b"\x07")
-    found, error = numbers(arrow.reader(paged, "blocks"))
+    found, error = numbers(arrow.ArrowStream(paged, "blocks").reader())
     assert found == list(range(7))
     assert isinstance(error, DecodeFailed)
     assert error.number == 7
-    assert numbers(arrow.reader(paged)) == (list(range(18)), None)
-    table = arrow.reader(paged, "blocks", on_error="null").read_all()
+    assert numbers(arrow.ArrowStream(paged).reader()) == (list(range(18)), None)
+    table = arrow.ArrowStream(paged, "blocks", on_error="null").reader().read_all()
     assert table.num_rows == 18
     told = table.column("error").to_pylist()
     assert [i for i, text in enumerate(told) if text is not None] == [7]
     assert told[7] == str(error)
-    left = arrow.reader(paged, "blocks", on_error="drop").read_all()
+    left = arrow.ArrowStream(paged, "blocks", on_error="drop").reader().read_all()
     assert left.column("entry_number").to_pylist() == [*range(7), *range(8, 18)]
 
 
 def test_what_is_refused(make: Make, tmp_path: Path) -> None:
     path = make([(1, b"")])
     with pytest.raises(FileMissing):
-        arrow.reader(tmp_path / "missing")
+        arrow.ArrowStream(tmp_path / "missing").reader()
     with pytest.raises(BadRange, match="stop 1 is before start 2"):
-        arrow.reader(path, start=2, stop=1)
+        arrow.ArrowStream(path, start=2, stop=1).reader()
     with pytest.raises(UsageError, match="must be at least 0, batch_bytes"):
-        arrow.reader(path, start=-1)
+        arrow.ArrowStream(path, start=-1).reader()
     with pytest.raises(UsageError, match="must be at least 0, batch_bytes"):
-        arrow.reader(path, batch_bytes=0)
+        arrow.ArrowStream(path, batch_bytes=0).reader()
     with pytest.raises(UnknownEntry):
-        arrow.reader(path, start=2)
+        arrow.ArrowStream(path, start=2).reader()
 
 
 def test_a_reader_that_nobody_reads_holds_no_file(make: Make) -> None:
-    arrow.reader(make([(1, b"")]))  # an open file would warn, and warnings are errors
+    arrow.ArrowStream(make([(1, b"")])).reader()  # an open file would warn, and warnings are errors
 
 
 # The C stream interface.

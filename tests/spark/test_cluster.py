@@ -46,7 +46,7 @@ def test_an_executor_that_dies_changes_nothing(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = json.loads(ran.stdout.splitlines()[-1])
-    table = arrow.reader(path).read_all()
+    table = arrow.ArrowStream(path).reader().read_all()
     rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
     expected = hashlib.sha256()
     for row in rows:

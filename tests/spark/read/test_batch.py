@@ -63,7 +63,7 @@ def test_the_real_stream_is_what_a_scan_says(read: Callable[..., Any], real_stre
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_real_stream_by_table_without_spark(real_stream: Path, table: str) -> None:
-    expected = arrow.reader(real_stream, table).read_all()
+    expected = arrow.ArrowStream(real_stream, table).reader().read_all()
     query = Query(path=real_stream, table=table, partitionBytes="2m")
     assert query.rows() == expected.to_pylist()
     assert expected.num_rows == TABLES[table]
@@ -71,7 +71,7 @@ def test_the_real_stream_by_table_without_spark(real_stream: Path, table: str) -
 
 @pytest.mark.parametrize("table", ["blocks", "transactions", "ger_updates", "bookmarks"])
 def test_the_real_stream_by_table(read: Callable[..., Any], real_stream: Path, table: str) -> None:
-    expected = arrow.reader(real_stream, table).read_all()
+    expected = arrow.ArrowStream(real_stream, table).reader().read_all()
     frame = read(real_stream, table=table, partitionBytes="2m")
     assert frame.columns == expected.column_names
     assert [field.nullable for field in frame.schema] == [it.nullable for it in expected.schema]

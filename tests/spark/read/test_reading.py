@@ -58,7 +58,9 @@ def schema(*fields: tuple[str, Any]) -> StructType:
 
 
 def as_arrow(path: Path, table: str = "entries", **options: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = arrow.reader(path, table, **options).read_all().to_pylist()
+    rows: list[dict[str, Any]] = (
+        arrow.ArrowStream(path, table, **options).reader().read_all().to_pylist()
+    )
     return rows
 
 
@@ -498,7 +500,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(hundred: Path) -> Any:
     """What stands in it."""
-    return arrow.reader(hundred).read_all()
+    return arrow.ArrowStream(hundred).reader().read_all()
 
 
 @pytest.mark.parametrize("page, how", CASES)

@@ -109,7 +109,7 @@ def test_an_object_is_read_as_the_file_is(
     planned = requests.bytes()
     assert len(query.parts) == 2
     assert planned < 2 * PAGE_SIZE
-    assert query.rows() == arrow.reader(chain, table).read_all().to_pylist()
+    assert query.rows() == arrow.ArrowStream(chain, table).reader().read_all().to_pylist()
     # Few and large requests: a part's pages, and the one behind them that its end is held against.
     assert max(requests.sizes) == AHEAD
     assert len(requests.sizes) <= 14
@@ -118,7 +118,7 @@ def test_an_object_is_read_as_the_file_is(
 
 def test_filters_and_offsets_ask_for_less(bucket: Bucket, chain: Path, requests: Requests) -> None:
     uri = bucket.put("chain.bin", chain)
-    rows = arrow.reader(chain).read_all().to_pylist()
+    rows = arrow.ArrowStream(chain).reader().read_all().to_pylist()
     few = Query(path=uri, startingOffset=100, endingOffset=103)
     assert few.rows() == rows[100:103]
     assert requests.bytes() < 5 * PAGE_SIZE
@@ -135,7 +135,7 @@ def test_prefixes_and_globs(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("in/notes.txt", tmp_path / "notes")
     bucket.put("in/_hidden.bin", tmp_path / "3.bin")
     bucket.put("in/deep/5.bin", tmp_path / "3.bin")
-    one = arrow.reader(tmp_path / "3.bin").read_all().num_rows
+    one = arrow.ArrowStream(tmp_path / "3.bin").reader().read_all().num_rows
     for path in ("in", "in/", "in/[34].bin", "*/[0-9].bin"):
         ids = Query(path=bucket.uri(path)).table().column("system_id").to_pylist()
         assert ids == [3] * one + [4] * one
@@ -186,4 +186,4 @@ def test_spark_reads_objects(spark: Any, bucket: Bucket, chain: Path) -> None:
     reader: Callable[..., Any] = spark.read.format("datastream").options
     frame = reader(table="transactions", partitionBytes="8m").load(uri)
     assert frame.rdd.getNumPartitions() == 4
-    assert frame.count() == arrow.reader(chain, "transactions").read_all().num_rows
+    assert frame.count() == arrow.ArrowStream(chain, "transactions").reader().read_all().num_rows
