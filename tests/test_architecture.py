@@ -261,26 +261,19 @@ class Modules:
 CYTHON_CLASS = re.compile(r"^\s*(?:cdef |cpdef )?class (\w+)", re.MULTILINE)
 
 
-UNTIL_MERGED = pytest.mark.xfail(reason="the files moved; the parts are still to be cut apart")
-
-
-@UNTIL_MERGED
 def test_every_import_goes_down() -> None:
     assert violations(ROOT) == []
 
 
-@UNTIL_MERGED
 def test_no_files_import_one_another() -> None:
     assert Modules(ROOT).circles() == []
 
 
-@UNTIL_MERGED
 def test_a_folder_holds_at_most_fifteen_modules() -> None:
     sizes = Modules(ROOT).sizes()
     assert {name: size for name, size in sizes.items() if size > 15 and name != "cli/verbs"} == {}
 
 
-@UNTIL_MERGED
 def test_a_class_name_has_one_owner() -> None:
     owners = Modules(ROOT).owners()
     assert {name: sorted(found) for name, found in owners.items() if len(found) > 1} == {}

@@ -187,7 +187,7 @@ def _guarded(steps: Steps[None], arrivals: Arrivals) -> Steps[None]:
         arrivals.fail(error)
 
 
-class _Source:
+class _SourceReader:
     """What servers and files have in common."""
 
     def __init__(
@@ -334,7 +334,7 @@ class _Source:
         self._due = min(self._due, rollback.to_entry)
 
 
-class _Server(_Source):
+class _Server(_SourceReader):
     def __init__(
         self,
         name: str,
@@ -466,7 +466,7 @@ class _Following(Iteration[EntryBatch]):
         return self._source._joined(due, self._client.total_entries)
 
 
-class _File(_Source):
+class _File(_SourceReader):
     def __init__(
         self,
         name: str,

@@ -205,7 +205,7 @@ def test_a_path_that_exists_wins(
     ],
 )
 def test_addresses(text: str, address: tuple[Any, ...] | None) -> None:
-    assert source.parse_address(text) == (address and source.ServerAddress(*address))
+    assert source.parse_address(text) == (address and source.SourceAddress(*address))
 
 
 def test_reading_writes_nothing(invoke: Invoke, made: Path, copy: Path) -> None:

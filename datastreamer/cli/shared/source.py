@@ -110,7 +110,7 @@ def is_server(text: str) -> bool:
     return not os.path.lexists(text) and parse_address(text) is not None
 
 
-class ServerAddress(NamedTuple):
+class SourceAddress(NamedTuple):
     """The address of a server, as the user wrote it."""
 
     host: str
@@ -118,12 +118,12 @@ class ServerAddress(NamedTuple):
     tls: bool = False
 
 
-def parse_address(text: str) -> ServerAddress | None:
+def parse_address(text: str) -> SourceAddress | None:
     """Parse HOST:PORT, [IPV6]:PORT, tcp://..., tcps://... or unix:PATH; None for other text."""
     if text.startswith("unix:"):
         if text == "unix:":
             raise typer.BadParameter(f"{text!r} names no socket; write unix:/run/stream.sock")
-        return ServerAddress(text, 0)
+        return SourceAddress(text, 0)
     scheme, _, rest = text.rpartition("://")
     is_url = scheme in ("tcp", "tcps")
     found = _ADDRESS.fullmatch(rest.rstrip("/") if is_url else text)
@@ -136,7 +136,7 @@ def parse_address(text: str) -> ServerAddress | None:
         raise typer.BadParameter(f"{text!r} names no host; write localhost:{port}")
     if not 0 < len(port) <= 5 or int(port) >= 1 << 16:
         raise typer.BadParameter(f"{text!r}: a port is a number from 1 to 65535")
-    return ServerAddress(host, int(port), scheme == "tcps")
+    return SourceAddress(host, int(port), scheme == "tcps")
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ class ServerSource:
 
     def __init__(
         self,
-        address: ServerAddress,
+        address: SourceAddress,
         stream_type: int | None,
         tls: TLSOptions = NO_TLS,
         *,

@@ -81,7 +81,7 @@ cdef const Pair* pair_at(bytes run, Py_ssize_t at) except NULL:
 
 
 @cython.final
-cdef class _View:
+cdef class _BlockView:
     """A block's memory while it is looked at; its size is that of a block."""
 
     cdef Py_buffer view
@@ -140,7 +140,7 @@ def look_up(block, bytes place not None):
     Bytes where the range begins among the numbers of that key: the place to look up next.
     `block` is the one that is stored for `place`. Raises `DamagedBlockError`.
     """
-    cdef _View view = _View(block)
+    cdef _BlockView view = _BlockView(block)
     cdef const uint8_t* wanted = <const uint8_t*>PyBytes_AS_STRING(place)
     cdef const uint8_t* p = view.base + PAIRS
     cdef const uint8_t* found = NULL
@@ -174,7 +174,7 @@ def unpacked(block, bytes before not None):
 
     `before` is where it begins. Raises `DamagedBlockError`.
     """
-    cdef _View view = _View(block)
+    cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] pairs
     cdef Py_ssize_t i, count
     if PyBytes_GET_SIZE(before) != SORTED_SIZE:
@@ -247,7 +247,7 @@ def without(block, bytes run not None, Py_ssize_t at):
 
 
 cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
-    cdef _View view = _View(block)
+    cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] old
     cdef const Pair** pairs
     cdef const Pair* new = pair_at(run, at)
@@ -298,7 +298,7 @@ cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
 def lacking(block, bytes run not None, Py_ssize_t at):
     """The pairs of a run from `at` on that are in the block's range and not in the block, as
     tuples (key, number); and the first pair of the run that is in another range."""
-    cdef _View view = _View(block)
+    cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] pairs
     cdef const Pair* pair = pair_at(run, at)
     cdef const Pair* end = (<const Pair*>PyBytes_AS_STRING(run)

@@ -6,7 +6,6 @@ from xxhash import xxh3_64
 
 from datastreamer._packer import EntryPacker
 from datastreamer.storage.disk._placement import Placement, Placer
-from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.records import CommitLayout, Head
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -20,6 +19,18 @@ class Committer(Protocol):
     @property
     def owned(self) -> Any: ...
     def not_committed(self, error: OSError) -> NoReturn: ...
+
+class CommitFile(Protocol):
+    def commit(
+        self,
+        arena: Buffer,
+        segments: Sequence[tuple[int, int, int]],
+        page: Buffer,
+        before: tuple[int, int],
+        after: tuple[int, int],
+        sync: bool,
+        wakers: Sequence[int],
+    ) -> None: ...
 
 class CommitStepFailed(OSError):
     step: int
@@ -74,7 +85,9 @@ class StreamEnd:
     @property
     def ready(self) -> bool: ...
     def commit_on(self, packer: EntryPacker, writer: Committer, wait: bool) -> Head | None: ...
-    def __init__(self, file: File, page: bytearray, head: Head, layout: CommitLayout) -> None: ...
+    def __init__(
+        self, file: CommitFile, page: bytearray, head: Head, layout: CommitLayout
+    ) -> None: ...
     def all_on_disk(self, head: Head) -> None: ...
     def put(
         self, base: Head, mid: Head, after: Head, first: int, second: int, seen: Head
