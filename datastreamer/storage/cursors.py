@@ -43,11 +43,13 @@ class FileCursor:
         except FileNotFoundError:
             return None
         except UntrustedFile as error:
-            raise CursorFailed(self._path, f"{error.what}; remove the file to begin anew") from None
+            raise CursorFailed(
+                self._path, f"{error.what}; remove the file to begin again"
+            ) from None
         except OSError as error:
             raise CursorFailed(self._path, f"cannot be read: {error.strerror}") from error
         except BadPosition as error:
-            raise CursorFailed(self._path, f"{error}; remove the file to begin anew") from error
+            raise CursorFailed(self._path, f"{error}; remove the file to begin again") from error
 
     def save(self, position: Position) -> None:
         """Keep this instead; on disk when it returns."""
@@ -110,7 +112,7 @@ class LmdbCursor:
                 )
                 self._ensure_whole(folder)
         except UntrustedFile as error:
-            raise CursorFailed(error.path, f"{error.what}; remove it to begin anew") from None
+            raise CursorFailed(error.path, f"{error.what}; remove it to begin again") from None
         except (OSError, lmdb.Error) as error:
             raise CursorFailed(self._path, f"cannot be opened: {error}") from error
 

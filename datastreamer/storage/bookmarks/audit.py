@@ -25,7 +25,7 @@ _MOST_PROBLEMS = 1000
 class IndexAudit:
     """One comparison: `feed` it the file's entries from the first on, then `finish`, `close`.
 
-    `notes` and `problems` are sentences, and `more` problems are not told; `folder` is the
+    `notes` and `problems` are sentences, and `more` problems are not listed; `folder` is the
     index's.
     """
 
@@ -64,11 +64,11 @@ class IndexAudit:
             self.close()
         elif mark is not None:
             self._until = min(mark.entries, head.entries)
-            behind = head.entries - self._until
-            if behind:
+            lag = head.entries - self._until
+            if lag:
                 self.notes.append(
-                    f"the bookmark index lags behind by {behind} entries; the next writer, or "
-                    "reindex, goes on with it"
+                    f"the bookmark index lags by {lag} entries; the next writer, or reindex, "
+                    "continues it"
                 )
 
     def _failed(self, error: IndexFailed) -> None:

@@ -1,7 +1,7 @@
 """What a bookmark index has to do, whatever keeps it.
 
 An index is derived data: for each key the numbers of all entries that carry it, and a
-watermark that says how far into which file it goes. It takes no decisions; the keeper
+watermark that says how much of which file it covers. It decides nothing; the keeper
 (`keeper.py`) feeds it and judges it.
 """
 
@@ -20,11 +20,11 @@ of the process come to their turn, and may raise, which ends the write."""
 
 
 def at_once() -> None:
-    """The pace of a write that nobody has to wait for."""
+    """The pace of a write without pauses."""
 
 
 class Watermark(NamedTuple):
-    """How far an index goes, and in which file.
+    """How much of which file an index covers.
 
     All bookmarks of the entries before number `entries`, which end at file offset
     `length`, are in the index; `identity` is the keeper's fingerprint of that file.
@@ -50,7 +50,7 @@ class BookmarkIndex(ABC):
 
     @abstractmethod
     def watermark(self) -> Watermark | None:
-        """How far the index goes; None where it is new."""
+        """How much the index covers; None if it is new."""
 
     @abstractmethod
     def newest(self, key: bytes) -> int | None:
@@ -65,9 +65,9 @@ class BookmarkIndex(ABC):
     def fill(
         self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
     ) -> None:
-        """Forget everything and take in these: as many as there are in a whole file.
+        """Replace everything with these: as many as there are in a whole file.
 
-        `watermark` is asked when all parts were taken. Where this ends early there may be
+        `watermark` is called after all parts were read. If this ends early there may be
         bookmarks and no watermark: that is an index of nothing, to be cleared.
         """
         self.clear()
@@ -88,7 +88,7 @@ class BookmarkIndex(ABC):
         """Called every few seconds by the thread that writes the index, between two writes."""
 
     def in_place(self) -> bool:
-        """Whether who opens the index now gets this one: nobody has taken it away."""
+        """Whether opening the index now gives this one: it was not removed or replaced."""
         return True
 
     @abstractmethod

@@ -28,7 +28,7 @@ _MAP_SIZE = _WHOLE_MAP
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
 # Behind its last page the file has this much more: where a page is damaged, LMDB may look for an
-# entry of it up to 64 KiB behind it, twice, and past the file's end that ends the process.
+# entry of it up to 64 KiB after it, twice; after the file's end that crashes the process.
 _SLACK_BYTES = 128 * 1024
 # As large as LMDB makes it for so many readers.
 _LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
@@ -65,15 +65,15 @@ class SharedEnvironment:
         self.access = access
         self.users = 0
         self.write = write
-        # Taken by who reads or grows a map that is not the whole one: no transaction may be
-        # under way then.
+        # Held by a thread that reads or grows a map that is not the whole one: no transaction is
+        # open then.
         self.turn = threading.Lock()
         self.small = False
         self.opened = self.open(beside_writer)
 
     def open(self, beside_writer: bool = False) -> Opened:
-        # A reader that takes part in LMDB's lock file writes into it. Where nobody writes
-        # the index he need not, and leaves no trace. (Should a writer come all the same:
+        # A reader that uses LMDB's lock file writes into it. If no process writes the index it
+        # need not, and leaves no trace. (If a writer comes nevertheless:
         # pages of a snapshot are used again two transactions later at the earliest, and
         # each question here is a transaction of its own.)
         place = self._folder()
@@ -115,13 +115,13 @@ class SharedEnvironment:
         """See to it that no page is past the file's end: a look at it would end the process.
 
         LMDB leaves out free pages at the end now and then; the writer makes up for it after
-        each transaction, so that a file that lacks some is taken for one that was cut short.
+        each transaction, so that a file that lacks some is known to be truncated.
         """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
         try:
             size = os.stat("data.mdb", dir_fd=place.fd, follow_symlinks=False).st_size
         except FileNotFoundError:
-            return  # somebody removed it; ours lives on until it is closed
+            return  # it was removed; the open one lives on until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
@@ -131,14 +131,14 @@ class SharedEnvironment:
                 _reserve(place, "data.mdb", needed + _SLACK_BYTES)
 
     def grow(self) -> None:
-        """Make place for twice as much. Raises `lmdb.Error` where there is none."""
+        """Double the map. Raises `lmdb.Error` if there is no address space."""
         with self.turn:
             env = self.opened.env
             env.set_mapsize(2 * env.info()["map_size"])
 
     def renew(self) -> None:
-        """Begin anew with empty files. Who asks the old one just now gets his answer: it is
-        closed when nobody has a transaction any more."""
+        """Begin again with empty files. A question to the old ones is still answered: they are
+        closed when no transaction is open any more."""
         with self.guard:
             with self._folder() as place:
                 place.remove(INDEX_FILES)

@@ -1,8 +1,8 @@
-"""A commit: the header page's new bytes, and all writes in one call that lets go of the GIL once.
+"""A commit: the header page's new bytes, and all writes in one call that releases the GIL once.
 
-Owns how a stream's end moves on: the hash of what is not on disk, the bytes of header,
-record and mark (where they stand is `record.py`'s to say), and all of it back where the
-writes fail. Takes no decisions; `writer.py` does.
+Owns how a stream's end advances: the hash of what is not on disk, the bytes of header, record and
+mark (`records.py` has their layout), and the way back if the writes fail. Decides nothing:
+`writer.py` does.
 """
 
 cimport cython
@@ -227,8 +227,8 @@ def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers
     then 8 bytes to each descriptor of `wakers` (a full one is awake already).
     `before` and `after` are (start, end) in bytes.
 
-    Raises `CommitStepFailed`, an `OSError` whose `step` tells how far it came; the
-    steps behind it were not begun.
+    Raises `CommitStepFailed`, an `OSError` whose `step` is the one that failed; later steps were
+    not begun.
     """
     cdef Py_buffer data
     cdef Py_buffer head
@@ -320,16 +320,15 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
 @cython.final
 @cython.no_gc_clear  # a cleared `_hold` would free the page that it holds
 cdef class StreamEnd:
-    """Where a stream that is written ends, and the header page that says so.
+    """The end of a stream that is written, and the header page that records it.
 
-    `written` is the end. `base` is known to be on disk; at `mid` the sync that is under way
-    began (without one, mid is base). `first` is the hash of the entries from base to mid,
+    `written` is the end. `base` is known to be on disk; the sync that is under way began at `mid`
+    (without one, mid is base). `first` is the hash of the entries from base to mid,
     `running` the xxh3 of those from mid to the end. `unfinished` is true between the first
     write of a commit or change and its end. `commits` counts them, `durable` those known to be
-    on disk. Up to the offset `limit` a commit needs nothing but its writes, with a sync among
-    them where `synced` is true; -1 where somebody has to look. `sequence` is the newest synced
-    header's, which stands in the page. For one thread at a time; `commit_on` sees to that
-    itself.
+    on disk. Up to the offset `limit` a commit needs only its writes, with a sync among them if
+    `synced` is true; -1 if the writer has to check something first. `sequence` is that of the
+    newest synced header in the page. For one thread at a time; `commit_on` locks by itself.
     """
 
     cdef public object written
@@ -430,16 +429,16 @@ cdef class StreamEnd:
 
     @property
     def look_due(self):
-        """Whether somebody has to look where the file's path leads before the next commit."""
+        """Whether the writer has to check where the file's path leads before the next commit."""
         return coarse_ns() >= self._look_at
 
     def looking(self):
-        """The time of a look that is about to begin, for `looked`."""
+        """The time of a check that is about to begin, for `looked`."""
         return coarse_ns()
 
     def looked(self, uint64_t began, double seconds):
-        """A look that began then found the file at its path: for so many seconds after it
-        `look_due` is false."""
+        """A check that began then found the file at its path: for `seconds` after it `look_due` is
+        false."""
         self._look_at = began + <uint64_t>(seconds * 1e9)
 
     def look_again(self):
@@ -448,12 +447,12 @@ cdef class StreamEnd:
 
     @property
     def ready(self):
-        """Whether the next operation may begin with nothing to be looked at."""
+        """Whether the next operation may begin without a check."""
         return self.limit >= 0 and not self.unfinished
 
     def commit_on(self, packer, writer, bint wait):
-        """`commit` where nothing else is to be seen to, and it is seen when this returns: gives
-        the new end, or None where somebody has to look, and nothing was done.
+        """`commit` if nothing has to be checked first, and it is visible on return: returns the new
+        end, or None if the writer has to check, and nothing was done.
 
         Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
         for that. The writer raises the error for an `OSError`.
@@ -479,7 +478,7 @@ cdef class StreamEnd:
                 return None
             if coarse_ns() >= self._look_at:
                 return None
-            # Others that become durable with it are to be told.
+            # Earlier commits that become durable with it have to be reported.
             if sync and self.base is not self.written:
                 return None
             try:
@@ -495,16 +494,14 @@ cdef class StreamEnd:
             lock.release()
 
     cpdef all_on_disk(self, head):
-        """Everything up to `head` is on disk, and the hash begins anew behind it."""
+        """Everything up to `head` is on disk, and the hash begins again after it."""
         self.base = self.mid = head
         self.running = new_hash()
         self.first = NO_HASH
 
     def put(self, base, mid, after, first, second, seen):
-        """Move header and record, which stand in the page already, on to `after`, and the mark
-        to `seen`.
-
-        What does not change from commit to commit is not written again.
+        """Advance header and record, which are in the page already, to `after`, and the mark to
+        `seen`. What no commit changes is not written again.
         """
         self._put(base, mid, after, first, second, seen)
 
@@ -522,7 +519,7 @@ cdef class StreamEnd:
         return 0
 
     cdef int _put_synced(self, head) except -1:
-        """The newest synced header, moved on to `head`, into the other slot."""
+        """Write a newer synced header, which ends at `head`, into the other slot."""
         cdef uint8_t* page = self._bytes
         cdef Py_ssize_t slot = self._slots[(self.sequence + 1) & 1]
         memcpy(page + slot, page + self._slots[self.sequence & 1], self._slot_end)
@@ -533,12 +530,12 @@ cdef class StreamEnd:
         return 0
 
     cpdef commit(self, packer, hasher, seen, bint sync, wakers):
-        """Move the end on over the packer's entries, in the page and in the file; gives it.
+        """Advance the end over the packer's entries, in the page and in the file; returns it.
 
         `hasher` is the running hash over what was placed of the operation before (None:
-        nothing was). Readers may go up to `seen` (None: to the new end). Leaves
-        `unfinished` true, for whoever has told them. Raises `OSError` with page and end as
-        they were; `CommitStepFailed` says how far the file got.
+        nothing was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
+        true; the caller resets it. Raises `OSError` with page and end as they were;
+        `CommitStepFailed` has the step that failed.
         """
         cdef Packed packed = packer
         cdef uint8_t* page = self._bytes
@@ -599,7 +596,7 @@ cdef class StreamEnd:
             return head
         self.durable = self.commits
         if unhashed:
-            # What `all_on_disk` does, but that the hash has not begun.
+            # What `all_on_disk` does, except that the hash has not begun.
             self.base = self.mid = head
             self.first = NO_HASH
         else:
@@ -623,14 +620,14 @@ cdef inline int put_head(uint8_t* p, head) except -1:
 
 
 cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
-    """The xxh3 of a record, right behind it."""
+    """Write the xxh3 of a record right after it."""
     record = PyBytes_FromStringAndSize(<char*>page + start, end - start)
     put_u64(page + end, <uint64_t>hash_of(record))
     return 0
 
 
 cdef int hash_into(running, Packed packed) except -1:
-    """Take the packed entries, without padding marks, into a hash."""
+    """Hash the packed entries, without padding marks."""
     if packed._count == 1 and not packed._segments[0].padded:
         # The usual one, without a view of it.
         packed._arena.used = packed._used

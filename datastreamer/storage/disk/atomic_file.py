@@ -28,8 +28,8 @@ def new_file(disk: Disk, path: str, beside: Access | None = None) -> Iterator[Fi
     """A file to write, which is synced and has its name `path`, durably, when the block is left.
     It has no more permissions than the stream that has the access `beside`.
 
-    It never takes the place of anything. Raises `OSError`, `FileExistsError` where something
-    stands at `path`; after that, or an exception of the block, no trace of the file is left
+    It never replaces anything. Raises `OSError`, `FileExistsError` if there is something at
+    `path`; after that, or an exception of the block, no trace of the file is left
     (of one that could not be brought to disk under its name, the name may be).
     """
     file, temporary = _created(disk, path, beside)
@@ -55,8 +55,8 @@ def _created(disk: Disk, path: str, beside: Access | None) -> tuple[File, str]:
         try:
             locked = file.lock()
         except OSError:
-            locked = True  # a file system without locks: nobody takes it for a left-over there
-        # Between the two lines above somebody may have done just that.
+            locked = True  # a file system without locks: no process treats it as a left-over there
+        # Between the two lines above another process may have removed it as a left-over.
         if locked and disk.exists(temporary):
             return file, temporary
         file.close()
@@ -65,7 +65,7 @@ def _created(disk: Disk, path: str, beside: Access | None) -> tuple[File, str]:
 def remove_left_overs(
     disk: Disk, path: str, beside: Access, ending: re.Pattern[str] = _LEFT_OVER
 ) -> list[str]:
-    """Unlink what processes that were killed have left beside `path`; gives the names.
+    """Unlink what killed processes have left beside `path`; returns the names.
 
     `beside` is the access of the stream, `ending` is how the names go on behind `path`. What
     cannot be removed stays, as does what somebody is writing, and what is a link or another

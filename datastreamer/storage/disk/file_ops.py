@@ -64,7 +64,7 @@ class File(Readable, Protocol):
         """Device and inode: the same for two descriptors of one file."""
 
     def links(self) -> int:
-        """How many names it has; 0 where it was removed."""
+        """How many names it has; 0 if it was removed."""
 
     def access(self) -> Access:
         """Which users may read and write it."""
@@ -95,15 +95,15 @@ class File(Readable, Protocol):
         """Set the size; growing reserves the space unless told otherwise."""
 
     def part(self, start: int, stop: int) -> None:
-        """Have the same bytes from `start` to `stop` stand in other memory from now on, where the
+        """Move the bytes from `start` to `stop` to other memory of the page cache, if the
         file system can: connections that the kernel was only pointed to them for, by sendfile,
         keep these, whatever is written there."""
 
     def abandon(self, start: int, stop: int) -> None:
-        """The same, as far as that goes, where nobody needs the bytes any more, however many."""
+        """The same, as far as possible, for any number of bytes that are not needed any more."""
 
     def lock(self) -> bool:
-        """Take the writer's lock on this descriptor; False where somebody has it."""
+        """Acquire the writer's lock on this descriptor; False if another open file holds it."""
 
     def unlock(self) -> None:
         """Give the lock up, for copies of the descriptor too."""
@@ -258,7 +258,7 @@ class Disk(Protocol):
 
     def create(self, path: str, beside: Access | None = None) -> File:
         """A new, empty file, with no more permissions than the stream that has the access
-        `beside`; `FileExistsError` where something stands."""
+        `beside`; `FileExistsError` if there is one."""
 
     def publish(self, temporary: str, path: str) -> None:
         """Give a finished, synced file its name, durably; never replaces anything."""
@@ -318,7 +318,7 @@ class OsDisk:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with each boot of this machine; zeros where nobody tells."""
+    """16 bytes that change with each boot of this machine; zeros if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as source:
             return bytes.fromhex(source.read().strip().replace("-", ""))

@@ -1,4 +1,4 @@
-"""Which kind of file system a path stands on, where that decides what may be done there.
+"""The kind of file system that a path is on, which decides what is safe there.
 
 Knows the mount table of Linux; elsewhere every path counts as local.
 """

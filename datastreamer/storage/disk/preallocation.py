@@ -33,7 +33,7 @@ class Preallocation:
             self._resize(self.size + short)
 
     def grow(self, length: int) -> bool:
-        """Have at least one unused byte behind `length`, in whole pages; True if it grew."""
+        """Have at least one unused byte after `length`, in whole pages; True if the file grew."""
         if length < self.size:
             return False
         needed = page_start(page_of(length) + 1)

@@ -16,7 +16,7 @@ _BEGUN = re.compile(r"\.\d{8}T\d{6}\.[0-9a-f]{4}\.(?:cut|repair)" + NEW)
 def keep_beside(
     disk: Disk, path: str, suffix: str, page: Buffer, file: File, start: int, stop: int
 ) -> str:
-    """Copy `page` and bytes `start` to `stop` of `file` to a new, synced file; gives its path.
+    """Copy `page` and bytes `start` to `stop` of `file` to a new, synced file; returns its path.
 
     It is named `path.<time>.<suffix>`. Raises `OSError`; there is no such file then.
     """

@@ -1,7 +1,7 @@
-"""As many entries as limits allow: how many, how large, where they end.
+"""As many entries as limits allow: their number, their size, their end.
 
-Owns the counting, which is done in C over what is read once; a page that fits as a whole is
-not read for it. Knows the head and the pages by what `reader.py` tells of them.
+Owns the counting, which is done in C over bytes that are read once; a page that fits as a whole is
+not read. The caller passes the head and the spans.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.spans import Span
 
 KEPT_BYTES = 128 * 1024
-"""The bytes of so many are handed out with them; of more they are not kept in memory."""
+"""A portion of at most this size includes its bytes; a larger one is not kept in memory."""
 
 # Read beyond what is likely enough, so that a second look is rare.
 _SLACK = 1024
 
 
 class Portion(NamedTuple):
-    """Whole entries: so many, in `size` bytes without padding, up to entry `number` at or
-    behind file offset `offset`; their bytes, where they are few, else None."""
+    """A number of whole entries, in `size` bytes without padding, up to entry `number` at or after
+    file offset `offset`; `data` has the bytes if they are few, else it is None."""
 
     entries: int
     size: int
@@ -35,8 +35,8 @@ class Portion(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """How much to take from entry `number` on, at or behind file offset `offset`. `likely` is
-    about how long an entry is: a guess, for reading neither too little nor too much."""
+    """The limits, from entry `number` on, at or after file offset `offset`. `likely` estimates the
+    size of an entry, so that neither too little nor too much is read."""
 
     offset: int
     number: int
@@ -52,8 +52,8 @@ def take(
     read: Callable[[int, int], bytes],
     span: Callable[[int, int], Span],
 ) -> Portion:
-    """The entries that `wanted` says. At least one where any is committed there, whatever its
-    size; none past damage, which raises `DamagedEntry` only where it comes first."""
+    """The entries within `wanted`. At least one if any is committed there, whatever its size; none
+    after damage, which raises `DamagedEntry` only if it comes first."""
     offset, number, most, left, _ = wanted
     place, first = offset, number
     stop = min(head.entries, number + most)
@@ -64,7 +64,7 @@ def take(
         likely = (stop - number) * wanted.likely * 9 // 8 + _SLACK
         if KEPT_BYTES < until - offset <= min(left, likely):
             whole = None
-            with contextlib.suppress(DamagedEntry):  # what stands before it is still good
+            with contextlib.suppress(DamagedEntry):  # what precedes it is still valid
                 whole = span(offset, number)
             length = 0 if whole is None else whole.end - whole.start
             if whole is not None and whole.next.number <= stop and 0 < length <= left:

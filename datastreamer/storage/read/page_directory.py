@@ -1,8 +1,7 @@
-"""What is known of a file's pages: with which entry each begins, where it ends, what is in it.
+"""The page directory: with which entry each page begins, where it ends, what is in it.
 
-Owns the page directory, in bounded memory. Believes no number that the page before or after
-it speaks against. Knows nothing of how far a stream goes but what it is told, and nothing of
-changes: another history of the stream begins with an empty directory.
+Uses bounded memory. Believes no number that contradicts the page before or after. The caller
+passes the head, and begins with an empty directory after truncations and changes.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _FIRST_LOOK = 64 * 1024
 class Pages:
     """What is known of the pages of one history of the stream.
 
-    Another history (entries taken back or changed) begins with an empty one: who still
-    reads beside the change keeps what he finds to the old one. `path` is for messages.
+    After a truncation or change a new directory is made: a thread that still reads keeps what it
+    finds in the old one. `path` is for messages.
     """
 
     def __init__(self, file: Readable, path: str) -> None:
@@ -46,7 +45,7 @@ class Pages:
         self._forget()
 
     def clear(self) -> None:
-        """Forget all: what stands there is read again."""
+        """Forget everything: it is read again."""
         with self._guard:
             self._forget()
 
@@ -81,7 +80,7 @@ class Pages:
             return table.find(number)
 
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
-        """The page's table, as far as the head allows now; damage behind `number` is not
+        """The page's table, as far as the head allows now; damage after `number` is not
         looked at. Holds the guard."""
         start = page_start(page)
         table = self._table_of(page, start)
@@ -96,7 +95,7 @@ class Pages:
                 if number >= table.next_number:
                     raise DamagedEntry(self._path, since + error.offset, error.reason) from None
                 if page and table.next_number == table.first_number + 1:
-                    # Which of the two numbers is wrong, the page before can tell.
+                    # The page before shows which of the two numbers is wrong.
                     self._walk(page - 1, table.first_number)
             if since + size >= until:
                 break
@@ -104,7 +103,7 @@ class Pages:
         return table
 
     def _table_of(self, page: int, start: int) -> PageTable:
-        """The table of a page, made where there is none yet. Holds the guard."""
+        """The table of a page, made if there is none yet. Requires the guard."""
         first_number = self.first_number(page)
         first_numbers, tables = self.directory
         at = bisect_left(first_numbers, first_number)
@@ -116,9 +115,9 @@ class Pages:
         tables.insert(at, table)
         while len(tables) > _TABLES:
             self._hand %= len(tables)
-            goes = tables[self._hand]
-            if goes is table or goes.used:
-                goes.used = False
+            oldest = tables[self._hand]
+            if oldest is table or oldest.used:
+                oldest.used = False
                 self._hand += 1
             else:
                 del first_numbers[self._hand], tables[self._hand]
@@ -163,7 +162,7 @@ class Pages:
         return None
 
     def _start_of(self, head: Head, page: int) -> int | None:
-        """As `first_number`; None where the page is damaged there."""
+        """As `first_number`; None if the page is damaged there."""
         try:
             number = self.first_number(page)
         except DamagedEntry:
@@ -191,7 +190,7 @@ class Pages:
         return number
 
     def head_at(self, offset: int) -> int | None:
-        """The number of the entry at `offset`; None where no sane entry stands there."""
+        """The number of the entry at `offset`; None if there is no valid entry."""
         found = self._file.read(ENTRY_HEAD_SIZE, offset)
         if len(found) < ENTRY_HEAD_SIZE:
             return None

@@ -29,10 +29,10 @@ Visit = Callable[[EntryBatch, bool], None]
 
 
 class Damage(NamedTuple):
-    """A place where the chain of entries breaks: the byte, and what stands there instead.
+    """A place where the sequence of entries breaks: the byte, and what was found there.
 
-    `first` is the entry that was due there, None where a page before is broken too; `after`
-    the next entry that can be read again, None where none is known.
+    `first` is the entry that was due there, None if an earlier page is broken too; `after` is the
+    next entry that can be read, None if none is known.
     """
 
     offset: int
@@ -42,11 +42,10 @@ class Damage(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What a walk came to.
+    """The result of a walk.
 
-    `whole` is the end of the last entry before the first damage: how far a stream can go.
-    `padded` tells that padding follows there. `pages` were read. With `unread` the system
-    refused to read on: an error that no repair of ours helps against.
+    `whole` is the end of the last entry before the first damage. `padded`: padding follows there.
+    `pages` were read. `unread`: the system refused to read on, which no repair helps against.
     """
 
     whole: Head
@@ -56,7 +55,7 @@ class Walk(NamedTuple):
     unread: bool
 
     def ends_at(self, head: Head) -> bool:
-        """Whether the entries end exactly there, perhaps behind the padding of their page."""
+        """Whether the entries end exactly there, or before the padding of their page."""
         if self.damages or head.entries != self.whole.entries:
             return False
         page_end = page_start(page_of(self.whole.length) + 1)
@@ -73,9 +72,9 @@ def walk_file(
 ) -> Walk:
     """Go over the entries up to file offset `stop`.
 
-    `visit(batch, whole)` is given each page's entries that can be read; `whole` is false
-    behind damage. `progress(offset)` is told how far it is. After damage it goes on with the
-    next page, which begins with an entry whose number says what is missing.
+    `visit(batch, whole)` is called with each page's readable entries; `whole` is false after
+    damage. `progress(offset)` is called with the present offset. After damage the walk continues
+    with the next page, whose first entry number shows what is missing.
     """
     chain = Chain()
     pages, unread = 0, False
@@ -101,11 +100,10 @@ def walk_file(
 
 
 class Chain:
-    """The pages that were read so far, and how they go together.
+    """The pages that were read so far, and whether they continue each other.
 
-    `due` is the entry that comes next, None behind what cannot be read and before the first
-    page of a part of a file. `missing` are damages behind which no entry was found yet. For
-    the rest see `Walk`.
+    `due` is the next entry, None after what cannot be read and before the first page of a part of
+    a file. `missing` are damages after which no entry was found yet. For the rest see `Walk`.
     """
 
     def __init__(self, due: int | None = 0) -> None:
@@ -124,7 +122,7 @@ class Chain:
         self.missing.append(Damage(offset, what, self.due, None))
 
     def goes_on(self, page: Page) -> bool:
-        """Put the next page behind the last one; whether nothing is broken up to its start."""
+        """Append the next page; returns whether nothing is broken up to its start."""
         before, self._page = self._page, page
         found = page.batch.first_number if page.batch else None
         if self.due is not None and found != self.due:
@@ -140,8 +138,8 @@ class Chain:
         return self.intact
 
     def _doubt_padding(self, before: Page, due: int, found: int | None) -> None:
-        """Zeros over the end of a page pass for padding, and so does a length's first byte
-        where an entry is taken for one byte longer."""
+        """Zeros over the end of a page look like padding, and so does a length's first byte if the
+        entry before is parsed one byte too long."""
         what = f"padding where entry {due} is due: the next page begins with entry {found}"
         doubted = before.broken_at(what)
         shorter = doubted.batch.next_number < due
@@ -151,7 +149,7 @@ class Chain:
             self.missing.append(doubted.damage(due))
 
     def take(self, *, to_the_end: bool) -> EntryBatch:
-        """The page's entries that can be read. `to_the_end` of the page the data goes."""
+        """The page's readable entries. `to_the_end`: the data continues to the end of the page."""
         page, intact = self._page, self.intact
         self.padded = page.broken is None and page.batch.end < len(page.content)
         if self.padded and not to_the_end:
@@ -165,9 +163,9 @@ class Chain:
 
 
 class Page(NamedTuple):
-    """A page, or a piece of one: its entries up to what is none, if anything is not.
+    """A page, or a part of one: its entries up to the first damage.
 
-    `broken` is an offset in the page and what stands there.
+    `broken` is the damage: an offset in the page, and what was found there.
     """
 
     start: int
@@ -189,11 +187,11 @@ class Page(NamedTuple):
         return Damage(self.start + offset, what, due, None)
 
     def broken_at(self, what: str, following: bytes = b"") -> Page:
-        """The page with a break behind its entries - or before the last, where that is at fault.
+        """The page with damage after its entries, or at the last one if its length is wrong.
 
-        Nothing but the place of the next entry tells that an entry's length is right: where
-        that one stands elsewhere, the entry before is the broken one. `following` is the head
-        of the next page, where the next entry may stand.
+        Only the place of the next entry confirms an entry's length: if the next one is elsewhere,
+        the entry before is the damaged one. `following` is the head of the next page, where the
+        next entry may be.
         """
         batch = self.batch
         if not batch:

@@ -1,11 +1,8 @@
-"""Reading a stream file: where an entry stands, runs of entries, spans to send.
+"""Reads a stream file: the places of entries, runs of entries, spans to send.
 
-Owns what belongs together at a moment: the head, and what is known of the pages
-(`pages.py`). Reads committed bytes only: everything is bounded by `Reader.head`, which the
-owner moves. Knows nothing of writing, locks or bookmarks.
-Safe to use from several threads.
-
-Positions are pairs (file offset, entry number): a `Cursor`.
+Owns the head and what is known of the pages (`page_directory.py`), which belong together. Reads
+committed bytes only: everything is bounded by `Reader.head`, which the owner moves. Knows nothing
+of writing, locks or bookmarks. Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ T = TypeVar("T")
 
 
 class _ReaderState(NamedTuple):
-    """What belongs together: who sees one of it sees the others."""
+    """What belongs together: a thread that sees one field sees the others."""
 
     head: Head
     changes: int
@@ -55,22 +52,22 @@ class _ReaderState(NamedTuple):
 class Reader:
     """Committed entries of one file.
 
-    `path` is for messages. Raises `DamagedEntry` with the file's offset where the
-    bytes are not what the format promises, after having read them twice.
+    `path` is for messages. Raises `DamagedEntry` with the file's offset if the
+    bytes do not match the format in two reads.
     """
 
     def __init__(self, file: Readable, path: str, head: Head) -> None:
         self._file = file
         self._path = path
         self._state = _ReaderState(head, 0, Pages(file, path))
-        # Held while entries are changed; the count of changes is odd then.
+        # Held while entries are changed; the number of changes is odd then.
         self._change = threading.Lock()
-        # To how many entries each truncation went back.
+        # The number of entries after each truncation.
         self._cuts: list[int] = []
 
     @property
     def head(self) -> Head:
-        """How far to read."""
+        """The end of what is read."""
         return self._state.head
 
     @head.setter
@@ -81,18 +78,18 @@ class Reader:
 
     @property
     def changes(self) -> int:
-        """How often entries were taken back or changed: `forget` and `changing` count."""
+        """How often entries were truncated or changed, as `forget` and `changing` count it."""
         return self._state.changes
 
     def forget(self, head: Head | None = None) -> None:
-        """Another history: entries were taken back or changed, nobody says which; up to `head`."""
+        """Unknown entries were truncated or changed; the stream now ends at `head`."""
         now, changes, _ = self._state
         self._cuts.append(0)
         self._state = _ReaderState(head or now, changes + 2, Pages(self._file, self._path))
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Around a change of entries by the writer's thread: who reads them waits."""
+        """Around a change of entries by the writer's thread: readers wait."""
         with self._change:
             before, changes, pages = self._state
             self._state = _ReaderState(before, changes | 1, pages)
@@ -109,8 +106,8 @@ class Reader:
             self._state = _ReaderState(head, changes + 1, Pages(self._file, self._path))
 
     def _steadily(self, read: Callable[[_ReaderState, A], T], what: A) -> T:
-        """`read(state, what)`: once more where the stream was changed meanwhile, and before
-        damage is believed."""
+        """`read(state, what)`, repeated if the stream was changed meanwhile, and before damage is
+        believed."""
         doubted = False
         while True:
             state = self._state
@@ -131,10 +128,10 @@ class Reader:
                 if state.changes == self._state.changes:
                     return found
 
-    # Where entries stand.
+    # Places of entries.
 
     def cursor(self, number: int) -> Cursor:
-        """The place of entry `number`, or of the next one where it is the total."""
+        """The place of entry `number`; for the total, the place of the next entry."""
         return self._steadily(self._cursor, number)
 
     def _cursor(self, state: _ReaderState, number: int) -> Cursor:
@@ -148,8 +145,8 @@ class Reader:
         return Cursor(offset, number)
 
     def packed(self, number: int, *, prefix: bytes = b"", packet_type: int = PACKET_ENTRY) -> bytes:
-        """`prefix` and entry `number` with its 17-byte head, as it stands in the file but for
-        the packet type."""
+        """`prefix` and entry `number` with its 17-byte head, as in the file except for the packet
+        type."""
         head, changes, pages = self._state
         if 0 <= number < head.entries and not changes & 1:
             first_numbers, tables = pages.directory
@@ -164,8 +161,8 @@ class Reader:
     def packed_from(
         self, pages: Container[int], number: int, prefix: bytes, packet_type: int
     ) -> bytes | None:
-        """As `packed`, where the entry is known to stand in one of `pages`, which are told by
-        their file offsets; else None."""
+        """As `packed` if the entry is known to be in one of `pages`, which are file offsets;
+        otherwise None."""
         head, changes, known = self._state
         if 0 <= number < head.entries and not changes & 1:
             first_numbers, tables = known.directory
@@ -179,8 +176,8 @@ class Reader:
         return None
 
     def page_with(self, number: int) -> tuple[int, int] | None:
-        """File offset and size of the page that holds entry `number`, as far as there are
-        entries in it; None where that is not known without a look into the file."""
+        """File offset and size of the part of a page with entries that holds entry `number`; None
+        if that is not known without reading the file."""
         head, _, known = self._state
         if not 0 <= number < head.entries:
             return None
@@ -190,7 +187,7 @@ class Reader:
             return None
         start, behind = tables[at].page_file_offset, tables[at].page_file_offset + PAGE_SIZE
         if number >= tables[at].next_number and behind < head.length:
-            # It may stand in a later page, unless that one is known to begin behind it.
+            # It may be in a later page, unless that one is known to begin after it.
             following = tables[at + 1].page_file_offset if at + 1 < len(tables) else 0
             if following != behind:
                 return None
@@ -203,7 +200,7 @@ class Reader:
         return Entry(number, kind, near[at : at + size])
 
     def first_event(self, number: int) -> Entry | None:
-        """The first entry at or after `number` that is no bookmark."""
+        """The first entry from `number` on that is not a bookmark."""
         cursor, size = self.cursor(number), 4096
         while cursor.number < self.head.entries:
             batch, cursor = self.run(cursor, size)
@@ -214,7 +211,7 @@ class Reader:
         return None
 
     def _find(self, number: int) -> tuple[bytes, int, int]:
-        """Bytes that hold entry `number`, where its head stands in them, its data's size."""
+        """Bytes that hold entry `number`, the offset of its head in them, its data's size."""
         return self._steadily(self._look_up, number)
 
     def _look_up(self, state: _ReaderState, number: int) -> tuple[bytes, int, int]:
@@ -240,9 +237,9 @@ class Reader:
     def run(self, cursor: Cursor, max_bytes: int = PAGE_SIZE) -> tuple[EntryBatch, Cursor]:
         """The whole entries from `cursor`, at most `max_bytes` of file, and the place after.
 
-        They stand in one page, so their bytes are together. At least one entry where any is
-        committed behind the cursor, even one larger than `max_bytes`; none past damage, which
-        raises only where the next run begins with it.
+        They are in one page, so their bytes are contiguous. At least one entry if any is
+        committed after the cursor, even one larger than `max_bytes`; none after damage, which
+        raises only if a run begins with it.
         """
         return self._steadily(self._run, (cursor, max_bytes))
 
@@ -297,9 +294,8 @@ class Reader:
     def _in_place(
         self, near: bytes, offset: int, batch: EntryBatch, what: str, following: bytes = b""
     ) -> EntryBatch:
-        """Entries that damage follows, read at `offset`: without the last, where the next one
-        stands elsewhere than it says. `following` is as in `Page.broken_at`. Raises
-        `DamagedEntry` where none is left."""
+        """Entries before damage, read at `offset`, without the last one if the next is not where it
+        ends. `following` is as in `Page.broken_at`. Raises `DamagedEntry` if none is left."""
         found = Page(offset, near, batch, None).broken_at(what, following)
         if not found.batch:
             assert found.broken is not None
@@ -309,8 +305,8 @@ class Reader:
     def _before_padding(
         self, state: _ReaderState, near: bytes, offset: int, batch: EntryBatch
     ) -> EntryBatch:
-        """The same for entries that padding follows: it may be the first byte of a length, where
-        an entry is taken for one byte longer."""
+        """The same for entries before padding, which may be the first byte of a length if the entry
+        before is parsed one byte too long."""
         behind = page_start(page_of(offset) + 1)
         if behind < state.head.length:
             if state.pages.head_at(behind) == batch.next_number:
@@ -323,8 +319,8 @@ class Reader:
     def _end(self, place: Cursor, head: Head) -> Cursor:
         """The head's own place, if the entries that end at `place` are the stream's last.
 
-        After a truncation to the first entry of a page the head stands there, behind the
-        padding of the page before.
+        After a truncation to the first entry of a page the head is there, after the padding of
+        the page before.
         """
         fits = place.number == head.entries and (
             place.offset == head.length
@@ -343,12 +339,12 @@ class Reader:
         return Cursor(*head)
 
     def _padding_at(self, offset: int) -> bool:
-        """Whether a padding mark stands there; never where a page starts."""
+        """Whether there is a padding mark; never at the start of a page."""
         inside = offset > page_start(page_of(offset))
         return inside and self._file.read(1, offset) == bytes([PACKET_PADDING])
 
     def chunk(self, cursor: Cursor, max_bytes: int) -> Chunk:
-        """As `run`, with the bytes themselves and where they stand."""
+        """As `run`, with the bytes themselves and their offset."""
         batch, following = self.run(cursor, max_bytes)
         data = memoryview(batch.base)[batch.start : batch.end]
         start = cursor.offset
@@ -391,8 +387,8 @@ class Reader:
     def span(self, cursor: Cursor) -> Span:
         """The entries from `cursor` to the end of its page or to the head, unread.
 
-        Empty (start = end) where nothing is committed behind the cursor. The entry at
-        the cursor is looked at; the others are vouched for by the page's directory.
+        Empty (start = end) if nothing is committed after the cursor. The entry at the cursor is
+        read; the page directory confirms the others.
         """
         return self._steadily(self._span, cursor)
 
@@ -414,8 +410,7 @@ class Reader:
         return Span(offset, end, Cursor(following, beyond))
 
     def portion(self, wanted: Measure) -> Portion:
-        """As many entries as `wanted` allows: counted and measured, and read where they are
-        few."""
+        """As many entries as `wanted` allows: counted and measured, and read if they are few."""
         return self._steadily(self._portion, wanted)
 
     def _portion(self, state: _ReaderState, wanted: Measure) -> Portion:
@@ -425,21 +420,21 @@ class Reader:
         return take(wanted, state.head, self._path, self._file.read, span)
 
     def matches(self, wanted: Wanted) -> Matches:
-        """What `wanted` is looking for, of the next piece of the file."""
+        """The matches of `wanted` in the next part of the file."""
         return self._steadily(self._matches, wanted)
 
     def _matches(self, state: _ReaderState, wanted: Wanted) -> Matches:
         return look(wanted, state.head, self._path, self._file.read)
 
     def raw(self, start: int, count: int) -> bytes:
-        """`count` bytes of the file from `start` on, which are known to be entries."""
+        """`count` bytes of entries from file offset `start` on."""
         data = self._file.read(count, start)
         if len(data) < count:
             raise DamagedEntry(self._path, start, "the file ends there")
         return data
 
     def _past_padding(self, state: _ReaderState, cursor: Cursor) -> int:
-        """The next page's start, where the cursor stands at padding that can be believed."""
+        """The next page's start, if the cursor is at padding that can be believed."""
         offset, number = cursor
         if not self._padding_at(offset):
             raise DamagedEntry(self._path, offset, f"entry {number} is due, and is not there")
@@ -469,14 +464,14 @@ class Reader:
 
 
 def truncated_below(number: int) -> NotFound:
-    """What an iteration raises that was about to read entry `number`."""
+    """The error of an iteration whose next entry was `number`."""
     return NotFound(f"the stream was cut back while it was read, to before entry {number}")
 
 
 def doubt(file: Readable, head: Head) -> str:
-    """Why the entries of the last page do not end exactly at `head`; empty where they do.
+    """Why the entries of the last page do not end exactly at `head`; empty if they do.
 
-    A head at the start of a page may stand behind the padding of the page before.
+    A head at the start of a page may follow the padding of the page before.
     """
     length, entries = head
     if entries == 0:
@@ -498,7 +493,7 @@ def doubt(file: Readable, head: Head) -> str:
 
 
 def end_of(reader: Reader, entries: int) -> int:
-    """The file offset after the last of the first so many entries."""
+    """The file offset after the first `entries` entries."""
     if not entries:
         return HEADER_PAGE_SIZE
     return reader.cursor(entries - 1).offset + len(reader.packed(entries - 1))

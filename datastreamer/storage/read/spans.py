@@ -9,14 +9,14 @@ from datastreamer._codec import EntryBatch
 
 
 class Cursor(NamedTuple):
-    """A place between two entries: the next one is `number`, at or behind `offset`."""
+    """A place between two entries: the next one is `number`, at `offset` or after padding there."""
 
     offset: int
     number: int
 
 
 class Span(NamedTuple):
-    """Whole entries that stand together in the file, and where to go on after them."""
+    """Contiguous whole entries in the file, and the place after them."""
 
     start: int
     end: int
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole entries that stand together in the file, read."""
+    """The same, read."""
 
     start: int
     data: memoryview

@@ -1,7 +1,7 @@
-"""The entries of some types: looked for in the file, a bounded piece at a time.
+"""Searches the file for entries of some types, a bounded part at a time.
 
-Owns the reading ahead of the walk, which is done in C, and what is believed of padding and of
-the end of the data. Knows the head by what `reader.py` tells of it.
+Owns the reading for the search, which is done in C, and what is believed of padding and of the end
+of the data. The caller passes the head.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from datastreamer.format import (
 from datastreamer.storage.header.records import Head
 
 SLICE_BYTES = 1 << 20
-"""So much of the file is looked through at once, or a little more."""
+"""The part of the file that one call searches, or a little more."""
 
-# Read at once: what stays in a processor's cache.
+# The size of a read, which fits into a processor's cache.
 _READ_BYTES = 256 * 1024
 
 
 class Wanted(NamedTuple):
-    """What to look for, from entry `number` on, at or behind file offset `offset`, up to entry
-    `stop` or the head: at most so many, with so many bytes; the first comes even when it is
-    larger, where it is `alone`: nothing was found before."""
+    """What to search for, from entry `number` on, at or after file offset `offset`, up to entry
+    `stop` or the head, within limits. If `alone` (nothing was found before), the first match is
+    included even if it exceeds `most_bytes`."""
 
     offset: int
     number: int
@@ -42,9 +42,9 @@ class Wanted(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """What was found up to entry `number`, at or behind file offset `offset`: so many entries,
-    `size` bytes, which are `data`; or, where that is None, stand in the file from `start` to
-    `offset`. `full`: the limits ended it, or a run that is to come alone."""
+    """What was found up to entry `number`, at or after file offset `offset`: a number of entries in
+    `size` bytes, which are `data`, or if that is None, the file from `start` to `offset`. `full`:
+    a limit ended the search, or a run that has to be sent alone."""
 
     entries: int
     size: int
@@ -57,9 +57,8 @@ class Matches(NamedTuple):
 
 
 def look(wanted: Wanted, head: Head, path: str, read: Callable[[int, int], bytes]) -> Matches:
-    """What `wanted` says, of the next 1 MiB of the file. At least one entry is looked at where
-    any is committed there; none past damage, which raises `DamagedEntry` only where it comes
-    first."""
+    """The matches of `wanted` in the next 1 MiB of the file. At least one entry is examined if any
+    is committed there; none after damage, which raises `DamagedEntry` only if it comes first."""
     offset, number, stop, choice, most, left, alone = wanted
     stop = min(stop, head.entries)
     entries = size = scanned = 0

@@ -36,7 +36,7 @@ class AtomicOp(EntryPacker):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
     A context manager: leaving it commits, an exception rolls back. A commit that fails is rolled
-    back, too: `WriteFailed`, or `CommitInDoubt` where the disk does not let go of it. `add_entry`,
+    back, too: `WriteFailed`, or `CommitInDoubt` if the disk may keep it. `add_entry`,
     `add_bookmark`, `add_entries` and `add_batch` are `EntryPacker`'s.
     """
 
@@ -53,7 +53,7 @@ class AtomicOp(EntryPacker):
     def __init__(self, stream: OperationOwner) -> None:
         super().__init__()
         self._stream = stream
-        # True from the begin of a commit until the caller is about to be told of its end.
+        # True from the begin of a commit until it is about to return.
         self._committing = False
         # Where it begins, and how many syncs had failed by then.
         self._start = Head()
@@ -81,7 +81,7 @@ class AtomicOp(EntryPacker):
         try:
             self._stream.commit_atomic_op()
         except EntriesLost:
-            # Others than this operation's are gone, and that is what the caller has to hear.
+            # Entries of other operations are lost, which is what the caller has to know.
             if self.is_open:
                 self._stream.rollback_atomic_op()
             raise
@@ -108,14 +108,14 @@ class AtomicOp(EntryPacker):
         return self._stream.commit_atomic_op(wait=wait)
 
     def place_batch(self, batch: EntryBatch) -> range:
-        """Add the entries of a batch that have the numbers due; gives the range of these.
+        """Add the entries of a batch that have the next numbers; returns the range of these.
 
         As `add_batch`, and nothing is copied: the bytes go from the batch's memory to their
-        place in the file, unseen, by a thread while the caller goes on. Nobody may change that
-        memory before the commit.
+        place in the file, invisible, by a thread while the caller continues. That memory must not
+        change before the commit.
 
-        Raises `UsageError` for other numbers, `CorruptEntries` where the memory is not what
-        was scanned, and `WriteFailed`; the operation goes on without the batch.
+        Raises `UsageError` for other numbers, `CorruptEntries` if the memory is not what was
+        scanned, and `WriteFailed`; the operation continues without the batch.
         """
         if self.segments:
             self.spill()
@@ -159,8 +159,8 @@ class AtomicOp(EntryPacker):
         *,
         in_background: bool,
     ) -> tuple[xxh3_64, Head]:
-        """Write parts of `arena`; gives the hash over all that is placed then, `entries`
-        included, and from which head."""
+        """Write parts of `arena`; returns the hash over all placed entries, `entries` included, and
+        the head where it began."""
         writer = self._stream.writer()
         if self._hasher is None:
             hasher, since = writer.hasher()

@@ -1,4 +1,4 @@
-"""What may or may not be on disk when a block is left: raised, and never in place of Ctrl-C."""
+"""Doubt about a commit at the end of a block: raised, but never in place of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def raised_after(error: BaseException | None) -> Iterator[None]:
     """For an ``__exit__`` with `error`: let what the stream raises through.
 
     It has `error` as its context. An `error` that is no `Exception` (Ctrl-C, a cancelled task,
-    the end of the process) has to arrive where it is expected: then the doubt is logged.
+    the end of the process) must not be replaced: then the doubt is logged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A thread that syncs behind commits which did not wait for it.
+"""A thread that syncs after commits that did not wait.
 
 Owns when a sync begins. What a sync is, and what its outcome means, is the writer's.
 """
@@ -15,7 +15,7 @@ class Syncer:
     """Calls `work()` in a thread of its own, within the times that `request` names.
 
     The thread starts with the first question. `work` must not raise. A signal's exception
-    may end a call of `request` anywhere, and leaves no lock behind: there is none.
+    may end a call of `request` anywhere: it holds no lock.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class Syncer:
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def request(self, seconds: float = 0.0) -> None:
-        """Have `work` begin within `seconds` from now: once for all who asked before it began."""
+        """Have `work` begin within `seconds` from now: once for all requests before it began."""
         self._asked.put(time.monotonic() + seconds)
         if not self._started:
             # Not a Thread of threading's: its start() waits for an event, and the exception of

@@ -797,7 +797,7 @@ def test_a_link_in_the_place_of_a_table_s_folder(
     if not dangling:
         target.mkdir()
     (out / "entries").symlink_to(target)
-    why = "cannot be made" if dangling else "is a symbolic link, which is not followed here"
+    why = "cannot be created" if dangling else "is a symbolic link, which is not followed here"
     with pytest.raises(StreamFileError, match=why):
         export(stream, out, "all", on_error="null")
     assert dangling != target.exists()

@@ -351,7 +351,7 @@ def test_a_lagging_index(path: Path, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "kept", index_of(path))
     report = verify(path)
     assert report.ok
-    assert has_note(report, "the bookmark index lags behind by 2 entries")
+    assert has_note(report, "the bookmark index lags by 2 entries")
 
 
 def test_the_index_of_another_file(path: Path, tmp_path: Path) -> None:

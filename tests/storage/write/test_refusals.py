@@ -240,7 +240,7 @@ def test_what_a_failed_sync_lost(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         with pytest.raises(CommitInDoubt, match="entries 2 to 3 may not be on disk"):
             stream.sync()
         assert [(e.type, e.data) for e in stream.entries(0, 2)] == ONE
-        with pytest.raises(EntriesLost, match=r"entries 2 to 3 are lost.*goes on with entry 2"):
+        with pytest.raises(EntriesLost, match=r"entries 2 to 3 are lost.*continues with entry 2"):
             stream.start_atomic_op()
         assert changes == [(2, None, False), (2, None, True)]
         assert "entries 2 to 3 are lost" in caplog.text
