@@ -174,7 +174,7 @@ def test_a_damaged_file(invoke: Invoke, copy: Path) -> None:
 
 
 def test_a_server_of_another_type(invoke: Invoke, server: str, made: Path) -> None:
-    assert "is it 7?" in invoke("info", server, "--stream-type", "7").failed()
+    assert "another stream type than 7" in invoke("info", server, "--stream-type", "7").failed()
     assert "is of type 1, not 7" in invoke("info", made, "--stream-type", "7").failed()
     assert invoke("info", server, "--stream-type", "1").code == 0
 

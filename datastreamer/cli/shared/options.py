@@ -265,17 +265,6 @@ NO_TLS = TLSOptions()
 
 # Output.
 
-FormatOption = Annotated[
-    Format | None,
-    typer.Option(
-        "--format",
-        help="Set the output format [table on a terminal, else jsonl]; raw: the entries' bytes.",
-    ),
-]
-ReportFormatOption = Annotated[
-    ReportFormat | None,
-    typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
-]
 StreamVersionOption = Annotated[
     int | None,
     number_option(
@@ -287,11 +276,43 @@ StreamVersionOption = Annotated[
         least=1,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")]
 
 
-def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
-    """The format that --format and --json select, or the default for standard output."""
+@dataclass(frozen=True)
+class EntryOutput:
+    """The format of entries, a group."""
+
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Set the output format [table on a terminal, else jsonl]; raw: the "
+            "entries' bytes.",
+        ),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
+
+    def chosen(self) -> Format:
+        """The format that --format and --json select, or the default for standard output."""
+        return _chosen(self.format, self.json)
+
+
+@dataclass(frozen=True)
+class ReportOutput:
+    """The format of other output, a group."""
+
+    format: Annotated[
+        ReportFormat | None,
+        typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
+
+    def chosen(self) -> Format:
+        """The format that --format and --json select, or the default for standard output."""
+        return _chosen(self.format, self.json)
+
+
+def _chosen(format: Format | ReportFormat | None, json: bool) -> Format:
     if json:
         if format not in (None, Format.jsonl):
             raise typer.BadParameter(f"--json and --format {format.value} exclude each other")
@@ -300,6 +321,9 @@ def chosen_format(format: Format | ReportFormat | None, json: bool) -> Format:
         return Format(format.value)
     return Format.table if sys.stdout.isatty() else Format.jsonl
 
+
+ENTRY_OUTPUT = EntryOutput()
+REPORT_OUTPUT = ReportOutput()
 
 # Keys of bookmarks.
 

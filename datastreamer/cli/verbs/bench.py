@@ -15,13 +15,7 @@ import typer
 
 from datastreamer.cli.shared.console import rendered
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import (
-    Format,
-    JsonOption,
-    ReportFormatOption,
-    chosen_format,
-    seconds_parser,
-)
+from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput, seconds_parser
 from datastreamer.cli.shared.output import json_line
 
 if TYPE_CHECKING:
@@ -62,14 +56,13 @@ class _Figure(NamedTuple):
 def bench(
     folder: FolderOption = Path(),
     seconds: SecondsOption = 0.5,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
 ) -> None:
     """Measure writing, reading and serving of entries of 200 bytes.
 
     Over the loopback interface, with a server in its own process. Takes some seconds.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     if not folder.is_dir():
         raise Failure(f"{folder}: no such folder")
     with tempfile.TemporaryDirectory(prefix="datastreamer-bench-", dir=folder) as place:

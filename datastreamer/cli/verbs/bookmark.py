@@ -8,16 +8,15 @@ import typer
 
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
+    ENTRY_OUTPUT,
     NO_TLS,
+    EntryOutput,
     Format,
-    FormatOption,
-    JsonOption,
     Key,
     KeyArgument,
     SourceArgument,
     StreamTypeOption,
     TLSOptions,
-    chosen_format,
 )
 from datastreamer.cli.shared.output import one_entry
 from datastreamer.cli.shared.source import named_not_found, open_source
@@ -32,14 +31,13 @@ def bookmark(
     source: SourceArgument,
     key: KeyArgument,
     entry_number: EntryNumberOption = False,
-    format: FormatOption = None,
-    json: JsonOption = False,
+    output: EntryOutput = ENTRY_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print the first event at or after a bookmark."""
     wanted = Key(key)
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     with open_source(source, stream_type, tls=tls) as stream, named_not_found(source, key):
         version = stream.header().version
         if entry_number:

@@ -18,16 +18,15 @@ from datastreamer.cli.shared.exit_codes import (
     write_raw,
 )
 from datastreamer.cli.shared.options import (
+    ENTRY_OUTPUT,
     NO_TLS,
+    EntryOutput,
     Format,
-    FormatOption,
-    JsonOption,
     Key,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
     TLSOptions,
-    chosen_format,
     number_option,
     read_number,
     read_type,
@@ -104,8 +103,7 @@ def cat(
     decode: DecodeOption = None,
     stream_version: StreamVersionOption = None,
     no_batch_reads: NoBatchReadsOption = False,
-    format: FormatOption = None,
-    json: JsonOption = False,
+    output: EntryOutput = ENTRY_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -122,7 +120,7 @@ def cat(
         if to is not None and to < number:
             raise typer.BadParameter(f"--to {to} is less than --from {number}")
     wanted = frozenset(map(read_type, types or ()))
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     if decode is not None and shape in (Format.raw, Format.hex):
         raise typer.BadParameter(
             f"--format {shape.value} prints bytes, and --decode needs table or jsonl"

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from datastreamer.cli.shared.exit_codes import write_out
 from datastreamer.cli.shared.metrics_client import LimitOption, MetricsAddressArgument, ask, drawn
-from datastreamer.cli.shared.options import (
-    Format,
-    JsonOption,
-    ReportFormatOption,
-    chosen_format,
-)
+from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput
 from datastreamer.cli.shared.output import json_line
 
 
 def clients(
     server: MetricsAddressArgument,
     limit: LimitOption = 1000,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
 ) -> None:
     """List the clients of a server, by lag, the largest first.
 
     Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
     client if standard output is not a terminal.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     state = ask(server, limit)
     if shape is Format.table:
         write_out(drawn(state))

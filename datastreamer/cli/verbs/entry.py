@@ -8,14 +8,13 @@ import typer
 
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
+    ENTRY_OUTPUT,
     NO_TLS,
+    EntryOutput,
     Format,
-    FormatOption,
-    JsonOption,
     SourceArgument,
     StreamTypeOption,
     TLSOptions,
-    chosen_format,
     number_parser,
 )
 from datastreamer.cli.shared.output import one_entry
@@ -30,13 +29,12 @@ NumberArgument = Annotated[
 def entry(
     source: SourceArgument,
     number: NumberArgument,
-    format: FormatOption = None,
-    json: JsonOption = False,
+    output: EntryOutput = ENTRY_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
     """Print one entry by its number."""
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     with open_source(source, stream_type, tls=tls) as stream, named_not_found(source):
         found = stream.entry(number)
         version = stream.header().version

@@ -11,13 +11,7 @@ import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import (
-    FileArgument,
-    Format,
-    FormatOption,
-    JsonOption,
-    chosen_format,
-)
+from datastreamer.cli.shared.options import ENTRY_OUTPUT, EntryOutput, FileArgument, Format
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.reindex import rebuild
@@ -49,15 +43,14 @@ class Difference(NamedTuple):
 def import_leveldb(
     file: FileArgument,
     db: FolderOption = None,
-    format: FormatOption = None,
-    json: JsonOption = False,
+    output: EntryOutput = ENTRY_OUTPUT,
 ) -> None:
     """Index a stream and compare its bookmarks with the Go program's database.
 
     The index is built from the stream; each bookmark that is stale or missing in the database is
     printed. The database is not changed.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     if shape in (Format.raw, Format.hex):
         raise typer.BadParameter(f"--format {shape.value} is for entries; use table or jsonl")
     folder = database_folder(file) if db is None else db

@@ -12,14 +12,13 @@ from datastreamer._codec import EntryBatch
 from datastreamer.cli.shared.console import rendered, text
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
+    ENTRY_OUTPUT,
     NO_TLS,
+    EntryOutput,
     Format,
-    FormatOption,
-    JsonOption,
     SourceArgument,
     StreamTypeOption,
     TLSOptions,
-    chosen_format,
 )
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 def info(
     source: SourceArgument,
-    format: FormatOption = None,
-    json: JsonOption = False,
+    output: EntryOutput = ENTRY_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -48,7 +46,7 @@ def info(
     The table also shows the records, the writer and the index of a file. Of a damaged file, the
     readable part is shown, and then the damage, with exit code 1.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     rows: list[tuple[str, str]] = []
     try:
         with open_source(source, stream_type, tls=tls) as stream:

@@ -26,13 +26,12 @@ from datastreamer.cli.shared.exit_codes import (
 from datastreamer.cli.shared.json_input import BadLine, bytes_of
 from datastreamer.cli.shared.options import (
     NO_TLS,
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
     Key,
-    ReportFormatOption,
+    ReportOutput,
     StreamTypeOption,
     TLSOptions,
-    chosen_format,
     number_option,
     read_number,
 )
@@ -139,8 +138,7 @@ def reassemble(
     max_age: MaxAgeOption = 600.0,
     store: StoreOption = None,
     stats: StatsOption = False,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     metrics: MetricsOptions = NO_METRICS,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
@@ -155,7 +153,7 @@ def reassemble(
         raise typer.BadParameter("--from and --from-bookmark exclude each other")
     if type == TYPE_BOOKMARK:
         raise typer.BadParameter(f"--type {type} is the entry type of bookmarks")
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
     address = metrics.address()
     begin = _start(start, from_bookmark)

@@ -7,13 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import (
-    FileArgument,
-    Format,
-    JsonOption,
-    ReportFormatOption,
-    chosen_format,
-)
+from datastreamer.cli.shared.options import REPORT_OUTPUT, FileArgument, Format, ReportOutput
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.verify import count, printable, wrapped
@@ -29,15 +23,14 @@ DryRunOption = Annotated[
 def repair(
     file: FileArgument,
     dry_run: DryRunOption = False,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
 ) -> None:
     """Repair a file: truncate it to the last complete operation or entry, and fix the totals.
 
     Entries after damage are removed, since numbers have no gaps. The changed part is copied to
     FILE.<time>.repair first. A healthy file is not changed.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     with ProgressBar(f"checking {file}", 1) as bar:
         if dry_run:
             made, done = plan(file, progress=bar.reach), None

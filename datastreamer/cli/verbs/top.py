@@ -21,10 +21,9 @@ from datastreamer.cli.shared.metrics_client import (
     with_rates,
 )
 from datastreamer.cli.shared.options import (
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
-    ReportFormatOption,
-    chosen_format,
+    ReportOutput,
     number_option,
     seconds_parser,
 )
@@ -53,15 +52,14 @@ def top(
     interval: IntervalOption = 1.0,
     count: CountOption = 0,
     limit: LimitOption = 20,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
 ) -> None:
     """Watch a server's head and its clients: position, lag, throughput; until SIGINT.
 
     Reads the metrics port of the server (serve --metrics-port). Prints one line of JSON per
     update if standard output is not a terminal. A lost server is asked again.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     with stop_on_signal() as stop:
         if shape is Format.table and sys.stdout.isatty():
             _live(lambda lost: _updates(server, interval, count, limit, stop, lost))

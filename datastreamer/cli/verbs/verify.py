@@ -11,13 +11,12 @@ import typer
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
     NO_TLS,
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
-    ReportFormatOption,
+    ReportOutput,
     SourceArgument,
     StreamTypeOption,
     TLSOptions,
-    chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import ProgressBar
@@ -29,8 +28,7 @@ from datastreamer.storage.maintain.report import NO_REPAIR, Report
 
 def verify(
     source: SourceArgument,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -40,7 +38,7 @@ def verify(
     exit code 1 if there is any. Of a server: checks that it sends every entry in order, and that
     up to 1,000 bookmarks lead to their entries.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     served = is_server(source)
     if served:
         report = _check_server(source, stream_type, tls)

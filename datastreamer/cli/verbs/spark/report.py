@@ -8,12 +8,7 @@ import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import (
-    Format,
-    JsonOption,
-    ReportFormatOption,
-    chosen_format,
-)
+from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 
@@ -34,15 +29,14 @@ _MOST_ROWS = 20
 def report(
     folder: FolderArgument,
     charts: ChartsOption = None,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     master: MasterOption = "local[*]",
 ) -> None:
     """Report transactions per block, gas by sender, block times and batches without an end.
 
     Reads complete writes only, so that an ingest may run at the same time.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     from datastreamer.spark import find_java
     from datastreamer.spark.pipeline.manifest import complete_ranges
 

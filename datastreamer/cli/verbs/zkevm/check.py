@@ -9,14 +9,13 @@ from typing import Final
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
     NO_TLS,
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
-    ReportFormatOption,
+    ReportOutput,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
     TLSOptions,
-    chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import ProgressBar
@@ -31,8 +30,7 @@ _HELD: Final = 10_000
 def check(
     source: SourceArgument,
     stream_version: StreamVersionOption = None,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -40,17 +38,17 @@ def check(
 
     Prints every breach with its entry number; exit code 1 if there is any.
     """
-    output = _BreachOutput(chosen_format(format, json))
+    breaches = _BreachOutput(output.chosen())
     with open_source(source, stream_type, tls=tls) as stream:
         header = stream.header()
-        checked = SequenceCheck(stream_version or header.version, output.add)
+        checked = SequenceCheck(stream_version or header.version, breaches.add)
         if header.total_entries:
             with ProgressBar(f"checking {source}", header.total_entries) as progress:
                 for run in stream.batches(0, header.total_entries):
                     checked.feed(run)
                     progress.advance(len(run))
     report = checked.report()
-    output.end(source, report)
+    breaches.end(source, report)
     if not report.ok:
         number = count(sum(report.broken.values()), "breach").replace("breachs", "breaches")
         raise Failure(f"{source}: {number} of the order, the first at entry {report.first}")

@@ -16,13 +16,12 @@ from datastreamer.cli.shared.decoded import described
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
     NO_TLS,
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
-    ReportFormatOption,
+    ReportOutput,
     StreamTypeOption,
     StreamVersionOption,
     TLSOptions,
-    chosen_format,
 )
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.progress import ProgressBar
@@ -50,8 +49,7 @@ def diff(
     a: AArgument,
     b: BArgument,
     stream_version: StreamVersionOption = None,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
@@ -60,7 +58,7 @@ def diff(
     Also compares version, system id and stream type of the headers. Exit code 1 if anything
     differs.
     """
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     # The options of TLS apply to the sources that use TLS.
     for_a, for_b = (
         tls if one.startswith(_TLS) or not other.startswith(_TLS) else NO_TLS

@@ -14,14 +14,13 @@ from datastreamer._codec import Entry
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
     NO_TLS,
+    REPORT_OUTPUT,
     Format,
-    JsonOption,
-    ReportFormatOption,
+    ReportOutput,
     SourceArgument,
     StreamTypeOption,
     StreamVersionOption,
     TLSOptions,
-    chosen_format,
     number_parser,
 )
 from datastreamer.cli.shared.output import json_line
@@ -50,13 +49,12 @@ def batch(
     number: NumberArgument,
     no_open: NoOpenOption = False,
     stream_version: StreamVersionOption = None,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
     """Show a batch with its blocks and their transactions."""
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     found = _batch(
         _MarkedEntries(source, "batch", number, stream_version, stream_type, tls), not no_open
     )
@@ -68,13 +66,12 @@ def block(
     number: NumberArgument,
     no_open: NoOpenOption = False,
     stream_version: StreamVersionOption = None,
-    format: ReportFormatOption = None,
-    json: JsonOption = False,
+    output: ReportOutput = REPORT_OUTPUT,
     stream_type: StreamTypeOption = None,
     tls: TLSOptions = NO_TLS,
 ) -> None:
     """Show a block with its transactions."""
-    shape = chosen_format(format, json)
+    shape = output.chosen()
     reading = _MarkedEntries(source, "block", number, stream_version, stream_type, tls)
     entries = list(reading)
     found = _blocks(entries, not no_open)
