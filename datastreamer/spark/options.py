@@ -56,7 +56,7 @@ Offset: TypeAlias = int | BookmarkName
 """The number of an entry, or the block or batch that begins there."""
 
 
-class ServerAddress(NamedTuple):
+class ServerLocation(NamedTuple):
     """A server's address."""
 
     host: str
@@ -83,7 +83,7 @@ class Options:
     """The options of a query, made by `read_options`. Either `paths` or `servers` is set."""
 
     paths: tuple[str, ...] = ()
-    servers: tuple[ServerAddress, ...] = ()
+    servers: tuple[ServerLocation, ...] = ()
     table: str = ENTRIES
     mode: Mode = "FAILFAST"
     start: Offset = 0
@@ -198,17 +198,17 @@ class _Texts:
             raise self._bad("paths", 'a list of paths in JSON, ["a.bin", "b.bin"]')
         return (*((one,) if one else ()), *paths)
 
-    def servers(self) -> tuple[ServerAddress, ...]:
+    def servers(self) -> tuple[ServerLocation, ...]:
         text = self._texts.get("server", "")
         return tuple(self._address(part.strip()) for part in text.split(",") if part.strip())
 
-    def _address(self, text: str) -> ServerAddress:
+    def _address(self, text: str) -> ServerLocation:
         if text.startswith("unix:") and text != "unix:":
-            return ServerAddress(text, 0)
+            return ServerLocation(text, 0)
         found = _ADDRESS.fullmatch(text)
         if found is None or not 0 < int(found["port"]) < 1 << 16:
             raise self._bad("server", "HOST:PORT, or several, separated by commas")
-        return ServerAddress(found["v6"] or found["host"], int(found["port"]))
+        return ServerLocation(found["v6"] or found["host"], int(found["port"]))
 
     def choice(
         self, name: str, choices: tuple[str, ...], default: str, *, upper: bool = False

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from datastreamer.errors import UsageError
-from datastreamer.spark.options import TLS, Options, ServerAddress, read_options
+from datastreamer.spark.options import TLS, Options, ServerLocation, read_options
 from datastreamer.zkevm.bookmark_keys import BookmarkName
 
 
 def test_what_is_not_said_has_a_default() -> None:
     assert read_options({"path": "a.bin"}) == Options(paths=("a.bin",))
-    assert read_options({"server": "a:1"}) == Options(servers=(ServerAddress("a", 1),))
+    assert read_options({"server": "a:1"}) == Options(servers=(ServerLocation("a", 1),))
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def test_what_is_not_said_has_a_default() -> None:
             {"server": "a:1, [::1]:6900,unix:/run/s"},
             Options(
                 servers=(
-                    ServerAddress("a", 1),
-                    ServerAddress("::1", 6900),
-                    ServerAddress("unix:/run/s", 0),
+                    ServerLocation("a", 1),
+                    ServerLocation("::1", 6900),
+                    ServerLocation("unix:/run/s", 0),
                 )
             ),
         ),
-        ({"server": "a:1", "tls": "true"}, Options(servers=(ServerAddress("a", 1),), tls=TLS())),
+        ({"server": "a:1", "tls": "true"}, Options(servers=(ServerLocation("a", 1),), tls=TLS())),
         (
             {"server": "a:1", "tlsCa": "ca.pem", "retryFor": "0.5"},
-            Options(servers=(ServerAddress("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
+            Options(servers=(ServerLocation("a", 1),), tls=TLS("ca.pem"), retry_for=0.5),
         ),
     ],
 )

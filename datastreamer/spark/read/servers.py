@@ -26,7 +26,7 @@ from datastreamer.errors import (
 from datastreamer.format import Header
 from datastreamer.position import KEPT, Identity, Position
 from datastreamer.protocol.retry import BACKOFF
-from datastreamer.spark.options import TLS, ServerAddress
+from datastreamer.spark.options import TLS, ServerLocation
 from datastreamer.storage.header.records import NO_ID
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 
@@ -35,13 +35,13 @@ from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 class Servers:
     """The servers of one stream, the preferred one first."""
 
-    addresses: tuple[ServerAddress, ...]
+    addresses: tuple[ServerLocation, ...]
     stream_type: int
     tls: TLS | None
     timeout: float
     retry_for: float
 
-    def connect(self, address: ServerAddress) -> BlockingClient:
+    def connect(self, address: ServerLocation) -> BlockingClient:
         """Connect to one of them. Raises `ConnectFailed`, `TLSFailed`, `BadCertificate`."""
         context = None
         if self.tls is not None:
@@ -80,7 +80,7 @@ class Failover:
         self._since = time.monotonic()
 
     @property
-    def address(self) -> ServerAddress:
+    def address(self) -> ServerLocation:
         """The server to ask."""
         return self._servers.addresses[self.index]
 
