@@ -330,7 +330,7 @@ def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
                 assert following.wait() == 1
                 *_, line = following.err.rest()
                 assert line.startswith(f"error: 127.0.0.1:{port} changed its history")
-                assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are g" in line
+                assert f"entries {ENTRIES - 3} to {ENTRIES - 1}, which were received, are m" in line
                 assert line.endswith(f"and continue with --from {ENTRIES - 3}")
 
 

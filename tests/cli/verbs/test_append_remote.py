@@ -86,7 +86,7 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         assert "may be in the stream" not in other.stderr
         typed = append(tmp_path, [ONE, COMMIT], place, *show, "--stream-type", 2)
         assert typed.returncode == 1
-        assert "those of another stream type: is it 2?" in typed.stderr
+        assert "servers of another stream type than 2" in typed.stderr
         (tmp_path / "wrong").write_text("wrong")
         (tmp_path / "wrong").chmod(0o600)
         refused = append(tmp_path, [ONE, COMMIT], place, "--token-file", "wrong")
