@@ -46,7 +46,7 @@ from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.flows import Flow, Work
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import Endurance, Recovery
+from datastreamer.protocol.retry import Recovery, RetryPolicy
 from datastreamer.transport.connection_errors import (
     answer_timeout,
     say_back,
@@ -98,7 +98,7 @@ class ClientEngine(ForkGuard):
         peer: str,
         timeout: float,
         answer_timeout: float | None,
-        endurance: Endurance,
+        retry_policy: RetryPolicy,
         batch_reads: bool,
     ) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class ClientEngine(ForkGuard):
         self._driver = driver
         self._turn = driver.turn
         self._timeout = timeout
-        self._endurance = endurance
+        self._retry_policy = retry_policy
         # Whether this server may be asked what it can do: some close on the question.
         self._may_ask = self._extensions = batch_reads
         self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
@@ -134,7 +134,7 @@ class ClientEngine(ForkGuard):
     @property
     def resumes(self) -> bool:
         """Whether a lost connection is replaced without an error."""
-        return self._endurance.resume and self._driver.reconnects and not self._closed
+        return self._retry_policy.resume and self._driver.reconnects and not self._closed
 
     def open(self) -> Steps[None]:
         """Make the first connection."""
@@ -409,7 +409,7 @@ class ClientEngine(ForkGuard):
 
     def _receive(self, channel: Channel, work: Resumable, seconds: float | None) -> Steps[None]:
         """Wait for bytes of a streaming. A silent server is asked on a second connection."""
-        heartbeat = self._endurance.heartbeat if self._driver.reconnects else None
+        heartbeat = self._retry_policy.heartbeat if self._driver.reconnects else None
         while True:
             try:
                 with self._connection.receive_buffer() as room:
@@ -459,7 +459,7 @@ class ClientEngine(ForkGuard):
             return False
         now = yield Now()
         if iteration.recovery is None:
-            iteration.recovery = Recovery(self._endurance, now)
+            iteration.recovery = Recovery(self._retry_policy, now)
         luck = random.random()  # noqa: S311
         news = iteration.recovery.lost(error, answered=answered, now=now, luck=luck)
         if news and not iteration.reports_outages:

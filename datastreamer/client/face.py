@@ -23,7 +23,7 @@ from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.resume import Rollback, streaming
-from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, check_waits
+from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, check_waits
 from datastreamer.transport.listeners import leads_to
 
 BatchesT = TypeVar("BatchesT")
@@ -54,7 +54,7 @@ def engine_of(
         peer=peer,
         timeout=timeout,
         answer_timeout=answer_timeout,
-        endurance=Endurance(resume, retry_for, backoff, heartbeat),
+        retry_policy=RetryPolicy(resume, retry_for, backoff, heartbeat),
         batch_reads=batch_reads,
     )
 

@@ -48,7 +48,7 @@ from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Resumable, Rollback, different_stream, streaming
-from datastreamer.protocol.retry import BACKOFF, Backoff, Endurance, Recovery, check_waits
+from datastreamer.protocol.retry import BACKOFF, Backoff, Recovery, RetryPolicy, check_waits
 from datastreamer.reassembly.merge import Merge
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
@@ -353,7 +353,7 @@ class _Server(_SourceReader):
             yield from self._read_once(None)
             return
         recovery: Recovery | None = None
-        endurance = Endurance(True, self._reading.retry_for, self._reading.backoff)
+        retry_policy = RetryPolicy(True, self._reading.retry_for, self._reading.backoff)
         while True:
             began = False
 
@@ -368,7 +368,7 @@ class _Server(_SourceReader):
                 if began:
                     raise
                 now, luck = (yield Now()), random.random()  # noqa: S311
-                recovery = recovery or Recovery(endurance, now)
+                recovery = recovery or Recovery(retry_policy, now)
                 answered = isinstance(error, ConnectFailed)
                 recovery.lost(error, answered=answered, now=now, luck=luck)
                 yield from self._lost(error)

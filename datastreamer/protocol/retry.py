@@ -91,7 +91,7 @@ BACKOFF: Final = Backoff()
 
 
 @dataclass(frozen=True, slots=True)
-class Endurance:
+class RetryPolicy:
     """What a client does about a server that is lost or silent.
 
     With `resume`, streaming continues over another connection, which is attempted for `retry_for`
@@ -111,9 +111,9 @@ class Recovery:
     `error` is that of the last attempt.
     """
 
-    def __init__(self, endurance: Endurance, now: float) -> None:
-        self._backoff = endurance.backoff
-        self._retry_for = endurance.retry_for
+    def __init__(self, retry_policy: RetryPolicy, now: float) -> None:
+        self._backoff = retry_policy.backoff
+        self._retry_for = retry_policy.retry_for
         self._since = now
         self._attempts = 0
         self._unanswered = 0

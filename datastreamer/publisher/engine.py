@@ -48,7 +48,7 @@ from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE, Receipt
-from datastreamer.protocol.retry import Backoff, Endurance, check_seconds, check_waits
+from datastreamer.protocol.retry import Backoff, RetryPolicy, check_seconds, check_waits
 from datastreamer.transport.connection_errors import (
     answer_timeout,
     host_silent,
@@ -342,7 +342,7 @@ class PublisherEngine(ForkGuard):
             peer=self._peer,
             timeout=self.timeout,
             answer_timeout=self.timeout,
-            endurance=Endurance(resume=False),
+            retry_policy=RetryPolicy(resume=False),
             batch_reads=False,
         )
         began = yield Now()
