@@ -400,7 +400,7 @@ class ClientConnection(Receiving):
     def _commit(self) -> Event | None:
         """The packet with the end of the operations of the next entries."""
         if not self._commits:
-            raise self._violation("a commit, though none is to be told")
+            raise self._violation("a commit boundary that was not requested")
         if self._lacks(COMMIT_STRUCT.size):
             return None
         _, size, total = COMMIT_STRUCT.unpack_from(self._buffer, self._start)

@@ -116,7 +116,7 @@ def test_nobody_is_told_who_did_not_ask() -> None:
     connection = streaming(Start(5))
     assert connection.commit_ahead is None
     connection.feed(encode_commit(7))
-    with pytest.raises(ProtocolViolation, match="though none is to be told"):
+    with pytest.raises(ProtocolViolation, match="that was not requested"):
         connection.next_event()
 
 

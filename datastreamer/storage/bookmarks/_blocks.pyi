@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _blocks.pyx.
+# The docstrings of _blocks.pyx say the contracts.
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _pairs.pyx.
+# The docstrings of _pairs.pyx say the contracts.
 
 from collections.abc import Iterable, Iterator
 

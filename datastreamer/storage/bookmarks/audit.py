@@ -1,7 +1,6 @@
-"""The index against the file: every bookmark of a scan in it, and nothing else.
+"""Compares the LMDB index with its file: it must hold exactly the bookmarks that a scan finds.
 
-Reads the LMDB index as it lies beside the file and changes nothing. A missing, foreign or
-lagging index is no fault: the next writer makes it again.
+Changes nothing. A missing, foreign or lagging index is not a fault: the next writer rebuilds it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.read.reader import Reader
 
-_MOST_PROBLEMS = 1000
+_MAX_PROBLEMS = 1000
 
 
 class IndexAudit:
-    """One comparison: `feed` it the file's entries from the first on, then `finish`, `close`.
+    """One comparison: `feed` it the file's entries from the first on, then `finish` and `close`.
 
-    `notes` and `problems` are sentences, and `more` problems are not listed; `folder` is the
-    index's.
+    `notes` and `problems` are sentences, `more` is the number of problems that are not listed, and
+    `folder` is the index's.
     """
 
     def __init__(
@@ -43,16 +42,16 @@ class IndexAudit:
         self._index: LmdbIndex | None = None
         data = os.path.join(self.folder, "data.mdb")
         if not os.path.exists(data):
-            self.notes.append("there is no bookmark index; the next writer, or reindex, makes it")
+            self.notes.append("there is no bookmark index; the next writer or reindex builds it")
             return
         if not os.access(data, os.R_OK):
-            self.notes.append(f"the bookmark index was not compared: {data} may not be read")
+            self.notes.append(f"the bookmark index was not compared: no permission to read {data}")
             return
         try:
             self._index = LmdbIndex(self.folder, False, file.access(), beside_writer=live)
             mark = self._index.watermark()
         except IndexUnmade as error:
-            self.notes.append(f"{error.what}; the next writer, or reindex, fills it")
+            self.notes.append(f"{error.what}; the next writer or reindex fills it")
             return
         except IndexUntrusted as error:
             self.notes.append(f"the bookmark index was not compared: {error}")
@@ -67,8 +66,8 @@ class IndexAudit:
             lag = head.entries - self._until
             if lag:
                 self.notes.append(
-                    f"the bookmark index lags by {lag} entries; the next writer, or reindex, "
-                    "continues it"
+                    f"the bookmark index lags by {lag} entries; the next writer or reindex "
+                    "adds them"
                 )
 
     def _failed(self, error: IndexFailed) -> None:
@@ -77,18 +76,18 @@ class IndexAudit:
 
     def _is_of(self, mark: Watermark | None, stream_id: bytes, epoch: int, live: bool) -> bool:
         if mark is None:
-            self.notes.append("the bookmark index is empty; the next writer, or reindex, fills it")
+            self.notes.append("the bookmark index is empty; the next writer or reindex fills it")
             return False
         beyond = mark.entries > self._head.entries or mark.length > self._head.length
         if (beyond and not live) or mark.identity != fingerprint(
             self._file, stream_id, epoch, mark.length
         ):
             self.notes.append(
-                "the bookmark index was not compared: its writer has yet to bring it up to a "
-                "truncation or update, or it is another file's, which the writer makes again"
+                "the bookmark index was not compared: it does not include a truncation or update "
+                "yet, or it belongs to another file; the writer updates or rebuilds it"
                 if live
-                else "the bookmark index is not this file's, or of before a change by another "
-                "program; the next writer, or reindex, makes it again"
+                else "the bookmark index belongs to another file, or another program has changed "
+                "this one since; the next writer or reindex rebuilds it"
             )
             return False
         return True
@@ -108,35 +107,35 @@ class IndexAudit:
             return
         self._found -= len(lacking)
         for key, number in sorted(lacking, key=lambda item: item[1]):
-            self._tell(f"the index does not name entry {number} for the bookmark 0x{key.hex()}")
+            self._add_problem(f"the index lacks entry {number} for the bookmark 0x{key.hex()}")
 
-    def _tell(self, what: str) -> None:
-        if len(self.problems) < _MOST_PROBLEMS:
+    def _add_problem(self, what: str) -> None:
+        if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(what)
         else:
             self.more += 1
 
     def finish(self) -> None:
-        """After the last entry: what the index holds and the file does not."""
+        """After the last entry: find what the index holds and the file does not."""
         if self._index is None:
             return
         try:
             if self._index.pairs() != self._found:
-                for what in self._strangers(self._index):
-                    self._tell(what)
+                for what in self._unexpected(self._index):
+                    self._add_problem(what)
         except IndexFailed as error:
             self._failed(error)
 
-    def _strangers(self, index: LmdbIndex) -> Iterator[str]:
+    def _unexpected(self, index: LmdbIndex) -> Iterator[str]:
         reader = Reader(self._file, self._path, self._head)
         mark = index.watermark()
         end = self._until if mark is None else mark.entries
         for key, number in index.everything():
-            # A writer beside us moves on, at any moment.
+            # A live writer may add to the index at any moment.
             if self._until <= number and (self._live or number < end):
                 continue
-            if number >= self._until or not _stands_at(reader, key, number):
-                yield f"the index names entry {number} for the bookmark 0x{key.hex()}, wrongly"
+            if number >= self._until or not _is_bookmark_at(reader, key, number):
+                yield f"the index wrongly lists entry {number} for the bookmark 0x{key.hex()}"
 
     def close(self) -> None:
         if self._index is not None:
@@ -144,7 +143,7 @@ class IndexAudit:
             self._index = None
 
 
-def _stands_at(reader: Reader, key: bytes, number: int) -> bool:
+def _is_bookmark_at(reader: Reader, key: bytes, number: int) -> bool:
     try:
         entry = reader.entry(number)
     except (UnknownEntry, DamagedEntry, CorruptEntries):

@@ -1,8 +1,8 @@
-"""Brings an index up to its file, in a thread that stays out of the way of others.
+"""Keeps an index up to date with its file, in a background thread.
 
-What memory does not hold is read from the file: all at once if the index is empty, otherwise step
-by step. What waits in memory is written when it is on disk in the file. A caller that needs the
-index sooner interrupts work that can be repeated. Answers no questions: `keeper.py` does.
+Reads from the file what memory does not hold: all at once if the index is empty, otherwise step by
+step. Writes bookmarks that are in memory after the file has them durably. A caller that needs the
+index sooner interrupts work that can be repeated. `keeper.py` does the look-ups.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
 
-# The index is written this long after the first bookmark that waits: derived data is not worth
-# a transaction per commit.
+# Interval between writes to the index: derived data is not worth a transaction per commit.
 _FLUSH_SECONDS = 2.0
 _CATCH_UP_BYTES = 64 * PAGE_SIZE
-# The maximum number of bookmarks per transaction, which keeps in memory what it changes.
+# The maximum number of bookmarks per transaction, which keeps its changes in memory.
 _CATCH_UP_KEYS = 250_000
-# From this size of the file on, an empty index is filled at once, not step by step.
+# For a file of at least this size, an empty index is filled at once, not step by step.
 _FILL_BYTES = 4 * PAGE_SIZE
-# Beside a writer at work the index is written with pauses: each commit releases the GIL and has to
-# acquire it again, which takes up to 5 ms beside a thread that always wants it.
+# While a writer commits, the index is written with pauses: each commit releases the GIL, and takes
+# up to 5 ms to acquire it again from a thread that never waits.
 _PAUSE = 0.0002
 # The number of keys removed from memory at a time, under the lock that a commit needs too.
 _AT_ONCE = 500
 
 
 class _InterruptedError(Exception):
-    """Another thread needs the index now: what is being written to it can wait."""
+    """Another thread needs the index now: the write to it is repeated later."""
 
 
 class IndexBuilder:
-    """The thread that keeps one index up with its file."""
+    """The thread that keeps one index up to date with its file."""
 
     def __init__(self, trusted: TrustedIndex) -> None:
         self._trusted = trusted
         self.closing = False
         # Whether the last attempt failed.
         self.failing = False
-        # The thread at work; before it, a reader's that has not seen yet that its index is dropped.
+        # The current thread, and a reader's earlier ones that have not noticed yet that their index
+        # was dropped.
         self.thread: threading.Thread | None = None
         self._threads: tuple[threading.Thread, ...] = ()
         # The end of the stream at the last pause.
         self._seen_at: Head | None = None
 
     def wait(self) -> None:
-        """Return when the index covers all that was on disk when this was called."""
+        """Return when the index covers everything that was on disk at the call."""
         self._catch_up()
         if self._trusted.write:
             self._flush()
@@ -76,7 +76,7 @@ class IndexBuilder:
             trusted.ensure_in_place()
             self._pause_or_end()
 
-        # An index that is not this stream's stays as it is.
+        # An index that belongs to another file is not changed.
         with contextlib.suppress(_InterruptedError, IndexElsewhere), trusted.writing:
             trusted.settle()
             if trusted.index is not None:
@@ -92,7 +92,7 @@ class IndexBuilder:
     # The thread.
 
     def start(self, *, once: bool = False) -> None:
-        """Start the thread; `once`: it ends when the index covers what is on disk now."""
+        """Start the thread; with `once` it ends when the index covers what is on disk now."""
         what, work = ("private bookmarks of", self.work) if once else ("bookmarks of", self._run)
         name = f"{what} {self._trusted.path}"
         self.thread = threading.Thread(target=work, name=name, daemon=True)
@@ -111,16 +111,16 @@ class IndexBuilder:
             return not self.closing
 
     def work(self) -> None:
-        """As `wait`, but logs what goes wrong."""
+        """As `wait`, but logs errors."""
         trusted = self._trusted
         try:
             self.wait()
         except (StreamFileError, NotFound, OSError) as error:
             if not self.failing and not self.closing:
-                # (For a reader, the stream may have been truncated under the thread.)
+                # A reader's error may come from a truncation of the stream.
                 _log.log(
                     logging.ERROR if trusted.write else logging.DEBUG,
-                    "%s: bookmarks are not indexed, look-ups read the stream: %s",
+                    "%s: the bookmark index cannot be written, look-ups read the stream: %s",
                     trusted.path,
                     error,
                 )
@@ -139,7 +139,7 @@ class IndexBuilder:
             time.sleep(_PAUSE)
 
     def _pause_or_end(self) -> None:
-        """The same, for work that can be repeated. Raises `_InterruptedError`."""
+        """As `_pause`, for work that can be repeated. Raises `_InterruptedError`."""
         if self.closing or self._trusted.urgent:
             raise _InterruptedError
         self._pause()
@@ -162,7 +162,7 @@ class IndexBuilder:
                     trusted.changed.wait_for(lambda: self.closing or not trusted.urgent)
 
     def _to_catch_up(self) -> tuple[BookmarkIndex | None, Head, Cursor]:
-        """The index, how far it covers the file, and how far it should at least."""
+        """The index, the head that it covers, and the position that it should cover at least."""
         trusted = self._trusted
         with trusted.guard:
             target = trusted.recent.start
@@ -171,8 +171,8 @@ class IndexBuilder:
             return trusted.index, trusted.indexed, target
 
     def _fill(self) -> bool:
-        """Index a large file from its start to where memory continues; False if that is not to
-        be done."""
+        """Index a large file from its start to where memory continues; False if the index is not
+        empty or the file is small."""
         trusted = self._trusted
         index, start, target = self._to_catch_up()
         if index is None or start.entries or target.offset < _FILL_BYTES:
@@ -202,7 +202,7 @@ class IndexBuilder:
         return True
 
     def _gather(self, cursor: Cursor, target: Cursor) -> tuple[Pairs, Cursor]:
-        """The bookmarks of the next part of the file up to `target`, and where it ends."""
+        """The bookmarks of the next part of the file up to `target`, and the part's end."""
         found, start = Pairs(), cursor.offset
         while (
             cursor.number < target.number
@@ -220,7 +220,7 @@ class IndexBuilder:
         return found, cursor
 
     def _catch_up_some(self) -> bool:
-        """One transaction of it; False if nothing was left to do."""
+        """Index the next part in one transaction; False if nothing was left to do."""
         trusted = self._trusted
         with trusted.writing:
             trusted.settle()
@@ -235,7 +235,7 @@ class IndexBuilder:
     # From memory.
 
     def _flush(self) -> None:
-        """Write what waits and is on disk into the index, in one transaction."""
+        """Write the waiting bookmarks that are on disk to the index, in one transaction."""
         trusted, recent = self._trusted, self._trusted.recent
         with trusted.writing:
             trusted.settle()
@@ -254,7 +254,6 @@ class IndexBuilder:
             trusted.record(index, upto)
             with trusted.guard:
                 recent.indexed(upto)
-            # What the index holds need not be in memory as well.
             for part in in_parts(ready, _AT_ONCE):
                 with trusted.guard:
                     recent.drop(part)
@@ -262,7 +261,7 @@ class IndexBuilder:
     # The end.
 
     def close(self) -> None:
-        """Write what waits, stop the thread, close the index."""
+        """Stop the thread, write the waiting bookmarks, close the index."""
         trusted = self._trusted
         with trusted.guard:
             self.closing = True
@@ -279,7 +278,7 @@ class IndexBuilder:
             trusted.index.close()
 
     def abandon(self) -> None:
-        """Forget everything without touching it: for the child of a fork."""
+        """Forget the index and the threads without touching them: for the child of a fork."""
         self._trusted.index = None
         self.thread = None
         self._threads = ()

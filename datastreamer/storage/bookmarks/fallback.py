@@ -1,8 +1,7 @@
-"""The index in LMDB, or in memory as long as no file can be made beside the stream.
+"""The index in LMDB, or in memory while no file can be created beside the stream.
 
-For servers, which start on a full disk too, and in a folder that they may not write to. Owns the
-choice between the two and the way back to the disk. The index in memory takes some 250 bytes a
-bookmark.
+For servers, which also start on a full disk and in a folder without write permission. Owns the
+choice between the two and the return to disk. The index in memory takes about 250 bytes a bookmark.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ _log = logging.getLogger(__package__)
 LMDB_OR_MEMORY: Final = "lmdb-or-memory"
 """The name of this backend."""
 
-# Why no file can be made, in the system's words, which an `IndexFailed` quotes. Where another
-# user's file or a link is in its place none can be made either.
+# The system's messages for why no file can be created; an `IndexFailed` quotes them.
 _NO_PLACE = tuple(
     os.strerror(number)
     for number in (
@@ -49,16 +47,17 @@ _NO_PLACE = tuple(
         errno.EPERM,
     )
 )
-# How often a place on disk is looked for; what has to be free there: this, and so much for each
-# bookmark. An index must not take the last room, which the stream needs.
+# Interval between attempts to return to disk, and the space that must be free there: a minimum,
+# plus a number of bytes per bookmark. An index must leave space for the stream.
 _RETRY_SECONDS = 10.0
 _LEAST_FREE = 4 << 20
 _BYTES_EACH = 128
+# Bookmarks per part when the index is copied to disk.
 _PART = 100_000
 
 
 class FallbackIndex(BookmarkIndex):
-    """One of the two at a time; every method is that one's."""
+    """Delegates every method to an `LmdbIndex` or a `MemoryIndex`."""
 
     def __init__(self, path: str, access: Access) -> None:
         self._path = path
@@ -76,7 +75,7 @@ class FallbackIndex(BookmarkIndex):
     def _to_memory(self, why: str) -> None:
         self._index, self._full, self._tried = MemoryIndex(), "", time.monotonic()
         _log.warning(
-            "%s: the bookmark index is kept in memory until there is room for it on disk: %s",
+            "%s: the bookmark index is kept in memory until it fits on disk: %s",
             self._path,
             why.partition("; or open the stream")[0],
         )
@@ -105,8 +104,8 @@ class FallbackIndex(BookmarkIndex):
 
     @contextlib.contextmanager
     def _while_empty(self, *, filling: bool = False) -> Iterator[None]:
-        """An index on disk that there is no room to begin is given up. One that is begun stays:
-        what it holds is read from it, and what it lacks from the stream."""
+        """If the disk has no space for the first write to the index, abandon it. An index with a
+        watermark stays in use: look-ups read what it lacks from the stream."""
         try:
             yield
         except IndexFailed as error:
@@ -114,7 +113,7 @@ class FallbackIndex(BookmarkIndex):
                 raise
             if not filling and self._index.watermark() is not None:
                 raise
-            # It is asked until it is cleared.
+            # `clear` replaces it by one in memory; until then it answers look-ups.
             self._full = error.what
             raise IndexDamaged(error.path, error.what) from error
 
@@ -129,7 +128,7 @@ class FallbackIndex(BookmarkIndex):
         self._index.clear()
 
     def upkeep(self, pace: Pace = at_once) -> None:
-        """Go back to the disk where there is room."""
+        """Return to disk if there is space."""
         index, now = self._index, time.monotonic()
         if not isinstance(index, MemoryIndex) or now - self._tried < _RETRY_SECONDS:
             return
@@ -178,7 +177,7 @@ def _free(path: str) -> int:
 
 
 def _remove(path: str, access: Access) -> None:
-    """Give the disk back what was begun."""
+    """Remove the index files, to free their space."""
     folder = lmdb.index_folder(path)
     with contextlib.suppress(OSError):
         with Folder(folder, access, INDEX_FILES, write=False) as opened:
@@ -187,5 +186,5 @@ def _remove(path: str, access: Access) -> None:
 
 
 def open_index(path: str, write: bool, access: Access) -> BookmarkIndex:
-    """The index of the stream file at `path`; for reading the one in LMDB alone."""
+    """The index of the stream file at `path`; a reader gets an `LmdbIndex`."""
     return FallbackIndex(path, access) if write else lmdb.open_index(path, False, access)

@@ -1,8 +1,7 @@
-"""What a bookmark index has to do, whatever keeps it.
+"""The interface of a bookmark index.
 
-An index is derived data: for each key the numbers of all entries that carry it, and a
-watermark that says how much of which file it covers. It decides nothing; the keeper
-(`keeper.py`) feeds it and judges it.
+An index is derived data: for each key the numbers of all entries that have it, and a watermark
+that says how much of which file it covers. `keeper.py` decides whether to trust it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from datastreamer.errors import IndexFailed, StreamFileError
 from datastreamer.storage.bookmarks._pairs import Pairs
 
 Pace = Callable[[], object]
-"""Called by a backend now and then during a long write; may sleep, so that other threads
-of the process come to their turn, and may raise, which ends the write."""
+"""A backend calls this regularly during a long write. It may sleep, so that other threads run, and
+may raise, which ends the write."""
 
 
 def at_once() -> None:
@@ -38,9 +37,8 @@ class Watermark(NamedTuple):
 class BookmarkIndex(ABC):
     """A map from key (1 to 16 bytes) to entry numbers.
 
-    Called from several threads for reading, from one at a time for writing. Each method
-    that writes, except `fill`, is atomic: after a crash, or an exception, it happened in
-    full or not at all.
+    Several threads may read at once, one at a time may write. Each method that writes, except
+    `fill`, is atomic: after a crash or an exception it has happened in full or not at all.
     """
 
     @property
@@ -60,15 +58,15 @@ class BookmarkIndex(ABC):
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
-        """Take in bookmarks that lie between the old and the new watermark."""
+        """Add the bookmarks between the old and the new watermark."""
 
     def fill(
         self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
     ) -> None:
-        """Replace everything with these: as many as there are in a whole file.
+        """Replace everything with these bookmarks of a whole file.
 
-        `watermark` is called after all parts were read. If this ends early there may be
-        bookmarks and no watermark: that is an index of nothing, to be cleared.
+        `watermark` is called after all parts were read. If this ends early, the index may have
+        bookmarks and no watermark, and must be cleared.
         """
         self.clear()
         whole = Pairs()
@@ -78,17 +76,17 @@ class BookmarkIndex(ABC):
 
     @abstractmethod
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        """Take out exactly these; durable on return."""
+        """Remove exactly these; durable on return."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything, the watermark too."""
+        """Remove everything, the watermark too."""
 
     def upkeep(self, pace: Pace = at_once) -> None:  # noqa: B027
-        """Called every few seconds by the thread that writes the index, between two writes."""
+        """The thread that writes the index calls this every few seconds, between two writes."""
 
     def in_place(self) -> bool:
-        """Whether opening the index now gives this one: it was not removed or replaced."""
+        """Whether the index on disk was neither removed nor replaced since it was opened."""
         return True
 
     @abstractmethod
@@ -97,28 +95,28 @@ class BookmarkIndex(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what is held. Idempotent."""
+        """Release all resources. Idempotent."""
 
 
 class IndexDamaged(IndexFailed):
-    """It will not be written again before it was cleared."""
+    """The index is damaged: it must be cleared before it is written again."""
 
 
 class IndexWentBack(IndexFailed):
-    """It covers less of the file than it did, and does not hold what it was asked for."""
+    """The index covers less of the file than before, and does not have the key looked up."""
 
 
 class IndexElsewhere(IndexFailed):
-    """The stream's path leads to another file by now, and the index there is that file's."""
+    """The stream's path now leads to another file, to which the index there belongs."""
 
 
 class IndexUnmade(IndexFailed):
-    """Nothing was ever put into it: its maker was ended before."""
+    """The process that created the index ended before writing to it."""
 
 
 class IndexUntrusted(IndexFailed):
-    """A link or another user's file is in its place, or others can change it: it is not opened."""
+    """The index is a link, another user's file, or writable by others, and is not opened."""
 
 
 class IndexReadOnly(StreamFileError):
-    """An index opened for reading is not there, or cannot be used as it is."""
+    """An index to read does not exist, or cannot be used as it is."""

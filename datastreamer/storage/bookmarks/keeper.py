@@ -1,11 +1,11 @@
-"""Answers which entry a bookmark is, from a stream and its index.
+"""Looks up bookmarks in a stream and its index.
 
-A look-up asks what is newer than the index first, then the index. A writer keeps what is newer in
-memory until a thread has written it to the index; a reader beside a writer, or while the index
-still catches up, scans the file for it, newest page first.
+A look-up searches the entries that the index does not cover yet, then the index. A writer keeps
+their bookmarks in memory until a thread has written them to the index; a reader, and a writer whose
+index is catching up, scans the file for them, newest page first.
 
-Owns the answers, what a writer reports of its commits and truncations, and what a reader finds
-out of them by itself. Knows nothing of headers or commits.
+Owns the look-ups, the notices of a writer's commits and truncations, and a reader's detection of
+them. Knows nothing of headers or commits.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _log = logging.getLogger(__package__)
 
 # The index is written when this many bookmarks wait.
 _FLUSH_KEYS = 20_000
-# Scans of more than this many bytes of the file run one at a time: they must not slow down the
-# thread that makes them unnecessary.
+# Scans of more than this many bytes of the file run one at a time, so that they do not slow down
+# the thread that extends the index.
 _LONG_SCAN = 4 * PAGE_SIZE
 _TRIES = 100
 
 
 class NotAtHandError(Exception):
-    """The answer needs more than a look into memory and the index."""
+    """The look-up needs a repair first, not only memory and the index."""
 
 
 class BookmarkKeeper:
-    """Bookmarks of one stream. `newest` is exact at any moment, however far the index is."""
+    """Bookmarks of one stream. `newest` is exact at any time, however far the index lags."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class BookmarkKeeper:
         self.builder = IndexBuilder(self.trusted)
         self._reader = reader
         self._recent = self.trusted.recent
-        # A reader's: up to which change of the stream the fields are right, the head at the last
-        # check of the index's place, and the number of questions without an index.
+        # For a reader: the reader's change count that the fields reflect, the head at the last
+        # check of the index's files, and the number of look-ups without an index.
         self._changes = reader.changes
         self._checked_at = reader.head
         self._questions = 0
@@ -78,7 +78,7 @@ class BookmarkKeeper:
             self.builder.start()
 
     def wait(self) -> None:
-        """Return when the index covers all that was on disk when this was called."""
+        """Return when the index covers everything that was on disk at the call."""
         self.builder.wait()
 
     def rebuild(self) -> None:
@@ -86,20 +86,20 @@ class BookmarkKeeper:
         self.builder.rebuild()
 
     def close(self) -> None:
-        """Write what waits, stop the thread, close the index."""
+        """Stop the thread, write the waiting bookmarks, close the index."""
         self.builder.close()
 
     def abandon(self) -> None:
-        """Forget everything without touching it: for the child of a fork."""
+        """Forget the index and the threads without touching them: for the child of a fork."""
         self.builder.abandon()
 
-    # Questions.
+    # Look-ups.
 
     def newest(self, key: bytes, *, at_hand: bool = False) -> int | None:
         """The highest committed entry number that is a bookmark with this key.
 
-        With `at_hand`, raises `NotAtHandError` if something has to be repaired or begun again
-        first.
+        With `at_hand`, raises `NotAtHandError` instead of repairing the index or waiting for a
+        truncation.
         """
         if at_hand:
             if not self.trusted.unfinished:
@@ -135,7 +135,7 @@ class BookmarkKeeper:
         if indexed.entries < start.number:
             long = start.offset - indexed.length > _LONG_SCAN
             with self._scanning if long else contextlib.nullcontext():
-                # Less may be left to scan by now.
+                # While this waited, the index may have grown.
                 index, indexed = trusted.index, max(indexed, trusted.indexed)
                 found = self._scan_gap(key, indexed, start)
             if found is not None:
@@ -144,11 +144,11 @@ class BookmarkKeeper:
             return None
         found = index.newest(key)
         if trusted.index is not index or trusted.indexed.entries < indexed.entries:
-            raise MovedError  # it was emptied or truncated during the question
+            raise MovedError  # the index was emptied or truncated during the look-up
         return found
 
     def _scan_gap(self, key: bytes, indexed: Head, until: Cursor) -> int | None:
-        """The newest `key` between the index and what memory holds, page by page backwards."""
+        """The newest `key` in the pages between the index and memory, newest page first."""
         page = page_of(max(until.offset - 1, HEADER_PAGE_SIZE))
         for at in range(page, page_of(indexed.length) - 1, -1):
             start, found = page_start(at), None
@@ -174,7 +174,7 @@ class BookmarkKeeper:
         """How many bytes of the stream the next look-up may have to read."""
         trusted, head = self.trusted, self._reader.head
         if trusted.unfinished or (self._changes != self._reader.changes and not trusted.write):
-            return head.length  # it begins again
+            return head.length  # it starts again from the whole file
         gap = self._recent.start.offset - trusted.indexed.length
         unreported = head.length - self._recent.end.length
         return max(0, gap) + max(0, unreported)
@@ -184,8 +184,8 @@ class BookmarkKeeper:
         return self._reader.head.entries - self.trusted.indexed.entries
 
     def index_lag(self) -> tuple[int, int]:
-        """How many entries and bytes the index itself lacks, also if another process writes it; a
-        look-up finds these in memory or in the file. Raises `IndexFailed`."""
+        """How many entries and bytes the index lacks, also if another process writes it; a look-up
+        finds these in memory or in the file. Raises `IndexFailed`."""
         trusted, head = self.trusted, self._reader.head
         index, covered = trusted.index, trusted.indexed
         mark = None if index is None or trusted.write else index.watermark()
@@ -195,7 +195,7 @@ class BookmarkKeeper:
 
     @property
     def on_disk(self) -> bool:
-        """Whether an index on disk answers look-ups."""
+        """Whether look-ups use an index on disk."""
         index = self.trusted.index
         return index is not None and index.on_disk
 
@@ -204,7 +204,7 @@ class BookmarkKeeper:
         trusted = self.trusted
         if self.builder.closing:
             raise StreamClosed(f"{trusted.path}: the stream is closed")
-        # During the count nothing moves from memory to the index.
+        # `urgently` keeps bookmarks from moving to the index during the count.
         with trusted.urgently():
             with trusted.guard:
                 with contextlib.suppress(MovedError):
@@ -220,11 +220,14 @@ class BookmarkKeeper:
     # Repair.
 
     def distrust(self, key: bytes, number: int) -> bool:
-        """Entry `number` is not the bookmark `key`, as `newest` said: if it still says so, the
-        index is wrong; a writer rebuilds it in the background, a reader drops it."""
+        """Report that entry `number`, which `newest` returned, is not the bookmark `key`.
+
+        If a look-up returns it again, the index is wrong: a writer rebuilds it in the background,
+        a reader drops it; True then.
+        """
         return self._repair(
             lambda: self._look_up(key) == number,
-            f"it says that entry {number} is the bookmark 0x{key.hex()}",
+            f"it wrongly lists entry {number} for the bookmark 0x{key.hex()}",
         )
 
     def _repair(self, wrong: Callable[[], bool], why: str) -> bool:
@@ -237,7 +240,7 @@ class BookmarkKeeper:
                 return False
             except IndexFailed as error:
                 why = str(error)
-            _log.warning("%s: the bookmark index is wrong, it is rebuilt: %s", trusted.path, why)
+            _log.warning("%s: the bookmark index is wrong and is rebuilt: %s", trusted.path, why)
             if trusted.write:
                 trusted.reset()
         with trusted.guard:
@@ -248,8 +251,8 @@ class BookmarkKeeper:
         return True
 
     def _went_back(self, key: bytes, why: str) -> None:
-        """The index covers less than it did. A writer's index never does that by itself; for a
-        reader, the writer may be truncating the stream."""
+        """The index covers less than before. For a writer that is damage; for a reader, the writer
+        may be truncating the stream."""
         trusted = self.trusted
         if trusted.write:
 
@@ -267,16 +270,15 @@ class BookmarkKeeper:
                 trusted.indexed = Head(mark.length, mark.entries)
 
     def _settle(self) -> None:
-        """Wait for a truncation that is under way; after one that an exception ended, begin
-        again."""
+        """Wait for a truncation in progress; recover from one that an exception ended."""
         with self.trusted.urgently():
             self.trusted.settle()
 
-    # A reader's side.
+    # For a reader.
 
     def _follow(self) -> None:
         """Read what has been committed, and what a writer in another process has indexed.
-        Requires the guard."""
+        Requires `guard`."""
         trusted = self.trusted
         if trusted.write:
             self._recent.read_from(self._reader)
@@ -303,20 +305,19 @@ class BookmarkKeeper:
                     trusted.drop()
                 return
             trusted.indexed = Head(mark.length, mark.entries)
-            # What the index holds need not be in memory as well.
             if mark.entries > recent.start.number and len(recent.newest) > _FLUSH_KEYS:
                 recent.drop_before(trusted.indexed)
 
     def _begin_private(self) -> None:
-        """No index to read: keep one in memory from the second question on."""
+        """Without an index to read, build one in memory from the second look-up on."""
         self._questions += 1
         if self._questions > 1 and self._recent.start.number:
             self.trusted.index, self.trusted.private = self.trusted.opened("memory"), True
             self.builder.start(once=True)
 
     def _rewind(self) -> None:
-        """Begin again from what is on disk if the stream was changed since the last time.
-        Requires the guard."""
+        """Start again from what is on disk if the stream was truncated or updated since the last
+        look-up. Requires `guard`."""
         changes, trusted = self._reader.changes, self.trusted
         if changes == self._changes:
             return
@@ -330,19 +331,19 @@ class BookmarkKeeper:
                 trusted.drop()
         self._changes = changes
 
-    # The writer's side.
+    # For a writer.
 
     def committed(
         self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head, synced: Head
     ) -> None:
         """An operation was committed: from entry `start` to `head`, with these bookmarks (None:
-        more than were kept in memory; the index and look-ups read them from the file).
+        too many for memory; the index and look-ups read them from the file).
 
-        `synced` is on disk. If this is not called, the file is read instead.
+        `synced` is on disk. Without this call, look-ups read the file instead.
         """
         trusted, recent = self.trusted, self._recent
         with trusted.guard:
-            # (Otherwise a look-up came first and read them from the file.)
+            # (Otherwise a look-up has read them from the file already.)
             if not trusted.unfinished and start == recent.end.entries:
                 if bookmarks is None:
                     recent.begin_at(head)
@@ -350,7 +351,7 @@ class BookmarkKeeper:
                     recent.add(bookmarks, head)
             trusted.synced = synced
             recent.limit()
-            # Only if the thread has something to do: to write, or to read.
+            # Wake the thread only if it has something to write or read.
             ready = bookmarks is None or (
                 len(recent.waiting) >= _FLUSH_KEYS
                 and recent.waiting.first_number() < synced.entries
@@ -365,13 +366,13 @@ class BookmarkKeeper:
         self.trusted.synced = synced
 
     def synced(self, head: Head) -> None:
-        """Everything up to `head` is on disk and may be indexed."""
+        """Everything up to `head` is on disk and may be written to the index."""
         with self.trusted.guard:
             self.trusted.synced = head
 
     @contextlib.contextmanager
     def truncation(self, head: Head) -> Iterator[None]:
-        """Around a truncation of the stream to `head`: the index goes first, durably."""
+        """Around a truncation of the stream to `head`: truncates the index first, durably."""
         trusted = self.trusted
         with trusted.urgently():
             trusted.settle()
@@ -386,10 +387,9 @@ class BookmarkKeeper:
                     index.remove(removed, trusted.mark(head))
                     trusted.indexed = head
                 except IndexFailed as error:
-                    # If it cannot be emptied either: after the truncation, its watermark does not
-                    # match this file.
+                    # If the reset fails too, the truncation makes the watermark invalid.
                     _log.warning(
-                        "%s: the bookmark index cannot be truncated, it is rebuilt: %s",
+                        "%s: the bookmark index cannot be truncated and is rebuilt: %s",
                         trusted.path,
                         error,
                     )
@@ -404,14 +404,14 @@ class BookmarkKeeper:
                     trusted.changed.notify()
 
     def changed(self) -> None:
-        """Entries other than bookmarks were changed: the index is as right as before."""
+        """Entries other than bookmarks were updated: the index remains valid."""
         with self.trusted.urgently():
             self.trusted.settle()
             self.trusted.renew_mark(always=True)
 
 
 def bookmarks_of(batches: Iterator[EntryBatch]) -> dict[bytes, int]:
-    """The truth: each key's highest number in a scan."""
+    """Each key's highest number, by a scan."""
     found: dict[bytes, int] = {}
     for batch in batches:
         found.update(batch.bookmarks())

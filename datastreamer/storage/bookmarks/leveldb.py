@@ -1,8 +1,8 @@
-"""The reference implementation's bookmark database: read, never written.
+"""Reads the reference implementation's bookmark database.
 
-A LevelDB folder of keys and entry numbers (u64, big-endian). Opening one replays its
-journal and writes, so a copy is opened. It is not what a scan of the file would give: the
-reference writes a bookmark before its commit and never takes one back.
+A LevelDB folder of keys and entry numbers (u64, big-endian). Opening one replays its journal and
+writes, so a copy is opened. Its content may differ from a scan of the file: the reference writes a
+bookmark before the commit and never removes one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NUMBER_SIZE = 8
 
 
 def database_folder(path: str) -> str:
-    """Where the reference keeps the database of the stream file at `path`: named by the path
-    up to its first dot, wherever that stands."""
+    """The folder in which the reference keeps the database of the stream file at `path`: the path
+    up to its first dot, even one in a folder's name, and ".db"."""
     return path.partition(".")[0] + ".db"
 
 
 class ReferenceBookmarks:
     """The database in `folder`, as it is now; a context manager.
 
-    Raises `FileMissing`; `IndexFailed` where it is no such database, is in use or damaged,
-    or where the package that reads it is not installed.
+    Raises `FileMissing`, or `IndexFailed` if it is not such a database, is in use or damaged, or
+    if plyvel is not installed.
     """
 
     def __init__(self, folder: str) -> None:
@@ -43,7 +43,7 @@ class ReferenceBookmarks:
             copy = self._held.enter_context(tempfile.TemporaryDirectory(prefix="datastreamer."))
             copied = os.path.join(copy, "db")
             shutil.copytree(folder, copied, copy_function=shutil.copyfile)
-            with self._told():
+            with self._converted_errors():
                 self._database: Any = self._plyvel.DB(copied, create_if_missing=False)
             self._held.callback(self._database.close)
         except (OSError, shutil.Error) as error:
@@ -56,16 +56,16 @@ class ReferenceBookmarks:
             raise
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Around what the database does: its errors become ours."""
+    def _converted_errors(self) -> Iterator[None]:
+        """Raise plyvel's errors as `IndexFailed`."""
         try:
             yield
         except self._plyvel.Error as error:
             raise IndexFailed(self._folder, f"the database cannot be read: {error}") from error
 
     def items(self) -> Iterator[tuple[bytes, int | None]]:
-        """Keys in ascending order with their numbers; None where the value is no number."""
-        with self._told():
+        """Keys in ascending order with their numbers; None if the value is not a number."""
+        with self._converted_errors():
             for key, value in self._database:
                 yield (
                     bytes(key),
@@ -73,7 +73,7 @@ class ReferenceBookmarks:
                 )
 
     def __contains__(self, key: bytes) -> bool:
-        with self._told():
+        with self._converted_errors():
             return self._database.get(key) is not None
 
     def __enter__(self) -> ReferenceBookmarks:
@@ -96,15 +96,15 @@ def _ensure_at_rest(folder: str) -> None:
     if not os.path.lexists(folder):
         raise FileMissing(folder, "no such folder")
     if not os.path.exists(os.path.join(folder, "CURRENT")):
-        raise IndexFailed(folder, "is no LevelDB database")
+        raise IndexFailed(folder, "is not a LevelDB database")
     try:
         lock = os.open(os.path.join(folder, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        # The reference holds this while it runs, and writes; a copy would be of two moments.
+        # The reference holds this lock while it runs; a copy would be inconsistent.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise IndexFailed(folder, "a running program has it open; end that first") from None
+        raise IndexFailed(folder, "is in use; stop the program that has it open") from None
     finally:
         os.close(lock)

@@ -1,9 +1,9 @@
 """A bookmark index in LMDB: the folder `FILE.index` beside the stream file.
 
 Stores the blocks of `_blocks.pyx` under the last place of their range, and the watermark.
-LMDB has no checksums, so whatever is read here is checked here: a block that does not fit its
-checksum, or is not the one for the key, is damage (`IndexDamaged`), never an answer. Owns what
-is in the database; the environment around it is `environment.py`'s.
+LMDB has no checksums, so this checks everything that it reads: a block that does not match its
+checksum, or is not the one for the key, raises `IndexDamaged`. Owns the content of the database;
+`lmdb_environment.py` owns the environment.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _WATERMARK = struct.Struct(">IQQ")
 _WATERMARK_KEY = LAST + b"\xff"  # after all blocks
 _SUM_SIZE = 8
 _LAYOUT = 2
-# What `fill` sorts in memory at a time: 32 bytes a pair, three times while it is sorted.
+# Pairs that `fill` sorts in memory at a time, at 32 bytes each, three copies during the sort.
 _RUN = 250_000
-# Blocks that `fill` puts into one transaction: some 21 MB.
+# Blocks per transaction of `fill`: about 21 MB.
 _BATCH = 16_000
-# Blocks that `add` changes between two calls of the pace.
+# Blocks that `add` changes between two calls of `pace`.
 _STEP = 32
-_LITTLE_ROOM = 64 * 1024  # bytes: less than any transaction takes
-_WAY_OUT = "; or open the stream with index='memory'"
-_MOST_MARK = 1024  # bytes of a watermark that are looked at
+_FULL_DISK_BYTES = 64 * 1024  # less free space than any transaction needs
+_ALTERNATIVE = "; or open the stream with index='memory'"
+_MAX_MARK = 1024  # bytes of a watermark that are read
 _Change = Callable[[Buffer, bytes, int], tuple[list[tuple[bytes, bytes]], int]]
 _DAMAGE = (
     lmdb.CorruptedError,
@@ -87,12 +87,12 @@ _DAMAGE = (
 
 
 def index_folder(path: str) -> str:
-    """Where the index of the stream file at `path` is kept."""
+    """The folder of the index of the stream file at `path`."""
     return path + INDEX_SUFFIX
 
 
 class _KnownWatermark(NamedTuple):
-    """A watermark as it was found or put."""
+    """A watermark as it was last read or written, and the transaction that did so."""
 
     opened: Opened | None
     transaction: int
@@ -102,13 +102,13 @@ class _KnownWatermark(NamedTuple):
 
 class LmdbIndex(BookmarkIndex):
     """The index in one folder, of the stream file that has this `access`. Raises `IndexFailed`
-    with LMDB's own reason, `IndexUntrusted`."""
+    with LMDB's reason, or `IndexUntrusted`."""
 
     def __init__(
         self, folder: str, write: bool, access: Access, *, beside_writer: bool = False
     ) -> None:
         self._folder = folder
-        # What was read or written last, and what is under way.
+        # The last watermark, and that of the transaction in progress.
         self._known = self._putting = _KnownWatermark(None, 0, b"", 0)
         try:
             self._shared: SharedEnvironment | None = SharedEnvironment.get(
@@ -142,7 +142,7 @@ class LmdbIndex(BookmarkIndex):
 
     def watermark(self) -> Watermark | None:
         with self._read() as (opened, transaction):
-            packed = bytes(transaction.get(_WATERMARK_KEY, b"")[:_MOST_MARK])
+            packed = bytes(transaction.get(_WATERMARK_KEY, b"")[:_MAX_MARK])
             mark = _unpack_watermark(packed)
             if mark is not None:
                 self._known = _KnownWatermark(opened, transaction.id(), packed, mark.entries)
@@ -159,8 +159,8 @@ class LmdbIndex(BookmarkIndex):
         try:
             with begin(opened.env, opened.blocks) as transaction:
                 if opened is known.opened and transaction.id() < known.transaction:
-                    raise DamagedBlockError("an older state is in the place of the newest")
-                cursor = transaction.cursor()  # which ends with its transaction
+                    raise DamagedBlockError("an older state has replaced the newest")
+                cursor = transaction.cursor()  # the end of the transaction closes it
                 while cursor.set_range(place):
                     found = look_up(cursor.value(), place)
                     if isinstance(found, int):
@@ -170,27 +170,27 @@ class LmdbIndex(BookmarkIndex):
                     place = found
                 else:
                     if opened is not known.opened:
-                        return None  # nothing was ever put into it
+                        return None  # nothing was ever written to it
                     raise DamagedBlockError("a block is missing")
-                # Of a miss that much more is sure: the block is of the newest state.
+                # The key is missing: be sure that the block belongs to the newest state.
                 packed = transaction.get(_WATERMARK_KEY, b"")
                 if packed == known.packed or opened is not known.opened:
                     return None
-                mark = _unpack_watermark(bytes(packed[:_MOST_MARK]))
+                mark = _unpack_watermark(bytes(packed[:_MAX_MARK]))
         except lmdb.Error as error:
             raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
         except DamagedBlockError as error:
             raise self._damaged(str(error)) from None
         covers = 0 if mark is None else mark.entries
         if covers < known.entries:
-            why = f"the bookmark index covers {covers} entries, and covered {known.entries} before"
+            why = f"the bookmark index covers {covers} entries, fewer than before ({known.entries})"
             raise IndexWentBack(self._folder, why)
         return None
 
-    # For a check against the file.
+    # For a comparison with the file.
 
     def lacks(self, bookmarks: Iterable[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
-        """Those of `bookmarks` that the index does not hold."""
+        """Those of `bookmarks` that the index does not have."""
         run, at, missing = _run_of(bookmarks), 0, []
         with self._read() as (_, transaction), transaction.cursor() as cursor:
             while at < len(run) // PAIR_SIZE:
@@ -199,11 +199,11 @@ class LmdbIndex(BookmarkIndex):
         return missing
 
     def pairs(self) -> int:
-        """How many bookmarks it holds; a key that occurs twice counts twice."""
+        """The number of bookmarks; a key that occurs twice counts twice."""
         return sum(len(pairs) for pairs in self._blocks())
 
     def everything(self) -> Iterator[tuple[bytes, int]]:
-        """All bookmarks that it holds. The index does not shrink while this is under way."""
+        """All bookmarks, in one read transaction."""
         return itertools.chain.from_iterable(self._blocks())
 
     def _blocks(self) -> Iterator[list[tuple[bytes, int]]]:
@@ -239,11 +239,11 @@ class LmdbIndex(BookmarkIndex):
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
         run = _run_of(bookmarks)
-        self._until_it_fits(lambda: self._replace(merged, run, watermark, pace))
+        self._growing_the_map(lambda: self._replace(merged, run, watermark, pace))
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
         run = _run_of(bookmarks)
-        self._until_it_fits(lambda: self._replace(without, run, watermark, at_once))
+        self._growing_the_map(lambda: self._replace(without, run, watermark, at_once))
 
     def _replace(self, change: _Change, run: bytes, watermark: Watermark, pace: Pace) -> None:
         """Change the blocks that the pairs of `run` belong to, in one transaction."""
@@ -269,7 +269,7 @@ class LmdbIndex(BookmarkIndex):
         transaction.put(_WATERMARK_KEY, packed)
         self._putting = _KnownWatermark(opened, transaction.id(), packed, watermark.entries)
 
-    def _until_it_fits(self, write: Callable[[], None]) -> None:
+    def _growing_the_map(self, write: Callable[[], None]) -> None:
         while True:
             try:
                 write()
@@ -282,24 +282,25 @@ class LmdbIndex(BookmarkIndex):
                 self._env().grow()
             except (lmdb.Error, MemoryError) as error:
                 raise IndexFailed(
-                    self._folder, f"the bookmark index needs more address space: {error}"
+                    self._folder,
+                    f"the bookmark index needs more address space (ulimit -v): {error}",
                 ) from error
 
     def fill(
         self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
     ) -> None:
-        # All of it in the order of the keys: each page is written once and full. Batch by
-        # batch of the file, a page would be copied again and again and end half empty.
+        # In the order of the keys each page is written once, and full. In the order of the file,
+        # pages would be copied repeatedly and end half empty.
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
                 runs = _runs(parts, aside)
                 mark = watermark()
-                self._until_it_fits(lambda: self._put_all(Blocks(runs, pace), mark))
+                self._growing_the_map(lambda: self._put_all(Blocks(runs, pace), mark))
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
     def _put_all(self, blocks: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
-        # It may hold the batches of a try that did not fit; the map has to stay, it has grown.
+        # An attempt that did not fit the map may have left batches. The grown map is kept.
         with self._change() as (opened, transaction):
             transaction.drop(opened.blocks, delete=False)
         while True:
@@ -312,8 +313,8 @@ class LmdbIndex(BookmarkIndex):
         return self._env().opened.file_id == file_id(self._folder)
 
     def clear(self) -> None:
-        # Not page by page: LMDB does not check what it empties, and a damaged page may lead
-        # it past the file's end, which ends the process.
+        # New files, because LMDB does not check the pages that it empties: a damaged one may make
+        # it read past the file's end, which ends the process.
         try:
             self._env().renew()
         except UntrustedFile as error:
@@ -322,8 +323,8 @@ class LmdbIndex(BookmarkIndex):
             raise _cannot_open(self._folder, error, True) from error
 
     def clear_unfinished(self) -> None:
-        """Begin anew where there is no watermark: an index that only seems empty may be damaged,
-        and writing into such a one may end the process."""
+        """Replace an index without a watermark: it may only seem empty because it is damaged, and
+        writing to a damaged one may end the process."""
         with contextlib.suppress(IndexFailed):
             if self.watermark() is not None:
                 return
@@ -348,33 +349,33 @@ class LmdbIndex(BookmarkIndex):
 
 def _cannot_open(folder: str, error: Exception, write: bool) -> IndexFailed:
     if isinstance(error, lmdb.NotFoundError):
-        return IndexUnmade(folder, "the bookmark index is empty: its making was cut off")
+        return IndexUnmade(folder, "the bookmark index is empty: its creation was interrupted")
     why = _why(error, os.path.dirname(folder))
-    return IndexFailed(folder, f"the bookmark index cannot be opened: {why}{_WAY_OUT * write}")
+    return IndexFailed(folder, f"the bookmark index cannot be opened: {why}{_ALTERNATIVE * write}")
 
 
 def _untrusted(error: UntrustedFile, write: bool) -> IndexUntrusted:
     why = f"{error.what}; the bookmark index is not used: remove it"
-    return IndexUntrusted(error.path, why + _WAY_OUT * write)
+    return IndexUntrusted(error.path, why + _ALTERNATIVE * write)
 
 
 def _why(error: Exception, folder: str) -> str:
-    """What LMDB says; on a full disk it speaks of an input/output error."""
+    """LMDB's message; on a full disk, where LMDB reports an input/output error, that reason."""
     with contextlib.suppress(OSError):
         room = os.statvfs(folder)
-        if isinstance(error, lmdb.Error) and room.f_bavail * room.f_frsize < _LITTLE_ROOM:
+        if isinstance(error, lmdb.Error) and room.f_bavail * room.f_frsize < _FULL_DISK_BYTES:
             return f"{os.strerror(errno.ENOSPC)} ({error})"
     return str(error)
 
 
 def _unpack_watermark(packed: bytes) -> Watermark | None:
-    """None where there is none of this layout. Raises `DamagedBlockError`."""
+    """None if there is none of this layout. Raises `DamagedBlockError`."""
     if not packed:
         return None
     if len(packed) < _WATERMARK.size + _SUM_SIZE or (
         xxh3_64_digest(packed[:-_SUM_SIZE]) != packed[-_SUM_SIZE:]
     ):
-        raise DamagedBlockError("the checksum of the watermark does not fit")
+        raise DamagedBlockError("the checksum of the watermark does not match")
     layout, length, entries = _WATERMARK.unpack_from(packed)
     if layout != _LAYOUT:
         return None
@@ -382,7 +383,7 @@ def _unpack_watermark(packed: bytes) -> Watermark | None:
 
 
 def _block_for(cursor: lmdb.Cursor, run: bytes, at: int) -> Buffer:
-    """The block for pair `at` of `run`. Raises `DamagedBlockError` where there is none."""
+    """The block for pair `at` of `run`. Raises `DamagedBlockError` if there is none."""
     if not cursor.set_range(place_at(run, at)):
         raise DamagedBlockError("a block is missing")
     return cursor.value()
@@ -395,14 +396,14 @@ def _run_of(bookmarks: Iterable[tuple[bytes, int]]) -> bytes:
 
 
 def _put(transaction: lmdb.Transaction, blocks: Iterable[tuple[bytes, bytes]]) -> int:
-    """Put in blocks that come after all there are; how many came."""
+    """Append blocks; returns how many there were."""
     with transaction.cursor() as cursor:
         consumed: int = cursor.putmulti(blocks, append=True)[0]
     return consumed
 
 
 def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
-    """The parts in sorted runs of bounded size, all but the last in the file `aside`."""
+    """The parts as sorted runs of bounded size, all but the last in the file `aside`."""
     ends, pairs = [0], Pairs()
     for part in parts:
         pairs.extend(part)
@@ -413,23 +414,22 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     runs = [memoryview(pairs.sorted())]
     aside.flush()
     if ends[-1]:
-        # The map lives as long as the views of it.
         content = memoryview(mmap.mmap(aside.fileno(), 0, access=mmap.ACCESS_READ))
         runs += (content[start:end] for start, end in itertools.pairwise(ends))
     return runs
 
 
 def new_index(path: str, write: bool, access: Access) -> LmdbIndex:
-    """An empty index for the stream file at `path`; one that stands there goes unopened, since
-    writing into a damaged one may end the process."""
+    """An empty index for the stream file at `path`. An existing one is removed without opening it:
+    writing to a damaged one may end the process."""
     return _open_index(path, write, access, anew=write)
 
 
 def open_index(path: str, write: bool, access: Access) -> LmdbIndex:
     """The index of the stream file at `path`.
 
-    A damaged one is thrown away and begun anew where `write` allows; raises
-    `IndexReadOnly` where it does not, or where there is none to read.
+    With `write` a damaged one is replaced by an empty one. Without, raises `IndexReadOnly` if it
+    is damaged or there is none.
     """
     return _open_index(path, write, access, anew=False)
 
@@ -439,12 +439,12 @@ def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIn
     if not write and not os.path.lexists(os.path.join(folder, "data.mdb")):
         raise IndexReadOnly(folder, "there is no bookmark index")
     if os.path.lexists(folder) and not (os.path.isdir(folder) or os.path.islink(folder)):
-        raise IndexFailed(folder, "is in the way of the bookmark index; move it elsewhere")
+        raise IndexFailed(folder, "is in the place of the bookmark index; move it elsewhere")
     try:
         ensure_local(folder, "a bookmark index in LMDB")
     except StreamFileError as error:
         if write:
-            raise IndexFailed(folder, error.what + _WAY_OUT) from None
+            raise IndexFailed(folder, error.what + _ALTERNATIVE) from None
         raise IndexReadOnly(folder, error.what) from error
     if anew:
         _remove(folder, access)
@@ -459,7 +459,7 @@ def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIn
         if not write:
             raise IndexReadOnly(error.path, error.what) from error
         if not isinstance(error.__cause__, _DAMAGE):
-            raise  # no memory, no permission: it may be as good as ever
+            raise  # for lack of memory or permission: the index may be intact
     _remove(folder, access)
     return LmdbIndex(folder, True, access)
 
@@ -475,7 +475,7 @@ def _remove(folder: str, access: Access) -> None:
 
 
 def _is_written(path: str) -> bool:
-    """Whether somebody has the stream file at `path` open for writing."""
+    """Whether a process has the stream file at `path` open for writing."""
     try:
         file = OsDisk().open(path, write=False)
     except OSError:

@@ -1,7 +1,7 @@
-"""The LMDB environment of one index folder, shared by all in this process that open it.
+"""The LMDB environment of one index folder, which all users in this process share.
 
-Owns what ends a process that does not know it: how large the map is, that every page of the
-file has its place on disk, who may be under way while the map changes, what a fork leaves.
+Prevents what would end the process: a map that is too small, a page of the file without space on
+disk, a transaction while the map changes, use of an environment after a fork.
 Knows nothing of bookmarks but the name of the database.
 """
 
@@ -20,40 +20,40 @@ from datastreamer.storage.disk.access import Access, Folder
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 INDEX_SUFFIX: Final = ".index"
 
-# Address space, not memory or disk: a map of so much is reserved once and never has to grow.
+# Address space, not memory or disk: a map of this size never has to grow.
 _WHOLE_MAP = 1 << 40
 _MAP_SIZE = _WHOLE_MAP
-# Where the process may not have so much (ulimit -v), a quarter is tried, and so on to this;
+# If the process may not have that (ulimit -v), a quarter of it is tried, and so on down to this;
 # such a map grows when it is full.
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
-# Behind its last page the file has this much more: where a page is damaged, LMDB may look for an
-# entry of it up to 64 KiB after it, twice; after the file's end that crashes the process.
+# Bytes that the file has after its last page: in a damaged page, LMDB may look for an entry up to
+# 64 KiB after the page, twice; a read after the file's end crashes the process.
 _SLACK_BYTES = 128 * 1024
-# As large as LMDB makes it for so many readers.
+# The size that LMDB gives it for this number of readers.
 _LOCK_FILE_BYTES = 128 + 64 * _MAX_READERS
 
 
-# The folder, and device and inode of the stream file beside it; None: there is none.
+# The folder, and device and inode of the stream file beside it; None if there is none.
 _Key = tuple[str, tuple[int, int] | None]
 
 
 class Opened(NamedTuple):
-    """An environment with its database. Its folder is open as long as it is: its files are
-    changed there, whatever is at the folder's name by then."""
+    """An environment with its database, and its folder: files are changed through the open folder,
+    even if another folder has its name by then."""
 
     place: Folder
     env: lmdb.Environment
     blocks: Any
-    # Which file it is; None where it was removed at once.
+    # Device and inode of its file; None if that was removed at once.
     file_id: tuple[int, int] | None
 
 
 class SharedEnvironment:
-    """One process's environment for one index folder; the openers take turns.
+    """This process's environment for one index folder.
 
-    Each stream file that was at the folder's path has one of its own: a writer may still have
-    the file open that another one has replaced since.
+    Each stream file that was at the folder's path has its own: a writer may still have a file open
+    that was replaced since.
     """
 
     open_ones: ClassVar[dict[_Key, SharedEnvironment]] = {}
@@ -65,17 +65,16 @@ class SharedEnvironment:
         self.access = access
         self.users = 0
         self.write = write
-        # Held by a thread that reads or grows a map that is not the whole one: no transaction is
-        # open then.
+        # Held by a thread that reads or grows a map smaller than the whole one: no transaction may
+        # be open while the map grows.
         self.turn = threading.Lock()
         self.small = False
         self.opened = self.open(beside_writer)
 
     def open(self, beside_writer: bool = False) -> Opened:
-        # A reader that uses LMDB's lock file writes into it. If no process writes the index it
-        # need not, and leaves no trace. (If a writer comes nevertheless:
-        # pages of a snapshot are used again two transactions later at the earliest, and
-        # each question here is a transaction of its own.)
+        # A reader that uses LMDB's lock file writes to it, which it need not do if no process
+        # writes the index. (If a writer starts nevertheless: LMDB reuses the pages of a snapshot
+        # two transactions later at the earliest, and each look-up is a transaction of its own.)
         place = self._folder()
         try:
             return self._open_in(place, beside_writer)
@@ -91,7 +90,7 @@ class SharedEnvironment:
         for name in place.irregular:
             raise IndexFailed(
                 os.path.join(self.folder, name),
-                "is no file, and in the way of the bookmark index; move it elsewhere",
+                "is in the place of a file of the bookmark index; move it elsewhere",
             )
         lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
         if self.write:
@@ -112,16 +111,16 @@ class SharedEnvironment:
             raise
 
     def ensure_whole(self, env: lmdb.Environment, place: Folder, *, extend: bool) -> None:
-        """See to it that no page is past the file's end: a look at it would end the process.
+        """Ensure that no page is past the file's end: reading it would end the process.
 
-        LMDB leaves out free pages at the end now and then; the writer makes up for it after
-        each transaction, so that a file that lacks some is known to be truncated.
+        LMDB sometimes leaves out free pages at the end; the writer adds them after each
+        transaction, so that a file that lacks some is known to be truncated.
         """
         needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
         try:
             size = os.stat("data.mdb", dir_fd=place.fd, follow_symlinks=False).st_size
         except FileNotFoundError:
-            return  # it was removed; the open one lives on until it is closed
+            return  # it was removed; the open file remains until it is closed
         if size < needed and not extend:
             raise lmdb.CorruptedError(f"data.mdb has {size} of {needed} bytes")
         if size < needed:
@@ -137,8 +136,8 @@ class SharedEnvironment:
             env.set_mapsize(2 * env.info()["map_size"])
 
     def renew(self) -> None:
-        """Begin again with empty files. A question to the old ones is still answered: they are
-        closed when no transaction is open any more."""
+        """Replace the files by empty ones. The old ones are closed when their last transaction
+        ends."""
         with self.guard:
             with self._folder() as place:
                 place.remove(INDEX_FILES)
@@ -149,8 +148,8 @@ class SharedEnvironment:
     def get(
         cls, folder: str, write: bool, access: Access, beside_writer: bool
     ) -> SharedEnvironment:
-        """The environment, opened for writing if anybody here needs that."""
-        # Of the folder itself a link is not followed.
+        """The environment, opened for writing if any user needs that."""
+        # The folder itself must not be a symbolic link.
         parent, own = os.path.split(os.path.abspath(folder))
         name = os.path.join(os.path.realpath(parent), own)
         key = name, _stream_file(name)
@@ -172,8 +171,8 @@ class SharedEnvironment:
 
     @classmethod
     def _of_another_file(cls, folder: str, write: bool, access: Access) -> SharedEnvironment | None:
-        """What a reader shares that a stream file has open which is not at the path any more:
-        LMDB does not open an environment twice in a process. A writer begins with new files.
+        """The open environment of a stream file that is no longer at the path, for a reader to
+        share: LMDB does not open an environment twice in a process. A writer gets new files.
         """
         found = file_id(folder)
         for shared in cls.open_ones.values():
@@ -195,7 +194,7 @@ class SharedEnvironment:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In the child of a fork: an environment does not survive one, and needs no folder."""
+        """In the child of a fork, where an environment cannot be used."""
         for shared in cls.open_ones.values():
             shared.opened.place.close()
         cls.open_ones = {}
@@ -206,10 +205,10 @@ os.register_at_fork(after_in_child=SharedEnvironment.forget_all)
 
 
 def _reserve(place: Folder, name: str, size: int) -> None:
-    """Have all of the file on disk, `size` bytes at least: where a mapped page has no place
-    on a full disk, a look at it ends the process.
+    """Allocate disk space for all of the file, at least `size` bytes: reading a mapped page that
+    has none on a full disk ends the process.
 
-    Not for a lock file that is in use here: closing it gives up this process's locks on it.
+    Not for a lock file in use: closing it releases this process's locks on it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, place.file_mode, dir_fd=place.fd)
@@ -224,7 +223,7 @@ def _reserve(place: Folder, name: str, size: int) -> None:
 
 
 def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
-    """The environment, with as large a map as the process may have."""
+    """The environment, with the largest map that the process may have."""
     size = _MAP_SIZE
     while True:
         try:
@@ -246,7 +245,7 @@ def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
 
 
 def begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transaction:
-    """A transaction, also where another process has made the file larger than our map."""
+    """A transaction, also if another process has made the file larger than our map."""
     try:
         return env.begin(db=db, write=write, buffers=True)
     except lmdb.MapResizedError:
@@ -255,12 +254,12 @@ def begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transa
 
 
 def file_id(folder: str) -> tuple[int, int] | None:
-    """Which file it is that holds the index."""
+    """Device and inode of the file that holds the index; None if there is none."""
     return _identity(os.path.join(folder, "data.mdb"))
 
 
 def _stream_file(folder: str) -> tuple[int, int] | None:
-    """Which file it is that the index in `folder` belongs to."""
+    """Device and inode of the stream file that the index in `folder` belongs to."""
     return _identity(folder.removesuffix(INDEX_SUFFIX))
 
 

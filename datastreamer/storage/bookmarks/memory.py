@@ -1,4 +1,4 @@
-"""A bookmark index in memory: gone with the process, rebuilt from the file on open."""
+"""A bookmark index in memory, rebuilt from the file on each open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryIndex(BookmarkIndex):
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
-        # At no pace: it must not end half-way.
+        # `pace` is not called: it may raise, and this must not end half-way.
         for key, number in bookmarks:
             self._numbers.setdefault(key, []).append(number)
         self._watermark = watermark
@@ -53,17 +53,17 @@ class MemoryIndex(BookmarkIndex):
         return len(self._numbers)
 
     def pairs(self) -> int:
-        """How many bookmarks it holds; a key that occurs twice counts twice."""
+        """The number of bookmarks; a key that occurs twice counts twice."""
         return sum(map(len, self._numbers.values()))
 
     def parts(self, size: int) -> Iterator[Pairs]:
-        """All bookmarks, some `size` at a time, in no order."""
+        """All bookmarks, `size` at a time, in no order."""
         found = ((key, number) for key, numbers in self._numbers.items() for number in numbers)
         while part := list(islice(found, size)):
             yield Pairs(part)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def open_index(path: str, write: bool, access: Access) -> MemoryIndex:

@@ -1,6 +1,6 @@
 """Bookmarks in memory: those of the newest entries, which the index may not hold yet.
 
-Knows no index, thread or lock: who calls holds the lock that guards these fields.
+Knows no index, thread or lock: the caller holds the lock that guards these fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_UNREPORTED_BYTES: Final = 16 * PAGE_SIZE
 
 
 class MovedError(Exception):
-    """The index or the stream changed during a question."""
+    """The index or the stream changed during a look-up."""
 
 
 class RecentBookmarks:
@@ -37,7 +37,7 @@ class RecentBookmarks:
         self.begin_at(head)
 
     def begin_at(self, head: Head) -> None:
-        """Forget everything; what comes next follows `head`."""
+        """Forget everything and continue from `head`."""
         self.end = head
         self.clear()
 
@@ -57,8 +57,8 @@ class RecentBookmarks:
     def read_from(self, reader: Reader) -> None:
         """Add those of the entries up to the reader's head. Raises `MovedError`.
 
-        A writer reports its commits; but a signal may interrupt it between a commit and the
-        report, and another thread may ask in between.
+        A writer reports its commits, but a signal may interrupt it between a commit and the report,
+        and another thread may look up a bookmark in between.
         """
         head = reader.head
         if head.length - self.end.length > _MAX_UNREPORTED_BYTES:
@@ -88,7 +88,7 @@ class RecentBookmarks:
     def indexed(self, head: Head) -> None:
         """The waiting bookmarks before `head` are in the index."""
         self.waiting.drop_before(head.entries)
-        if self.start.number < head.entries:  # else they were forgotten in between
+        if self.start.number < head.entries:  # otherwise they were forgotten meanwhile
             self.start = Cursor(*head)
 
     def drop_before(self, head: Head) -> None:

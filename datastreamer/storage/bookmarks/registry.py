@@ -11,8 +11,8 @@ from datastreamer.storage.bookmarks.interface import BookmarkIndex
 from datastreamer.storage.disk.access import Access
 
 IndexOpener = Callable[[str, bool, Access], BookmarkIndex]
-"""Opens the index of the stream file at a path; the flag says whether it may write. Files that
-it makes beside the stream have at most the permissions that the stream file's `Access` allows."""
+"""Opens the index of the stream file at a path; the flag says whether it may write. Files that it
+creates beside the stream have at most the permissions that the stream file's `Access` allows."""
 
 LMDB_ANEW: Final = "lmdb-anew"
 """The backend "lmdb" that discards an existing index without opening it, for a rebuild."""
@@ -35,4 +35,5 @@ def index_opener(name: str) -> IndexOpener:
     try:
         return _openers[name]
     except KeyError:
-        raise BadArgument(f"no bookmark index {name!r}; there are {sorted(_openers)}") from None
+        known = sorted(_openers)
+        raise BadArgument(f"unknown bookmark index {name!r}; use one of {known}") from None

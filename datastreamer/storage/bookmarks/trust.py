@@ -1,9 +1,8 @@
-"""How far a stream's index can be believed.
+"""How much of a stream's index can be trusted.
 
-A scan of the file is the truth and the index is derived from it. The index records which file it
-was made from, up to where, and after which changes; if that does not match, all of it is
-doubted. Owns the backend, the locks around it, and the recovery from anything half done.
-Neither asks nor fills it: `keeper.py` and `builder.py` do.
+The index is derived from the file. It records which file it was made from, up to where, and after
+which changes; if that does not match, none of it is trusted. Owns the backend, its locks, and the
+recovery from changes that did not finish. `keeper.py` reads the index, `builder.py` writes it.
 """
 
 from __future__ import annotations
@@ -72,15 +71,15 @@ class TrustedIndex:
         self.changed = threading.Condition(self.guard)
         # Callers that wait for `writing` and must not wait long.
         self._urgent: set[object] = set()
-        # How often the file or the index was truncated.
+        # The number of truncations of the file or the index.
         self.truncations = 0
-        # True from the begin of a truncation to its end, and after one that an exception ended:
-        # the fields are doubtful then.
+        # True during a truncation, and after one that an exception ended: the fields may be wrong
+        # then.
         self.unfinished = False
         self.recent = RecentBookmarks(reader.head, for_writer=write)
         self.synced = reader.head
-        # A reader's: whether the index is its own, in memory; if not, whether it was opened
-        # while no process wrote the stream.
+        # For a reader: whether the index is its own, in memory; if not, whether it was opened while
+        # no process wrote the stream.
         self.private = False
         self.unlocked = False
         self.index: BookmarkIndex | None = None
@@ -118,22 +117,22 @@ class TrustedIndex:
         return fingerprint(self.file, self._stream_id, self._epoch(), length)
 
     def clear(self, index: BookmarkIndex) -> None:
-        """Begin again with an empty index. Raises `IndexFailed`."""
+        """Empty the index. Raises `IndexFailed`."""
         self.ensure_in_place()
         index.clear()
 
     def ensure_in_place(self) -> None:
-        """Raises `IndexElsewhere` if the index at the stream's path belongs to another file now."""
+        """Raise `IndexElsewhere` if the index at the stream's path belongs to another file now."""
         why = "" if self._opened_by is None else self._opened_by.difference()
         if why:
-            what = f"{why}; the bookmark index there is not this stream's"
+            what = f"{why}; the bookmark index there belongs to another stream"
             raise IndexElsewhere(self.path, what)
 
     def mark(self, upto: Head) -> Watermark:
         return Watermark(upto.length, upto.entries, self.identity(upto.length))
 
     def trusted(self, index: BookmarkIndex) -> Head:
-        """How far the index can be believed: all of it or nothing."""
+        """The head that the index covers, or zero if it does not belong to this file."""
         mark, head = index.watermark(), self.reader.head
         if (
             mark is not None
@@ -144,11 +143,11 @@ class TrustedIndex:
             self._recorded_epoch = self._epoch()
             return Head(mark.length, mark.entries)
         if not self.write:
-            # A writer, if there is one, is about to fill it or to confirm it.
+            # A writer, if there is one, is about to fill it or to write its watermark.
             if not self.file.locked_elsewhere():
                 self.drop()
         elif mark is not None or index:
-            _log.info("%s: the bookmark index is not this file's; it is rebuilt", self.path)
+            _log.info("%s: the bookmark index belongs to another file; it is rebuilt", self.path)
             self.clear(index)
         return Head()
 
@@ -175,11 +174,11 @@ class TrustedIndex:
     # Recovery.
 
     def settle(self) -> None:
-        """After a truncation that did not finish: believe the file, and the index as at an open.
+        """After a truncation that did not finish: read the file, and check the index as at an open.
         Requires `writing`."""
         if not self.unfinished:
             return
-        index = self._begin_again()
+        index = self._restart()
         with self.guard:
             self.synced = min(self.synced, self.reader.head)
         if index is not None:
@@ -189,7 +188,7 @@ class TrustedIndex:
                 self.reset()
         self.unfinished = False
 
-    def _begin_again(self) -> BookmarkIndex | None:
+    def _restart(self) -> BookmarkIndex | None:
         self.truncations += 1
         with self.guard:
             self.indexed, self._recorded_epoch = Head(), None
@@ -197,14 +196,14 @@ class TrustedIndex:
             return self.index
 
     def reset(self) -> None:
-        """Empty the index; it begins again from the file's start. Requires `writing`."""
-        index = self._begin_again()
+        """Empty the index and build it again from the file's start. Requires `writing`."""
+        index = self._restart()
         if index is not None:
             try:
                 self.clear(index)
             except IndexFailed as error:
                 _log.error(
-                    "%s: there is no bookmark index until it can be made again: %s",
+                    "%s: the bookmark index cannot be emptied, look-ups read the stream: %s",
                     self.path,
                     error,
                 )
@@ -212,8 +211,7 @@ class TrustedIndex:
                     self.drop()
 
     def recreate(self) -> None:
-        """Make the index again if a writer has lost it, for lack of space perhaps. Raises
-        `IndexFailed`."""
+        """Create the index again if a writer had to drop it. Raises `IndexFailed`."""
         if self.index is not None or not self.write:
             return
         with self.writing:
@@ -223,7 +221,7 @@ class TrustedIndex:
             self.ensure_in_place()
             index = self.opened(self._backend)
             try:
-                # It may be the index that was given up.
+                # It may be the index that was dropped.
                 index.clear()
             except IndexFailed:
                 index.close()
@@ -232,7 +230,7 @@ class TrustedIndex:
                 self.index = index
 
     def drop(self) -> None:
-        """Go on without an index."""
+        """Continue without an index."""
         if self.index is not None:
             self.index.close()
         self.index, self.indexed, self.private = None, Head(), False
@@ -247,17 +245,17 @@ class TrustedIndex:
     @contextlib.contextmanager
     def urgently(self) -> Iterator[None]:
         """Hold `writing`, without waiting for work that can be repeated."""
-        # A signal's exception may come between any two lines, and must leave no lock behind.
+        # A signal's exception between any two lines must leave no lock held.
         caller = object()
         try:
             self._urgent.add(caller)
             with self.writing:
-                self._waits_no_more(caller)
+                self._stop_waiting(caller)
                 yield
         finally:
-            self._waits_no_more(caller)
+            self._stop_waiting(caller)
 
-    def _waits_no_more(self, caller: object) -> None:
+    def _stop_waiting(self, caller: object) -> None:
         if caller in self._urgent:
             with self.guard:
                 self._urgent.discard(caller)
@@ -265,8 +263,8 @@ class TrustedIndex:
 
 
 def fingerprint(file: File, stream_id: bytes, epoch: int, length: int) -> bytes:
-    """Distinguishes the file up to `length` from others: which file it is, after which changes of
-    what was committed, and its bytes before that offset."""
+    """Distinguishes the file up to `length` from others, by stream id, epoch, device, inode and the
+    last bytes before that offset."""
     device, inode = file.identity()
     start = max(HEADER_PAGE_SIZE, length - _DIGEST_SIZE)
     tail = file.read(length - start, start)

@@ -1,9 +1,9 @@
-"""Who may use the files beside a stream: at most the users who may use the stream itself.
+"""Permissions of the files beside a stream: at most those of the stream itself.
 
-The one place that decides the permissions of a new file or folder there, and whether one that
-exists is used: no symbolic link is followed, and the owner has to be this process's user, root,
-or the owner of the stream. Another user may be able to write in the folder. Knows nothing of what
-the files hold.
+The one place that decides the permissions of a new file or folder there, and whether an existing
+one is used: no symbolic link is followed, and the owner must be this process's user, root, or the
+owner of the stream. Another user may be able to write in the folder. Knows nothing of the files'
+content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Access(NamedTuple):
 
     @classmethod
     def of(cls, fd: int) -> Access:
-        """Those of an open file."""
+        """The access of an open file."""
         found = os.fstat(fd)
         mode = stat.S_IMODE(found.st_mode)
         least = _least_listed(fd)
@@ -46,10 +46,10 @@ class Access(NamedTuple):
 
     @classmethod
     def private(cls, path: str | None = None) -> Access:
-        """For files that belong to no stream and are this process's user's alone.
+        """For files that belong to no stream, and only to this process's user.
 
-        With `path`, which names such a file, the owner of its folder is trusted as well: on
-        a file system that maps users (CIFS, NFS) that is whom our own file seems to belong to.
+        With `path`, which names such a file, the owner of its folder is trusted as well: a file
+        system that maps users (CIFS, NFS) reports that owner for our own files.
         """
         owner = os.geteuid()
         if path is not None:
@@ -59,13 +59,13 @@ class Access(NamedTuple):
 
     @classmethod
     def by_umask(cls) -> Access:
-        """For files whose permissions the umask alone decides."""
+        """For files whose permissions only the umask limits."""
         return cls(os.geteuid(), os.getegid(), 0o666)
 
     def file_mode(self, gid: int) -> int:
-        """The most that a file of group `gid` beside the stream may allow.
+        """The maximum permissions of a file of group `gid` beside the stream.
 
-        In another group than the stream's, nobody gets what either class of users lacks.
+        If the group is not the stream's, group and others both get only what both have.
         """
         group, other = self.mode >> 3 & 6, self.mode & 6
         if gid != self.gid:
@@ -73,12 +73,12 @@ class Access(NamedTuple):
         return 0o600 | group << 3 | other
 
     def folder_mode(self, gid: int) -> int:
-        """The same for a folder: the users who may read may also look files up."""
+        """The same for a folder: users who may read may also look up files."""
         mode = self.file_mode(gid)
         return mode | (mode & 0o444) >> 2
 
     def distrusts(self, found: os.stat_result) -> str:
-        """Why a file beside the stream is not used; empty if it is."""
+        """Why a file beside the stream must not be used; empty if it may be."""
         if stat.S_ISLNK(found.st_mode):
             return _LINK
         if found.st_uid not in (os.geteuid(), 0, self.uid):
@@ -90,10 +90,10 @@ class Access(NamedTuple):
 
 
 def create_file(path: str, access: Access | None) -> int:
-    """Make a new, empty file and open it for writing; a descriptor. The umask applies.
+    """Create an empty file and open it for writing; returns a descriptor. The umask applies.
 
-    Without `access` it belongs to no stream that exists. Raises `FileExistsError` also where a
-    symbolic link leads nowhere.
+    Without `access` it belongs to no existing stream. Raises `FileExistsError` also if `path` is a
+    broken symbolic link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     if access is None:
@@ -102,8 +102,8 @@ def create_file(path: str, access: Access | None) -> int:
     fd = os.open(path, flags, most)
     try:
         if _drop_acl(fd, most):
-            # A user on the folder's default list may have it open already. Nobody gets the
-            # next one before the list is gone; as with such a list, the umask has no part in it.
+            # A user on the folder's default list may have opened it already. The next file is
+            # private until its list is removed; as with such a list, the umask does not apply.
             os.unlink(path)
             os.close(fd)
             fd = -1
@@ -120,7 +120,7 @@ def create_file(path: str, access: Access | None) -> int:
 
 
 def open_file(path: str, access: Access, *, write: bool) -> int:
-    """Open an existing file beside a stream; a descriptor. Raises `UntrustedFile`."""
+    """Open an existing file beside a stream; returns a descriptor. Raises `UntrustedFile`."""
     flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags)
@@ -142,7 +142,7 @@ def open_file(path: str, access: Access, *, write: bool) -> int:
 
 
 def make_folder(path: str, access: Access) -> None:
-    """Make a folder beside a stream, if there is none. The umask applies."""
+    """Create a folder beside a stream, if there is none. The umask applies."""
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.lexists(parent):
         os.makedirs(parent, exist_ok=True)
@@ -152,7 +152,7 @@ def make_folder(path: str, access: Access) -> None:
         if not os.path.isdir(path):
             raise
         return
-    # Another user may have put something else in its place by now.
+    # Another user may have replaced it since.
     fd, found = _open_folder(path, access)
     try:
         most = access.folder_mode(found.st_gid)
@@ -163,7 +163,7 @@ def make_folder(path: str, access: Access) -> None:
 
 
 def check_folder(path: str, access: Access) -> None:
-    """Whether a folder beside a stream, which may be changed by others, is used at all.
+    """Check the owner of a folder beside a stream, which others may write to.
 
     Raises `UntrustedFile` and `OSError`.
     """
@@ -172,13 +172,13 @@ def check_folder(path: str, access: Access) -> None:
 
 
 class Folder:
-    """An open folder beside a stream in which no user that is not trusted can change a name.
+    """An open folder beside a stream in which only trusted users can change a name.
 
-    `path` leads to the open folder, whatever becomes of its name, where the system has a way to
-    say so (Linux). `names` are the files that are used in it: those that exist are checked.
-    With `write` the folder is made if it is missing. With `narrow` it, and its files, lose the
-    permissions that go beyond the stream's. `irregular` are those of the names that are no regular
-    files: to open a named pipe would wait for its other end. Raises `UntrustedFile` and `OSError`.
+    `path` leads to the open folder even if it is renamed, on Linux. `names` are the files that are
+    used in it: existing ones are checked. With `write` a missing folder is created. With `narrow`
+    the folder and its files lose the permissions that the stream lacks. `irregular` lists the names
+    that are not regular files: opening a named pipe would wait for its other end. Raises
+    `UntrustedFile` and `OSError`.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Folder:
                 found = _narrow(self.fd, found, most)
                 try:
                     _drop_acl(self.fd, most)
-                except OSError:  # the folder is another trusted user's; new files inherit the list
+                except OSError:  # another trusted user owns the folder; new files inherit the list
                     self.file_mode = 0o600
             if _writable_beyond(self.fd, found, most):
                 raise _changeable(path, found)
@@ -224,7 +224,7 @@ class Folder:
         if why:
             raise UntrustedFile(os.path.join(path, name), why)
         most = access.file_mode(found.st_gid)
-        # By its name: to open a lock file and close it would give up this process's locks on it.
+        # By name: opening and closing a lock file would release this process's locks on it.
         file = os.path.join(self.path, name)
         if narrow:
             with contextlib.suppress(PermissionError):
@@ -256,7 +256,7 @@ class Folder:
 
 
 def _open_folder(path: str, access: Access) -> tuple[int, os.stat_result]:
-    """A descriptor of a folder beside a stream, and whose it is. Raises `UntrustedFile`."""
+    """A descriptor of a folder beside a stream, and its status. Raises `UntrustedFile`."""
     try:
         fd = os.open(path, _FOLDER)
     except OSError as error:
@@ -282,9 +282,10 @@ def _group_in(folder: os.stat_result) -> int:
 
 
 def _least_listed(file: int | str) -> int | None:
-    """What each of its access control list may do with a file, its owner aside; None: no list.
+    """The permissions that everyone but the owner has by a file's access control list; None if it
+    has no list.
 
-    The bits of the file's mode do not say it: the group's are the most that anyone listed may do.
+    The file's mode does not say this: its group bits are the maximum of the list.
     """
     if not _LINUX:
         return None
@@ -305,16 +306,16 @@ def _changeable(path: str, found: os.stat_result) -> UntrustedFile:
 
 
 def _writable_beyond(file: int | str, found: os.stat_result, most: int) -> bool:
-    """Whether users may change it who, by `most`, may not."""
+    """Whether users may write to it to whom `most` does not allow that."""
     if found.st_mode & 0o020 and _least_listed(file) is not None:
         most &= ~0o020 | (most & 0o002) << 3  # the list may name anyone
     return bool(found.st_mode & 0o022 & ~most)
 
 
 def _drop_acl(file: int | str, most: int) -> bool:
-    """Take the access control lists away that a file or folder may have inherited.
+    """Remove the access control lists that a file or folder may have inherited; True if it had one.
 
-    Unless `most` lets everybody read and write: no list allows more. Whether it had a list.
+    Does nothing if `most` lets every user read and write: no list allows more.
     """
     if not _LINUX or most & 0o066 == 0o066:
         return False
@@ -332,9 +333,9 @@ def _drop_acl(file: int | str, most: int) -> bool:
 
 
 def _narrow(fd: int, found: os.stat_result, most: int) -> os.stat_result:
-    """Take away the permissions beyond `most`, where the system lets us."""
+    """Remove the permissions beyond `most`, if the system allows it."""
     if found.st_mode & 0o777 & ~most:
-        with contextlib.suppress(OSError):  # the mount decides, perhaps
+        with contextlib.suppress(OSError):  # the mount may fix the permissions
             os.fchmod(fd, found.st_mode & (most | 0o7000))
             return os.fstat(fd)
     return found

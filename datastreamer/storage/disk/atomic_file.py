@@ -1,8 +1,7 @@
-"""A new file that appears at its name whole and on disk, or not at all.
+"""Creates a file atomically: it appears under its name complete and durable, or not at all.
 
-Until then it has a name of its own beside, which ends in ``.new``, and a lock: by that a file
-which a killed process left is told from one that is being written. Knows nothing of what
-stands in it.
+Until then it has a temporary name beside, which ends in ``.new``, and a lock, which distinguishes a
+file that is being written from one that a killed process left. Knows nothing of its content.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Disk, File
 
 NEW: Final = r"\.[0-9a-f]{8}\.new"
-"""How the names of files that are being written end."""
+"""The end of the names of files that are being written."""
 
 _LEFT_OVER = re.compile(NEW)
 
 
 @contextlib.contextmanager
 def new_file(disk: Disk, path: str, beside: Access | None = None) -> Iterator[File]:
-    """A file to write, which is synced and has its name `path`, durably, when the block is left.
-    It has no more permissions than the stream that has the access `beside`.
+    """A file to write. When the block ends it is synced and has the name `path`, durably.
+    It has at most the permissions of the stream that has the access `beside`.
 
-    It never replaces anything. Raises `OSError`, `FileExistsError` if there is something at
-    `path`; after that, or an exception of the block, no trace of the file is left
-    (of one that could not be brought to disk under its name, the name may be).
+    It never replaces anything. Raises `OSError`, and `FileExistsError` if there is something at
+    `path`; after that, or an exception of the block, the file is removed (if only the sync of the
+    name failed, the name may remain).
     """
     file, temporary = _created(disk, path, beside)
     try:
         yield file
         file.sync()
         disk.publish(temporary, path)
-        # Not by closing: a copy of the descriptor in the child of a fork would hold it on.
+        # Closing is not enough: a copy of the descriptor in the child of a fork holds the lock.
         with contextlib.suppress(OSError):
             file.unlock()
     except BaseException:
@@ -55,7 +54,7 @@ def _created(disk: Disk, path: str, beside: Access | None) -> tuple[File, str]:
         try:
             locked = file.lock()
         except OSError:
-            locked = True  # a file system without locks: no process treats it as a left-over there
+            locked = True  # a file system without locks: no process removes it as a left-over there
         # Between the two lines above another process may have removed it as a left-over.
         if locked and disk.exists(temporary):
             return file, temporary
@@ -67,9 +66,8 @@ def remove_left_overs(
 ) -> list[str]:
     """Unlink what killed processes have left beside `path`; returns the names.
 
-    `beside` is the access of the stream, `ending` is how the names go on behind `path`. What
-    cannot be removed stays, as does what somebody is writing, and what is a link or another
-    user's.
+    `beside` is the access of the stream, `ending` matches the names after `path`. Files that
+    cannot be removed or that a process is writing remain, as do links and other users' files.
     """
     removed = []
     for name in disk.beside(path):

@@ -1,8 +1,7 @@
-"""The file operations of storage, in one small place.
+"""The file operations of storage.
 
-Everything above reads and writes through `File` and `Disk`, so that a test can put
-a simulated disk underneath. Knows nothing of headers, pages or entries. Raises
-`OSError` as the system gives it; what it means is said higher up.
+All of storage reads and writes through `File` and `Disk`, so that a test can use a simulated disk.
+Knows nothing of headers, pages or entries. Raises the system's `OSError`; callers explain it.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ _LINUX = sys.platform.startswith("linux")
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
-# Of the memory that the system keeps a file in, and of direct writes.
+# The unit of the page cache and of direct writes, in bytes.
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
-# What to fallocate, <linux/falloc.h>.
+# Modes of fallocate, <linux/falloc.h>.
 _KEEP_SIZE, _PUNCH_HOLE, _ZERO_RANGE = 1, 2, 16
 
 
 class Placing(Protocol):
-    """What `File.place` began; see `_placement.Placement`."""
+    """The writes that `File.place` started; see `_placement.Placement`."""
 
     def finish(self) -> None:
-        """Return when all is written. Raises `OSError`; the next call tries again."""
+        """Wait until all is written. Raises `OSError`; the next call tries again."""
 
     def drop(self) -> None:
-        """Return when nothing is written any more."""
+        """Stop writing; return when no write is in progress."""
 
 
 class Readable(Protocol):
-    """An open file as far as it is read. Offsets and sizes are in bytes."""
+    """An open file to read. Offsets and sizes are in bytes."""
 
     def size(self) -> int: ...
     def read(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only where the file ends."""
+        """Up to `size` bytes; fewer only at the end of the file."""
 
     def close(self) -> None: ...
 
@@ -64,13 +63,13 @@ class File(Readable, Protocol):
         """Device and inode: the same for two descriptors of one file."""
 
     def links(self) -> int:
-        """How many names it has; 0 if it was removed."""
+        """The number of its names; 0 if it was removed."""
 
     def access(self) -> Access:
         """Which users may read and write it."""
 
     def write(self, data: Buffer, offset: int) -> None:
-        """All of `data` at `offset`."""
+        """Write all of `data` at `offset`."""
 
     def commit(
         self,
@@ -82,31 +81,31 @@ class File(Readable, Protocol):
         sync: bool,
         wakers: Sequence[int],
     ) -> None:
-        """Data, header, sync, mark and wake-up in one go; see `_commit.write_commit`."""
+        """Data, header, sync, mark and wake-up in one call; see `_commit.write_commit`."""
 
     def place(self, arena: Buffer, segments: Segments) -> Placing:
-        """Begin to write each segment (offset in the file, start in `arena`, length) behind
-        the caller's back."""
+        """Start to write each segment (offset in the file, start in `arena`, length) in a
+        thread."""
 
     def sync(self) -> None:
-        """Data, and the metadata needed to read it back, are on disk."""
+        """Make data, and the metadata needed to read it back, durable."""
 
     def resize(self, size: int, *, reserve: bool = True) -> None:
-        """Set the size; growing reserves the space unless told otherwise."""
+        """Set the size; growing allocates the space if `reserve` is true."""
 
     def part(self, start: int, stop: int) -> None:
-        """Move the bytes from `start` to `stop` to other memory of the page cache, if the
-        file system can: connections that the kernel was only pointed to them for, by sendfile,
-        keep these, whatever is written there."""
+        """Move the bytes from `start` to `stop` to other pages of the page cache, if the file
+        system can: data that sendfile has queued on connections refers to the old pages, and so
+        does not change with later writes to the file."""
 
     def abandon(self, start: int, stop: int) -> None:
-        """The same, as far as possible, for any number of bytes that are not needed any more."""
+        """As `part`, for any number of bytes whose content is no longer needed."""
 
     def lock(self) -> bool:
         """Acquire the writer's lock on this descriptor; False if another open file holds it."""
 
     def unlock(self) -> None:
-        """Give the lock up, for copies of the descriptor too."""
+        """Release the lock, also for copies of the descriptor."""
 
     def locked_elsewhere(self) -> bool:
         """Whether another open file holds the writer's lock."""
@@ -142,7 +141,7 @@ class OsFile(Descriptor):
                 raise _closed() from None
             raise
         if self._fd != fd:
-            # The number may have been given to another file meanwhile.
+            # Another file may have the number since.
             raise _closed()
         return data
 
@@ -156,13 +155,13 @@ class OsFile(Descriptor):
     def sync(self) -> None:
         if _LINUX:
             os.fdatasync(self._fd)
-        else:  # macOS: fsync leaves the drive's cache alone, F_FULLFSYNC does not
+        else:  # macOS: fsync does not flush the drive's cache, F_FULLFSYNC does
             fcntl.fcntl(self._fd, getattr(fcntl, "F_FULLFSYNC", 51))
 
     def resize(self, size: int, *, reserve: bool = True) -> None:
         now = self.size()
-        # The size changes in one step, and only then is space taken for it: whatever ends
-        # the process in between, the size is one that was asked for.
+        # The size changes in one step before space is allocated: if the process is killed in
+        # between, the size is a requested one.
         os.ftruncate(self._fd, size)
         if size > now and reserve and hasattr(os, "posix_fallocate"):
             try:
@@ -172,13 +171,13 @@ class OsFile(Descriptor):
                 raise
 
     def part(self, start: int, stop: int) -> None:
-        # A direct write puts what the file system has in memory there out of use. It keeps the
-        # old memory as it is for whoever was pointed to it.
+        # A direct write drops the file's pages from the page cache. Queued data of connections
+        # keeps the old pages.
         first, last = start // _BLOCK * _BLOCK, -(-stop // _BLOCK) * _BLOCK
         with contextlib.suppress(OSError):
             again = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
             try:
-                with mmap.mmap(-1, last - first) as aligned:  # as direct writes want it
+                with mmap.mmap(-1, last - first) as aligned:  # as direct writes require
                     count = aligned.write(self.read(last - first, first))
                     if count == last - first:
                         os.pwrite(again, aligned, first)
@@ -186,7 +185,7 @@ class OsFile(Descriptor):
                 os.close(again)
 
     def abandon(self, start: int, stop: int) -> None:
-        # What is partly of use is in memory as a whole, with its neighbours perhaps.
+        # A page at either end may also hold bytes that are still needed.
         self.part(start, start + 1)
         self.part(stop - 1, stop)
         first, last = -(-start // _BLOCK) * _BLOCK, -(-stop // _BLOCK) * _BLOCK
@@ -203,8 +202,8 @@ class OsFile(Descriptor):
     def lock(self) -> bool:
         try:
             if _LINUX:
-                # An open-file-description lock: it is this descriptor's alone, and closing
-                # another descriptor of the file does not take it away.
+                # An open-file-description lock belongs to this descriptor: closing another
+                # descriptor of the file does not release it.
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
             else:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,15 +249,15 @@ def _closed() -> StreamClosed:
 
 
 class Disk(Protocol):
-    """Names: what is done to folders rather than to an open file."""
+    """Operations on names in folders, not on an open file."""
 
     def open(self, path: str, *, write: bool, beside: Access | None = None) -> File:
-        """An existing file. If it is one beside the stream that has the access `beside`, no
+        """Open an existing file. If it is beside the stream that has the access `beside`, no
         symbolic link is followed, and `UntrustedFile` is raised for another user's file."""
 
     def create(self, path: str, beside: Access | None = None) -> File:
-        """A new, empty file, with no more permissions than the stream that has the access
-        `beside`; `FileExistsError` if there is one."""
+        """Create an empty file, with at most the permissions of the stream that has the access
+        `beside`. Raises `FileExistsError`."""
 
     def publish(self, temporary: str, path: str) -> None:
         """Give a finished, synced file its name, durably; never replaces anything."""
@@ -269,7 +268,7 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None: ...
     def exists(self, path: str) -> bool: ...
     def beside(self, path: str) -> list[str]:
-        """The paths in the folder of `path` that begin as it does; none where it is no folder."""
+        """The paths in the folder of `path` that start with `path`; empty if it is not a folder."""
 
 
 class OsDisk:
@@ -330,6 +329,6 @@ def boot_id() -> bytes:
 
         asked = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5)
-            return uuid.UUID(told.stdout.strip()).bytes
+            answer = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5)
+            return uuid.UUID(answer.stdout.strip()).bytes
     return bytes(16)

@@ -1,8 +1,7 @@
-"""Whether a path still leads to the file that was opened by it.
+"""Checks whether a path still leads to the file that was opened by it.
 
-Owns the comparison: device and inode of the path, symbolic links followed, with those of the
-open file, and the number of links that the open file has. Knows nothing of streams; what
-follows from a difference is for the caller to decide.
+Compares device and inode of the path, symbolic links followed, with those of the open file, and
+checks that the open file has a name. Knows nothing of streams; the caller acts on a difference.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Final
 from datastreamer.storage.disk.file_ops import Disk, File
 
 LOOK_SECONDS: Final = 0.9
-"""The interval of the looks: less than the second that is documented, by more than the
-resolution of the clocks that are compared with it."""
+"""Interval between checks: less than the documented second, by more than the resolution of the
+clocks."""
 
 _NOTHING_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -27,13 +26,13 @@ class OpenPath:
     def __init__(self, disk: Disk, path: str, file: File) -> None:
         self.disk = disk
         self._file = file
-        # The process may work in another folder later. Not normalised: "link/../x" is beside the
-        # folder that the link leads to.
+        # Absolute, as the process may change its working directory. Not normalised: "link/../x" is
+        # beside the folder that the link leads to.
         self.absolute = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else path
 
     @property
     def way_to_save(self) -> str:
-        """How the open file is copied wherever its path leads, in words."""
+        """How to copy the open file, for a message."""
         call = "call stream.snapshot(OUT)"
         if not sys.platform.startswith("linux"):  # no process opens the descriptors of another
             return call
@@ -41,8 +40,8 @@ class OpenPath:
         return f"{call} or run `datastreamer snapshot {place} OUT`"
 
     def difference(self) -> str:
-        """Why the path does not lead to the open file any more, for a message; "" if it does, and
-        where the file is closed."""
+        """Why the path no longer leads to the open file, for a message; "" if it does, or if the
+        file is closed."""
         try:
             there = self.disk.identity(self.absolute)
         except OSError as error:

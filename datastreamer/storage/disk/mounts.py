@@ -1,6 +1,6 @@
-"""The kind of file system that a path is on, which decides what is safe there.
+"""Recognises network file systems, on which memory maps and locks are not safe.
 
-Knows the mount table of Linux; elsewhere every path counts as local.
+Reads the mount table of Linux; on other systems every path counts as local.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final, NamedTuple
 
 from datastreamer.errors import StreamFileError
 
-# What serves files of another machine, or through a program of the user's (which may be
-# one that does). Mapped pages and locks are not kept the same there for all who look.
+# File systems on which mapped pages and locks are not consistent between machines. Any FUSE file
+# system may be one too.
 _NETWORK = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
     *("lustre", "ncp", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb2", "smb3"),
     *("smbfs", "virtiofs"),
 }
-# FUSE says what is behind it: `fuse.sshfs`. On these it is a disk of this machine.
+# FUSE types (such as `fuse.sshfs`) that are always on a disk of this machine.
 _LOCAL_FUSE = {"fuseblk", "fuse.ntfs-3g", "fuse.ext2", "fuse.exfat", "fuse.lxcfs"}
 _MOUNTS = "/proc/self/mountinfo"
 
 ALLOW: Final = "DATASTREAMER_ALLOW_NETWORK"
-"""The environment variable that, set to 1, allows what `ensure_local` refuses."""
+"""The environment variable that, set to 1, disables `ensure_local`."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -36,7 +36,7 @@ class Mount(NamedTuple):
 
 
 def mounts_of(text: str) -> list[Mount]:
-    """The lines of a `mountinfo`, in its order; what is no such line is left out."""
+    """The lines of a `mountinfo`, in order; malformed ones are skipped."""
     found = []
     for line in text.splitlines():
         # "36 35 98:0 /root /point options [optional ...] - type source options"
@@ -53,10 +53,10 @@ def mounts_of(text: str) -> list[Mount]:
 
 
 def type_of(path: str, mounts: list[Mount], device: tuple[int, int] | None = None) -> str | None:
-    """The type of the file system that holds the absolute `path`; None where no mount does.
+    """The type of the file system that holds the absolute `path`; None if no mount does.
 
-    `device` is the one that the system names for it: a mount of that device is preferred to
-    one that is only mounted above the path, and the last to an earlier one.
+    `device` is the path's device: a mount of that device is preferred to one whose mount point is
+    above the path, and a later mount to an earlier one.
     """
     best: tuple[bool, int] | None = None
     found = None
@@ -76,8 +76,8 @@ def is_network(kind: str) -> bool:
 
 
 def on_network(path: str | os.PathLike[str]) -> str | None:
-    """The type of the network file system that `path` stands on ("nfs4"); None where it is
-    local, or where that cannot be told. A path that is not there yet: its folder's."""
+    """The type of the network file system that `path` is on ("nfs4"); None if it is local or the
+    type is unknown. For a path that does not exist yet, that of its folder."""
     place = os.path.realpath(path)
     device = None
     while True:
@@ -101,14 +101,14 @@ def on_network(path: str | os.PathLike[str]) -> str | None:
 
 
 def ensure_local(path: str | os.PathLike[str], doing: str) -> None:
-    """Refuse, with `StreamFileError`, to be `doing` something on a network file system."""
+    """Raise `StreamFileError` if `path` is on a network file system, not safe for `doing`."""
     if os.environ.get(ALLOW) == "1":
         return
     kind = on_network(path)
     if kind is not None:
         raise StreamFileError(
             path,
-            f"stands on a network file system ({kind}), where {doing} is not safe: what another "
-            f"machine writes is seen late, and in parts; work on the machine that has the disk, "
-            f"or set {ALLOW}=1",
+            f"is on a network file system ({kind}), where {doing} is not safe: what another "
+            f"machine writes becomes visible late and in parts; work on the machine that has "
+            f"the disk, or set {ALLOW}=1",
         )

@@ -1,6 +1,6 @@
-"""The size of a stream file that is written: whole pages, and one unused byte at least.
+"""The size of a stream file that is written: whole pages, and at least one unused byte.
 
-Owns how much a file grows and when. Syncs nothing.
+Decides when a file grows and by how much. Syncs nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, page_of, page_start
 from datastreamer.storage.disk.file_ops import File
 
-# A file grows by a page at first; a growth that follows the one before within a second
-# doubles the step, up to 256 MiB.
+# A file grows by one page at first; a growth within a second of the previous one doubles the step,
+# up to 256 MiB.
 _MAX_STEP = 256
 
 
 class Preallocation:
-    """`size` is the file's, in bytes."""
+    """`size` is the size of the file in bytes."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -27,13 +27,13 @@ class Preallocation:
         self._grown_at = 0.0
 
     def round_up(self) -> None:
-        """Bring the size to the form 4096 + k x 1 MiB: a power cut may have left another."""
+        """Grow the file to 4096 + k x 1 MiB: a power cut may have left another size."""
         short = -(self.size - HEADER_PAGE_SIZE) % PAGE_SIZE
         if short:
             self._resize(self.size + short)
 
     def grow(self, length: int) -> bool:
-        """Have at least one unused byte after `length`, in whole pages; True if the file grew."""
+        """Ensure at least one unused byte after `length`, in whole pages; True if the file grew."""
         if length < self.size:
             return False
         needed = page_start(page_of(length) + 1)
@@ -44,7 +44,7 @@ class Preallocation:
         try:
             self._resize(size)
         except OSError:
-            # A step that the disk has no room for may have been a generous one.
+            # The disk has no space for the whole step; the needed part of it may fit.
             if size == needed:
                 raise
             self._resize(needed)
@@ -53,7 +53,7 @@ class Preallocation:
     def shrink(self, length: int, size: int) -> None:
         """Shrink the file to `size`, but not below what a stream that ends at `length` needs.
 
-        Raises `OSError` where the system refuses; the file keeps its size then.
+        Raises `OSError`; the file keeps its size then.
         """
         size = max(size, page_start(page_of(length) + 1))
         if size < self.size:
@@ -61,7 +61,7 @@ class Preallocation:
             self._step = 1
 
     def undo_growth(self) -> None:
-        """Undo the last growth, as far as that goes."""
+        """Undo the last growth, if the system allows it."""
         with contextlib.suppress(OSError):
             self._file.resize(self._before)
             self.size = self._before

@@ -1,4 +1,4 @@
-"""Files beside the stream that keep bytes which are about to be given up."""
+"""Side files: copies of bytes that are about to be removed from a stream file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keep_beside(
 ) -> str:
     """Copy `page` and bytes `start` to `stop` of `file` to a new, synced file; returns its path.
 
-    It is named `path.<time>.<suffix>`. Raises `OSError`; there is no such file then.
+    It is named `path.<time>.<suffix>`. Raises `OSError`; no file is left then.
     """
     side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
     with new_file(disk, side, file.access()) as saved:
@@ -34,6 +34,6 @@ def keep_beside(
 
 
 def remove_begun(disk: Disk, path: str, file: File) -> None:
-    """Unlink the copies beside the stream `file` at `path` that processes which were killed have
-    begun."""
+    """Unlink the unfinished copies that killed processes left beside the stream `file` at
+    `path`."""
     remove_left_overs(disk, path, file.access(), _BEGUN)

@@ -150,7 +150,7 @@ def test_the_old_index_is_not_opened(
 def test_reindex_where_the_index_cannot_be(invoke: Invoke, copy: Path) -> None:
     Path(f"{copy}.index").write_text("in the way")
     failed = invoke("reindex", copy).failed()
-    assert failed == f"{copy}.index: is in the way of the bookmark index; move it elsewhere"
+    assert failed == f"{copy}.index: is in the place of the bookmark index; move it elsewhere"
 
 
 def test_reindex_of_a_damaged_stream(invoke: Invoke, copy: Path) -> None:
@@ -270,11 +270,11 @@ def test_import_from_tables(invoke: Invoke, golden: Golden, name: str) -> None:
 def test_import_says_what_stands_there(invoke: Invoke, golden: Golden) -> None:
     lines, _ = imported(invoke, golden, "rollback")
     assert [(it["key"], it["why"]) for it in map(json.loads, lines)] == [
-        ("0xaa01", "entry 4 is of type 1"),
-        ("0xbb01", "entry 3 is of type 3"),
+        ("0xaa01", "entry 4 has type 1"),
+        ("0xbb01", "entry 3 has type 3"),
         ("0xcc01", "entry 6 is the bookmark 0xdd01"),
         ("0xdd01", "the stream ends with entry 8"),
-        ("0xee01", "entry 8 is of type 5"),
+        ("0xee01", "entry 8 has type 5"),
         ("0xff01", "the stream ends with entry 8"),
     ]
     lines, _ = imported(invoke, golden, "unindexed")

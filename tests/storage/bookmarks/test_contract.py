@@ -284,6 +284,6 @@ def test_bad_keys(tmp_path: Path, backend: str) -> None:
 
 
 def test_an_unknown_backend(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no bookmark index 'nosuch'; there are .*'lmdb'"):
+    with pytest.raises(ValueError, match=r"unknown bookmark index 'nosuch'; use one of .*'lmdb'"):
         DataStream.create(tmp_path / "s.bin", index="nosuch")
     assert list(tmp_path.iterdir()) == []

@@ -135,7 +135,7 @@ def test_a_pipe_in_the_place_of_the_index(tmp_path: Path, name: str) -> None:
     os.mkfifo(index_of(path) / name)
     with DataStream.open(path, read_only=True) as stream:
         check(stream, known_of(path))
-    with pytest.raises(IndexFailed, match=f"{name}: is no file, and in the way"):
+    with pytest.raises(IndexFailed, match=f"{name}: is in the place of a file"):
         DataStream.open(path)
     if name == "data.mdb":
         [problem] = verify(path).problems
@@ -176,7 +176,7 @@ def test_an_index_that_cannot_be_written(
         assert stream.bookmarks.lag() == 0
         check(stream, known_of(path))
         assert len(stream.bookmarks) == len(known_of(path))
-    told = [r for r in caplog.records if "bookmarks are not indexed" in r.message]
+    told = [r for r in caplog.records if "the bookmark index cannot be written" in r.message]
     assert len(told) <= 1
 
 
@@ -329,7 +329,7 @@ def test_a_large_index_that_was_cut(tmp_path: Path, part: float) -> None:
 def test_the_way_of_the_index_is_blocked(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
     index_of(path).write_text("somebody's file")
-    with pytest.raises(IndexFailed, match=r"s\.bin\.index: is in the way of the bookmark index"):
+    with pytest.raises(IndexFailed, match=r"s\.bin\.index: is in the place of the bookmark index"):
         DataStream.open(path)
     assert index_of(path).read_text() == "somebody's file"
     with DataStream.open(path, index="memory") as stream:  # and nothing is left locked

@@ -67,7 +67,7 @@ def test_it_starts_in_memory_and_comes_back(
     disk.full = reason
     with DataStream.open(path, index=LMDB_OR_MEMORY) as stream:
         (warning,) = [it.message for it in caplog.records if it.levelno == logging.WARNING]
-        assert "the bookmark index is kept in memory until there is room" in warning
+        assert "the bookmark index is kept in memory until it fits on disk" in warning
         assert os.strerror(reason) in warning
         bookmarks = stream.bookmarks
         for number in range(2):
@@ -166,7 +166,7 @@ def test_an_index_that_has_entries_stays_on_disk(
 
 def test_what_is_in_the_way_is_still_refused(path: Path) -> None:
     index_of(path).write_text("somebody's file")
-    with pytest.raises(IndexFailed, match="is in the way of the bookmark index"):
+    with pytest.raises(IndexFailed, match="is in the place of the bookmark index"):
         DataStream.open(path, index=LMDB_OR_MEMORY)
 
 

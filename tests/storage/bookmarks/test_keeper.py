@@ -251,7 +251,7 @@ def test_a_copied_stream_does_not_believe_the_copied_index(
     shutil.copytree(index_of(path), index_of(copy))
     with caplog.at_level(logging.INFO), DataStream.open(copy) as stream:
         check(stream, known_of(path))
-    assert "the bookmark index is not this file's; it is rebuilt" in caplog.text
+    assert "the bookmark index belongs to another file; it is rebuilt" in caplog.text
 
 
 # While the stream is written.
@@ -408,7 +408,7 @@ def test_a_wrong_index_is_found_out_and_mended(
     index.close()
     with DataStream.open(path) as stream:
         assert stream.bookmark(b"old") == 0
-        assert "the bookmark index is wrong, it is rebuilt" in caplog.text
+        assert "the bookmark index is wrong and is rebuilt" in caplog.text
         for key in (b"phantom", b"beyond"):
             with pytest.raises(UnknownBookmark):
                 stream.bookmark(key)

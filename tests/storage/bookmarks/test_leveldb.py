@@ -71,10 +71,10 @@ def test_its_name(path: str, folder: str) -> None:
 def test_none_there(tmp_path: Path) -> None:
     with pytest.raises(FileMissing, match="no such folder"):
         ReferenceBookmarks(str(tmp_path / "none.db"))
-    with pytest.raises(IndexFailed, match="is no LevelDB database"):
+    with pytest.raises(IndexFailed, match="is not a LevelDB database"):
         ReferenceBookmarks(str(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(IndexFailed, match="is no LevelDB database"):
+    with pytest.raises(IndexFailed, match="is not a LevelDB database"):
         ReferenceBookmarks(str(tmp_path / "file"))
 
 
@@ -97,7 +97,7 @@ def test_in_use(golden: Golden) -> None:
     folder = golden.database("small")
     with (folder / "LOCK").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(IndexFailed, match="a running program has it open"):
+        with pytest.raises(IndexFailed, match="stop the program that has it open"):
             ReferenceBookmarks(str(folder))
     with ReferenceBookmarks(str(folder)) as theirs:
         assert list(theirs.items())

@@ -302,7 +302,7 @@ def test_a_header_of_another_program(path: Path) -> None:
     report = verify(path)
     assert (report.ok, report.entries) == (True, 4)
     assert has_note(report, "keeps no commit record")
-    assert has_note(report, "not this file's, or of before a change by another program")
+    assert has_note(report, "belongs to another file, or another program has changed")
     assert has_note(report, "bytes after the end")
 
 
@@ -360,14 +360,14 @@ def test_the_index_of_another_file(path: Path, tmp_path: Path) -> None:
     shutil.copytree(index_of(other), index_of(path))
     report = verify(path)
     assert report.ok
-    assert has_note(report, "not this file's")
+    assert has_note(report, "belongs to another file")
 
 
 def test_an_index_that_lacks_a_bookmark(path: Path) -> None:
     change_index(path, add=[], remove=[(b"k", 3)])
     (problem,) = verify(path).problems
     assert problem.where == str(index_of(path))
-    assert problem.what == "the index does not name entry 3 for the bookmark 0x6b"
+    assert problem.what == "the index lacks entry 3 for the bookmark 0x6b"
     assert problem.repair == "reindex"
 
 
@@ -375,7 +375,7 @@ def test_an_index_that_lacks_a_bookmark(path: Path) -> None:
 def test_an_index_that_says_too_much(path: Path, key: bytes, n: int) -> None:
     change_index(path, add=[(key, n)], remove=[])
     (problem,) = verify(path).problems
-    assert problem.what == f"the index names entry {n} for the bookmark 0x{key.hex()}, wrongly"
+    assert problem.what == f"the index wrongly lists entry {n} for the bookmark 0x{key.hex()}"
 
 
 def test_an_index_that_is_wrong_both_ways(path: Path) -> None:
@@ -384,7 +384,7 @@ def test_an_index_that_is_wrong_both_ways(path: Path) -> None:
 
 
 def test_an_index_that_is_wrong_all_over(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(audit, "_MOST_PROBLEMS", 4)
+    monkeypatch.setattr(audit, "_MAX_PROBLEMS", 4)
     change_index(path, add=[(b"new", n) for n in range(10)], remove=[])
     report = verify(path)
     assert len(report.problems) == 4

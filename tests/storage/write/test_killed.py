@@ -293,9 +293,8 @@ def test_a_writer_killed_while_it_makes_the_index(tmp_path: Path) -> None:
     lmdb.open(str(folder), max_dbs=2).close()
     report = verify(path)
     assert report.ok
-    assert report.notes == [
-        "the bookmark index is empty: its making was cut off; the next writer, or reindex, fills it"
-    ]
+    note = "the bookmark index is empty: its creation was interrupted; the next writer or reindex"
+    assert report.notes == [f"{note} fills it"]
     with DataStream.open(path, follow=True) as follower:
         assert follower.bookmark(b"k") == 0
     with DataStream.open(path) as stream:
