@@ -3,8 +3,8 @@
 Owns entries, the one scanner of runs of entries and the batches it gives; walks and the
 tables for point reads are `_pages.pyx`'s, packing one after another is `_packer.pyx`'s.
 Knows bytes; must not know files, sockets or clocks. The loops over bytes (`_entry.pxd`,
-`_run.pxd`) return codes; the functions here raise. Everything is as safe between threads
-as the GIL makes it, and no more.
+`_run.pxd`) return codes; the functions here raise. Only the GIL protects objects from other
+threads.
 """
 
 cimport cython
@@ -30,8 +30,8 @@ from datastreamer._run cimport Run, resize_columns, scan_run
 from datastreamer.errors import BadEntryType, CorruptEntries, EntryTooLarge
 
 cdef enum:
-    # Below so many bytes a scan keeps the GIL: it takes some 50 us, and beside a busy
-    # thread it takes longer than that to get the GIL back.
+    # A scan of fewer bytes keeps the GIL: it takes about 50 us, less than acquiring the GIL again
+    # from a busy thread.
     UNLOCKED_FROM = 256 << 10
 
 
@@ -58,7 +58,7 @@ cdef uint8_t as_packet(object value) except? 0xFF:
 
 
 cdef int64_t as_file_offset(object value) except -1:
-    """A file offset at which data may stand."""
+    """A file offset at which data may be."""
     cdef uint64_t offset = as_u64(value, "a file offset")
     if not HEADER_PAGE_SIZE <= offset <= <uint64_t>INT64_MAX:
         raise ValueError(f"data stands at file offsets {HEADER_PAGE_SIZE} to {INT64_MAX}, "
@@ -110,7 +110,7 @@ cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t 
 @cython.final
 @cython.no_gc_clear
 cdef class _Source:
-    """A foreign buffer, held until nobody needs its bytes any more."""
+    """A foreign buffer, exported until its bytes are no longer needed."""
 
     cdef object base
     cdef Py_buffer view
@@ -132,7 +132,7 @@ cdef _Source hold(object base):
 @cython.final
 @cython.no_gc_clear
 cdef class _View:
-    """A read-only array in memory that `owner` keeps where it is."""
+    """A read-only array in memory that `owner` keeps alive."""
 
     cdef object owner
     cdef const void* memory
@@ -165,7 +165,7 @@ cdef void* column(Py_ssize_t count, size_t size) except NULL:
 
 
 cdef void* resized(void* memory, size_t size) except NULL:
-    """The same memory with another size; as it was where there is none."""
+    """The same memory with another size; unchanged if there is not enough."""
     cdef void* moved = realloc(memory, size)
     if moved == NULL:
         raise MemoryError
@@ -190,8 +190,8 @@ cdef object view_of(object owner, const void* memory, Py_ssize_t count, Py_ssize
 cdef class Entry:
     """One entry: `number` (u64), `type` (u32) and `data` (bytes). Never changes.
 
-    Raises `BadEntryType` where the type is no u32, `EntryTooLarge` where the data is
-    more than 1,048,559 bytes, `ValueError` where the number is no u64.
+    Raises `BadEntryType` if the type is not a u32, `EntryTooLarge` if the data is more than
+    1,048,559 bytes, `ValueError` if the number is not a u64.
     """
 
     cdef readonly uint64_t number
@@ -408,7 +408,7 @@ cdef class EntryBatch:
         return low
 
     def bookmarks(self):
-        """The bookmarks that can be asked for, with keys of 1 to 16 bytes: [(key, number)]."""
+        """The bookmarks that can be looked up, with keys of 1 to 16 bytes: [(key, number)]."""
         cdef list found = []
         cdef Py_ssize_t i
         for i in range(self._count):
@@ -421,7 +421,7 @@ cdef class EntryBatch:
         return found
 
     def packed(self):
-        """The entries' bytes as they stand in `base`, joined: padding is left out."""
+        """The entries' bytes as they are in `base`, joined, without padding."""
         cdef bytes packed = PyBytes_FromStringAndSize(NULL, self.nbytes)
         cdef char* to = PyBytes_AS_STRING(packed)
         cdef Py_ssize_t begin, end
@@ -591,7 +591,7 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
     runs past the end of its page or a page that begins with padding. `ValueError`: the
     span, an offset or a bound is not possible.
 
-    From 256 KiB on the GIL is let go meanwhile: nobody may change the bytes then.
+    From 256 KiB on it releases the GIL: no thread may change the bytes meanwhile.
     """
     cdef _Source source = hold(buffer)
     cdef _Columns columns = _Columns.__new__(_Columns)
@@ -717,7 +717,7 @@ def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize
 def pack_entry(number, type, data, packet_type=PACKET_ENTRY):
     """One entry's bytes: 17 bytes of head, then the data.
 
-    Raises `BadEntryType` where `type` is no u32 (bookmarks' type is welcome),
+    Raises `BadEntryType` if `type` is not a u32 (the bookmarks' type is accepted),
     `EntryTooLarge`, and `ValueError` where number or packet type do not fit.
     """
     cdef Py_buffer view

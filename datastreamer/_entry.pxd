@@ -1,7 +1,7 @@
 """One entry's bytes: big-endian numbers, and the one judgement of an entry's head.
 
-Every reader of entries (scan, walk, page tables, point reads) goes by `judge`, so
-that there is one grammar. Knows pointers and lengths; no Python object, no file.
+Every reader of entries (scan, walk, page tables, point reads) uses `judge`, so that there is one
+grammar. Knows pointers and lengths; no Python object, no file.
 Reads take a pointer and how many bytes stand behind it.
 """
 
@@ -18,16 +18,16 @@ cdef enum:
     MAX_BOOKMARK_SIZE = 16
 
 cdef enum Verdict:
-    WHOLE            # a whole entry stands here
-    NOTHING          # no byte stands here
+    WHOLE            # a whole entry
+    NOTHING          # no byte
     PART             # the beginning of an entry: more to come
     PADDING          # a padding mark
     FOREIGN          # a packet type that no entry has
     SHORT            # a length that does not cover the head
     LONG             # a length above the bound
     CROSSING         # the entry runs past the end of its page
-    OUT_OF_SEQUENCE  # another number than the one that is due
-    EMPTY_PAGE       # padding where a page has to start with an entry
+    OUT_OF_SEQUENCE  # not the expected number
+    EMPTY_PAGE       # padding at the start of a page, which must be an entry
     NO_MEMORY
 
 
@@ -76,7 +76,7 @@ cdef inline void put_head(uint8_t* p, uint8_t packet, uint32_t length, uint32_t 
 
 cdef inline Verdict judge(const uint8_t* p, Py_ssize_t have, Py_ssize_t room, uint64_t number,
                           uint32_t longest, uint32_t* length) noexcept nogil:
-    """What stands at `p`, where `have` bytes may be read and `number` is due.
+    """Judge what is at `p`, where `have` bytes may be read and `number` is expected.
 
     `room` bytes are left in the page (as many as there can be where there are no
     pages), an entry has at most `longest` bytes. `length` is set with WHOLE (the

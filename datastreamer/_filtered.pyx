@@ -20,7 +20,7 @@ from datastreamer._pages import walk
 
 cdef enum:
     MOST_TYPES = 64
-    # Runs from here on are told by their place: to copy them costs more than to send them so.
+    # Runs of at least this size are returned by position: sendfile is cheaper than a copy.
     LONG_RUN = 64 << 10
 
 cdef struct Piece:
@@ -49,7 +49,7 @@ cdef struct Walk:
     Piece* pieces
     Py_ssize_t piece_count
     Py_ssize_t capacity
-    bint long_run        # what was found is one long run, told by its place
+    bint long_run        # what was found is one long run, returned by position
     bint full            # the limits, or a long run, end it
     bint no_memory
 
@@ -58,7 +58,7 @@ cdef struct Walk:
 cdef class Choice:
     """Types of entries that are wanted: 1 to 64, each a u32, in any order.
 
-    Raises `BadEntryType` for what is no type, `ValueError` where there are none or too many.
+    Raises `BadEntryType` for an invalid type, `ValueError` for no types or too many.
     """
 
     cdef uint32_t _kinds[MOST_TYPES]
@@ -142,7 +142,7 @@ cdef class Choice:
                 raise MemoryError
             if verdict not in (WHOLE, PART, PADDING) and walked.at < walked.have:
                 if walked.due == begin:
-                    walk(buffer, number, file_offset=file_offset)  # raises what is the matter
+                    walk(buffer, number, file_offset=file_offset)  # raises the error
                     raise AssertionError("damage that only one of two walks sees")
             if not walked.long_run:
                 data = PyBytes_FromStringAndSize(NULL, walked.size)
@@ -171,7 +171,7 @@ cdef class Choice:
             if verdict != WHOLE and verdict != PART:
                 break
             if <Py_ssize_t>length > w.until - w.at:
-                verdict = PART  # the page's end as it is committed cuts it off
+                verdict = PART  # it extends past the committed part of the page
                 break
             if not self._wants(get_u32(p + 5)):
                 if w.run >= 0 and (not close_run(w) or w.long_run):
@@ -186,7 +186,7 @@ cdef class Choice:
                     w.run_due, w.run_count, w.run_size = w.due, w.count, w.size
                 if w.at + <Py_ssize_t>length - w.run >= LONG_RUN and not (
                         w.alone and not w.run_count):
-                    # It comes alone, with the next walk.
+                    # The next walk returns it alone.
                     w.at, w.due, w.count, w.size = w.run, w.run_due, w.run_count, w.run_size
                     w.run = -1
                     w.full = True
@@ -205,7 +205,7 @@ cdef class Choice:
 
 
 cdef bint close_run(Walk* w) noexcept nogil:
-    """The run of wanted entries ends at `at`. False where there is no memory."""
+    """The run of wanted entries ends at `at`. False if there is no memory."""
     cdef void* moved
     if w.at - w.run >= LONG_RUN:
         w.long_run = w.full = True

@@ -1,4 +1,4 @@
-"""Entries as text, a run at a time: JSON lines for people's pipes.
+"""Entries as JSON lines, a run at a time.
 
 Owns the spelling of one line, and nothing else. Knows batches and bytes.
 """
@@ -11,7 +11,7 @@ from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE
 
 cdef enum:
-    # A line without its digits.
+    # The size of a line without its digits.
     LINE = 11 + 10 + 12 + 13 + 3
 
 cdef uint8_t[512] PAIRS
@@ -68,7 +68,7 @@ cdef void put_lines(char* to, const BatchColumns* columns) noexcept nogil:
 
 
 def json_lines(batch):
-    """An object a line for each entry: number, type, length of data, data in hex."""
+    """One JSON object per line and entry: number, type, length of data, data in hex."""
     cdef BatchColumns columns
     cdef Py_ssize_t i, size
     cdef bytes lines

@@ -1,4 +1,4 @@
-"""What was packed, as `storage/_commit.pyx` reads it in C: an arena and its segments."""
+"""Packed entries, as `storage/disk/_commit.pyx` reads them in C: an arena and its segments."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -11,7 +11,7 @@ cdef struct Segment:
 
 @cython.final
 cdef class Arena:
-    """Memory for packed bytes. What is exported of it neither moves nor changes."""
+    """Memory for packed bytes. Exported memory neither moves nor changes."""
 
     cdef uint8_t* memory
     cdef Py_ssize_t size
@@ -20,7 +20,7 @@ cdef class Arena:
 
 
 cdef class Packed:
-    """Entries as they will stand in the file, and where that is; only `EntryPacker` is one."""
+    """Entries as the file will hold them, and their offsets; only `EntryPacker` subclasses it."""
 
     cdef Arena _arena
     cdef uint8_t* _bytes          # the arena's memory

@@ -3,7 +3,7 @@
 Owns the arena that packed bytes gather in, the segments that say where in the file
 they belong, and the numbers that entries get. Knows bytes and file offsets; must not
 know files (a subclass writes), sockets or clocks, nor read entries but from a batch's
-columns. Everything is as safe between threads as the GIL makes it, and no more.
+columns. Only the GIL protects objects from other threads.
 """
 
 cimport cython
@@ -125,19 +125,19 @@ cdef class Layout:
 cdef class EntryPacker(Packed):
     """The write side of an atomic operation: entries packed as they will stand in the file.
 
-    Packed bytes gather in an arena; `segments` say where in the file they belong. None
-    crosses a page: where an entry does not fit in what is left of its page, the segment
-    ends with one 0 byte (the padding mark) if a byte is left, and the next begins with
-    the next page. The rest of the padding is not written.
+    Packed bytes gather in an arena; `segments` say where in the file they belong. No segment
+    crosses a page boundary: if an entry does not fit in the rest of its page, the segment ends
+    with one 0 byte (the padding mark) if a byte is left, and the next one begins with the next
+    page. The rest of the padding is not written.
 
     Memory stays bounded by spilling: with more than `spill_size` bytes in the arena the
     next add calls `self.spill()` first, also in the middle of a bulk call. A subclass
-    writes the segments there and calls `drain()`; it must not add. Where it does not
-    drain (as here), it is asked again after as many bytes more. Where it raises, the
-    entry it was called for is not added, the ones before it are, and the next add asks
-    again: so the operation can go on, or be given up.
+    writes the segments there and calls `drain()`; it must not add. If it does not drain (as
+    here), it is called again after as many bytes more. If it raises, the current entry is not
+    added, the earlier ones are, and the next add calls it again: so the operation can continue
+    or be rolled back.
 
-    Every `add_` raises `NoOperation` where `begin` did not come before.
+    Every `add_` raises `NoOperation` if no operation has begun.
     """
 
     cdef Py_ssize_t _spill_size
@@ -179,7 +179,7 @@ cdef class EntryPacker(Packed):
         self._open = False
 
     def drain(self):
-        """Forget arena and segments: they are written, or somebody who has the arena exported
+        """Forget arena and segments: they are written, or the holder of the exported arena
         writes them. Positions and bookmarks stay. Two arenas are used in turn then."""
         cdef Arena full = self._arena
         cdef Arena spare = self._spare
@@ -313,7 +313,7 @@ cdef class EntryPacker(Packed):
     def add_batch(self, batch):
         """Add the entries of a batch, with new numbers; return the range of these.
 
-        Bookmarks are welcome, and noted where their key is 1 to 16 bytes.
+        Bookmarks are accepted, and noted if their key is 1 to 16 bytes.
         """
         cdef BatchColumns columns
         cdef Py_ssize_t i = 0, size
@@ -331,12 +331,12 @@ cdef class EntryPacker(Packed):
             self._put(columns.types[i], data, size)
             i += 1
             if columns.numbers == NULL and self._number == columns.first_number + <uint64_t>i:
-                # Head and all they stand there as they will stand here.
+                # The batch holds them, heads included, as the file will.
                 i = self._put_run(&columns, i)
         return range(first, first + <uint64_t>columns.count)
 
     def lay_out(self, batch):
-        """A `Layout` of the batch behind what was added so far.
+        """A `Layout` of the batch after what was added so far.
 
         Raises `NoOperation`, and `UsageError` where the batch's numbers are not those due;
         `CorruptEntries` where its memory is not what was scanned any more.
@@ -398,9 +398,9 @@ cdef class EntryPacker(Packed):
         return layout
 
     def follow(self, Layout layout not None):
-        """Go on behind a layout that is written to its place: its entries are part of this.
+        """Continue after a layout that is written to its place: its entries are part of this.
 
-        It was made of what stands here, and all that was packed before it is drained.
+        It was made for the current position, and all that was packed before it is drained.
         """
         if not self._open or self._count or layout.first_number != self._number:
             raise RuntimeError("the layout does not follow what is here")
@@ -486,7 +486,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef int _empty(self) except -1:
-        """Forget what was packed. An arena that is exported, or became huge, is left to others."""
+        """Forget what was packed. An exported or huge arena is replaced."""
         if self._arena.exports or not self._fits(self._size):
             self._arena = Arena.__new__(Arena)
             self._bytes = NULL
@@ -498,7 +498,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef inline bint _fits(self, Py_ssize_t size) noexcept:
-        """Whether an arena of so many bytes is kept."""
+        """Whether an arena of this many bytes is kept."""
         return size >> 1 <= self._spill_size + 2 * PAGE_SIZE
 
     @cython.final
@@ -594,7 +594,7 @@ cdef class EntryPacker(Packed):
     @cython.final
     cdef int _put_all(self, uint32_t kind, const uint32_t* kinds, PyObject** items,
                       Py_ssize_t count) except -1:
-        """Pack `count` bytes objects, which nobody changes meanwhile."""
+        """Pack `count` bytes objects, which no code changes meanwhile."""
         cdef Py_ssize_t i
         for i in range(count):
             self._add(kinds[i] if kinds != NULL else kind,

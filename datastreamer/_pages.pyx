@@ -1,6 +1,6 @@
 """Walks over a page's entries, and its table for point reads: no columns, no objects.
 
-Owns where the entries of one page stand: by a walk from one to the next, and by a table
+Finds the entries of one page: by a walk from one to the next, and by a table
 of points from which a walk is short. What an entry's head may say is `_entry.pxd`'s;
 columns and objects are `_codec.pyx`'s. Knows bytes; must not know files, sockets or
 clocks: what it needs of a file is read for it.
@@ -23,7 +23,7 @@ from datastreamer._run cimport step_over
 from datastreamer.errors import CorruptEntries
 
 cdef enum:
-    # A page table has a point at least every so many entries, or bytes.
+    # Maximum number of entries, and of bytes, between two points of a page table.
     POINT_ENTRIES = 32
     POINT_BYTES = 8 << 10
 
@@ -103,12 +103,12 @@ cdef struct Place:
 
 @cython.final
 cdef class PageTable:
-    """Where the entries of one page stand: a point every 32 entries or 8 KiB, from its start.
+    """Positions of the entries of one page: a point every 32 entries or 8 KiB, from its start.
 
     For the page at `page_file_offset`, whose first entry is `first_number`. Begins
     empty; `extend` makes it reach further: up to entry `next_number` (excluded), at
     file offset `end_offset`. `full` says that no entry of the page is behind that.
-    `used` becomes true with each look-up; whoever keeps tables may set it to false.
+    `used` becomes true with each look-up; the owner of the table may set it to false.
     """
 
     cdef readonly uint64_t first_number
@@ -133,11 +133,11 @@ cdef class PageTable:
 
     @property
     def nbytes(self):
-        """The memory it takes."""
+        """Its memory in bytes."""
         return PageTable.__basicsize__ + self._capacity * <Py_ssize_t>sizeof(Point)
 
     def extend(self, buffer, file_offset):
-        """Go on over the page's whole entries in `buffer`; return how many came.
+        """Continue over the page's whole entries in `buffer`; returns their number.
 
         `buffer` holds committed bytes of the file from `file_offset` on, which is not
         past `end_offset`. Raises what `scan` raises, and the table is as it was.

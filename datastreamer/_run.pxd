@@ -1,7 +1,7 @@
 """A run of entries: the one scan, and the steps of a walk.
 
-Goes from entry to entry as `judge` allows, across pages where there are any. Knows
-memory; no Python object, so the GIL may be let go. Nothing here raises: what stopped
+Steps from entry to entry as `judge` allows, across pages if there are any. Knows memory, no
+Python objects, so the caller may release the GIL. Nothing here raises: what stopped
 a scan or a step is its result.
 """
 
@@ -23,7 +23,7 @@ cdef extern from *:
     uint32_t opaque(uint32_t value) noexcept nogil
 
 cdef enum:
-    # So many entries ahead the next heads are fetched, if entries go on as long as this one.
+    # Entries ahead whose heads are prefetched, assuming that they have the length of this one.
     AHEAD = 16
 
 cdef struct Run:
@@ -34,7 +34,7 @@ cdef struct Run:
     Py_ssize_t room          # bytes left in the page at `at`
     Py_ssize_t last_end      # just past the last whole entry
     bint paged
-    # What is due:
+    # What is expected:
     uint64_t number
     bint number_known
     uint32_t longest
@@ -50,7 +50,7 @@ cdef struct Run:
 
 
 cdef inline bint resize_columns(Run* run, Py_ssize_t capacity) noexcept nogil:
-    """Give the columns place for `capacity` entries; False where there is no memory."""
+    """Allocate columns for `capacity` entries; False if there is no memory."""
     cdef void* moved = realloc(run.offsets, capacity * sizeof(int64_t))
     if moved == NULL:
         return False
@@ -68,7 +68,7 @@ cdef inline bint resize_columns(Run* run, Py_ssize_t capacity) noexcept nogil:
 
 
 cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
-    """Make place for as many more entries as the rest of the span seems to hold."""
+    """Grow the columns for the estimated number of entries in the rest of the span."""
     cdef Py_ssize_t left = run.end - run.at
     cdef Py_ssize_t more = 16 if left <= 4096 else 256
     cdef Py_ssize_t least = run.count >> 3
@@ -87,10 +87,10 @@ cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
 
 
 cdef inline void scan_whole(Run* run) noexcept nogil:
-    """Go over whole entries, one at least, up to what is none or has no place in the columns.
+    """Scan whole entries, at least one, until there is none or the columns are full.
 
-    What changes stands in registers, not in `run`, which the stores to the columns might change
-    for all that the compiler knows.
+    Keeps the state in registers, not in `run`: for the compiler, stores to the columns might
+    change `run`.
     """
     cdef const uint8_t* base = run.base
     cdef int64_t* offsets = run.offsets
@@ -113,8 +113,8 @@ cdef inline void scan_whole(Run* run) noexcept nogil:
         types[count] = get_u32(p + 5)
         count += 1
         number += 1
-        # Where entries are as long as the one before, the processor is at the next one before
-        # it has read how long this one is.
+        # If entries have equal lengths, the processor starts on the next one before it has read
+        # the length of this one.
         if length != usual:
             usual = opaque(length)
         at += usual
@@ -129,7 +129,7 @@ cdef inline void scan_whole(Run* run) noexcept nogil:
 
 
 cdef inline Verdict scan_run(Run* run) noexcept nogil:
-    """Go over the entries of the span; say what stopped it (WHOLE: `most` was reached)."""
+    """Scan the entries of the span; returns what stopped it (WHOLE: `most` was reached)."""
     cdef Py_ssize_t begin = run.at
     cdef Verdict verdict
     cdef const uint8_t* p

@@ -1,9 +1,9 @@
-"""Blocks of sorted bookmarks with a checksum: what the index stores, and what proves a miss.
+"""Blocks of sorted bookmarks with a checksum, which the index stores.
 
-A block holds every bookmark of its range, and the range is under its checksum. So one block
-answers for a key, whether the key is in it or not, and damage to it, or to the tree that led to
-it, is found out: the checksum does not fit, or the range is not the key's. Owns the bytes of a
-block. Knows no database; `lmdb.py` stores blocks.
+A block holds every bookmark of its range, and its checksum covers the range. So one block proves
+whether the index has a key, and damage to the block, or to the tree that led to it, is detected:
+the checksum does not match, or the range is not the key's. Owns the bytes of a block. Knows no
+database; `lmdb.py` stores blocks.
 
 A place is 25 bytes whose order as bytes is that of the pairs: the key filled up with zeros to
 16 bytes, its size, the number as big-endian u64. A block is
@@ -40,7 +40,7 @@ cdef enum:
     MOST_BYTES = 1324
     LEAST_PAIR = 1 + 1 + 8
     MOST_PAIRS = (MOST_BYTES - PAIRS) // LEAST_PAIR
-    # Pairs between two calls of a pace.
+    # Pairs between two calls of `pace`.
     STEP = 4096
 
 PLACE_SIZE = SORTED_SIZE
@@ -50,7 +50,7 @@ LAST = b"\xff" * SORTED_SIZE
 
 
 class DamagedBlockError(Exception):
-    """A block is not what was written, or not the one that was to be there."""
+    """A block is not what was written, or belongs to another range."""
 
 
 cdef inline Py_ssize_t packed_size(const Pair* pair) noexcept nogil:
@@ -82,7 +82,7 @@ cdef const Pair* pair_at(bytes run, Py_ssize_t at) except NULL:
 
 @cython.final
 cdef class _BlockView:
-    """A block's memory while it is looked at; its size is that of a block."""
+    """A block's memory while it is read; checks that its size is possible."""
 
     cdef Py_buffer view
     cdef bint held
@@ -92,7 +92,7 @@ cdef class _BlockView:
     def __cinit__(self, block):
         PyObject_GetBuffer(block, &self.view, PyBUF_SIMPLE)
         self.held = True
-        # First: where the tree is damaged, memory of any size may pass for the block.
+        # In a damaged tree the block may be memory of any size.
         if not PAIRS <= self.view.len <= MOST_BYTES:
             raise DamagedBlockError(f"a block of {self.view.len} bytes")
         self.base = <const uint8_t*>self.view.buf
@@ -106,19 +106,19 @@ cdef class _BlockView:
         content = PyMemoryView_FromMemory(<char*>self.base + BEFORE, self.view.len - BEFORE,
                                           PyBUF_READ)
         if get_u64(self.base) != <uint64_t>hash_of(content):
-            raise DamagedBlockError("the checksum of a block does not fit")
+            raise DamagedBlockError("the checksum of a block does not match")
         return 0
 
     cdef int check_at(self, const void* place) except -1:
-        """The same, and that it answers for a place."""
+        """As `check`; also checks that `place` is in the block's range."""
         self.check()
         if (memcmp(self.base + BEFORE, place, SORTED_SIZE) >= 0
                 or memcmp(self.base + UPTO, place, SORTED_SIZE) < 0):
-            raise DamagedBlockError("a block of another range stands in the place of one")
+            raise DamagedBlockError("a block belongs to another range")
         return 0
 
     cdef Py_ssize_t unpack(self, Pair* pairs) except -1:
-        """All pairs, of which there is room for `MOST_PAIRS`; how many there are."""
+        """Unpack all pairs into an array of `MOST_PAIRS`; returns their number."""
         cdef const uint8_t* p = self.base + PAIRS
         cdef Py_ssize_t count = 0, size
         while p < self.end:
@@ -170,9 +170,9 @@ def look_up(block, bytes place not None):
 
 
 def unpacked(block, bytes before not None):
-    """The block's pairs as tuples (key, number), and the place where its range ends.
+    """The block's pairs as tuples (key, number), and the last place of its range.
 
-    `before` is where it begins. Raises `DamagedBlockError`.
+    `before` is the place before its range. Raises `DamagedBlockError`.
     """
     cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] pairs
@@ -189,7 +189,7 @@ def unpacked(block, bytes before not None):
 
 
 cdef bytes finished(bytes block, Py_ssize_t used, const void* before, const void* upto):
-    """A block of `used` bytes, of which the pairs are there."""
+    """A block of `used` bytes, which already holds the pairs."""
     cdef uint8_t* base = <uint8_t*>PyBytes_AS_STRING(block)
     memcpy(base + BEFORE, before, SORTED_SIZE)
     memcpy(base + UPTO, upto, SORTED_SIZE)
@@ -232,17 +232,17 @@ cdef inline void put_pair(uint8_t* p, const Pair* pair) noexcept nogil:
 
 
 def merged(block, bytes run not None, Py_ssize_t at):
-    """The pairs of a run from `at` on that are in the block's range, put into it.
+    """Add the pairs of a run, from `at` on, that are in the block's range.
 
-    Gives the blocks that replace it, as tuples (last place, block), and the first pair of the
-    run that is in another range. `block` is the one that is stored for pair `at`. Raises
+    Returns the blocks that replace it, as tuples (last place, block), and the index of the first
+    pair that is in another range. `block` is the one stored for pair `at`. Raises
     `DamagedBlockError`.
     """
     return changed(block, run, at, True)
 
 
 def without(block, bytes run not None, Py_ssize_t at):
-    """The same, with these pairs taken out of it, as far as they are there."""
+    """As `merged`, but removes these pairs; missing ones are ignored."""
     return changed(block, run, at, False)
 
 
@@ -287,7 +287,7 @@ cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
         for i in range(used):
             total += packed_size(pairs[i])
         if not appended and total > MOST_BYTES - PAIRS:
-            # All about as full, so that each has room for what comes in between.
+            # Equally full, so that each has space for pairs in between.
             parts = total // (MOST_BYTES - PAIRS - MAX_BOOKMARK_SIZE - 9) + 1
             most = min(MOST_BYTES, PAIRS + total // parts + MAX_BOOKMARK_SIZE + 9)
         return packed(pairs, used, view.base + BEFORE, view.base + UPTO, most), at
@@ -296,8 +296,8 @@ cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
 
 
 def lacking(block, bytes run not None, Py_ssize_t at):
-    """The pairs of a run from `at` on that are in the block's range and not in the block, as
-    tuples (key, number); and the first pair of the run that is in another range."""
+    """The pairs of a run, from `at` on, that are in the block's range but not in the block, as
+    tuples (key, number); and the index of the first pair that is in another range."""
     cdef _BlockView view = _BlockView(block)
     cdef Pair[MOST_PAIRS] pairs
     cdef const Pair* pair = pair_at(run, at)
@@ -319,17 +319,17 @@ def lacking(block, bytes run not None, Py_ssize_t at):
 
 
 cdef class Blocks:
-    """Blocks(runs, pace): the blocks of an index that holds these runs, full, as tuples (last
-    place, block) in order.
+    """Blocks(runs, pace): iterates over the full blocks of an index that holds these runs, as
+    tuples (last place, block) in order.
 
-    `pace()` is called every few thousand pairs; what it raises ends the iteration.
+    Calls `pace()` every few thousand pairs; its exceptions end the iteration.
     """
 
     cdef Merged _pairs
     cdef object _pace
     cdef bytes _room
     cdef const Pair* _pair     # the next one; NULL at the end
-    cdef Pair _last            # of the block before
+    cdef Pair _last            # of the previous block
     cdef bint _ended
     cdef Py_ssize_t _given
 

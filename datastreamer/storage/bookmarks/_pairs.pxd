@@ -7,8 +7,8 @@ from libc.stdint cimport uint8_t
 from datastreamer._entry cimport MAX_BOOKMARK_SIZE
 
 cdef enum:
-    # The bytes that decide the order: the key, filled up with zeros, then its length. So
-    # a key stands before all that it begins, as `bytes` and LMDB have it.
+    # The bytes that decide the order: the key, filled with zeros, then its length. So a key sorts
+    # before all keys that start with it, as in `bytes` and LMDB.
     ORDER_SIZE = MAX_BOOKMARK_SIZE + 1
     SORTED_SIZE = ORDER_SIZE + 8
 

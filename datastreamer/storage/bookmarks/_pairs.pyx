@@ -1,8 +1,8 @@
 """Bookmarks in bulk: many pairs of key and entry number without a Python object each.
 
-Owns the list of pairs that wait to be indexed, and its order. Knows batches of entries;
-must not know files, indexes or threads. A pair takes 32 bytes. As safe between threads
-as the GIL makes it: what lets go of the GIL works on a copy that nobody else has.
+Owns the list of pairs that wait to be indexed, and its order. Knows batches of entries; must not
+know files, indexes or threads. A pair takes 32 bytes. The GIL protects the data from other threads;
+code that releases it works on a private copy.
 """
 
 cimport cython
@@ -19,8 +19,8 @@ from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, ge
 cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
     """Sort by key; pairs of one key keep their order. Ends with the result in `pairs`.
 
-    From the last byte to the first, leaving out those in which no two pairs differ: of
-    16 bytes a real key uses few.
+    A radix sort from the last byte to the first, without the bytes in which no two pairs differ:
+    real keys use few of the 16.
     """
     cdef Py_ssize_t places[ORDER_SIZE][256]
     cdef Py_ssize_t i, at, held, sum_
@@ -96,7 +96,7 @@ cdef class Pairs:
             self._put(<const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), number)
 
     def take(self, batch):
-        """Add the bookmarks of a batch that can be asked for, with keys of 1 to 16 bytes."""
+        """Add the bookmarks of a batch that can be looked up, with keys of 1 to 16 bytes."""
         cdef BatchColumns columns
         cdef Py_ssize_t i, found = 0
         cdef uint64_t number = batch.first_number
@@ -127,7 +127,7 @@ cdef class Pairs:
         self._count = self._place(number)
 
     def first_number(self):
-        """The smallest number; `IndexError` where there is none."""
+        """The smallest number. Raises `IndexError` if there are no pairs."""
         if not self._count:
             raise IndexError("there are no pairs")
         return get_u64(self._pairs[0].number)
@@ -169,7 +169,7 @@ cdef class Pairs:
         return 0
 
     cdef Py_ssize_t _place(self, uint64_t number) except -1:
-        """How many have a smaller number."""
+        """The number of pairs with a smaller number."""
         cdef Py_ssize_t low = 0, high = self._count, middle
         while low < high:
             middle = (low + high) >> 1
@@ -208,7 +208,7 @@ cdef class _Tuples:
 @cython.final
 @cython.no_gc_clear
 cdef class _Run:
-    """What is left of one run."""
+    """The rest of one run."""
 
     cdef Py_buffer view
     cdef bint held
@@ -219,7 +219,7 @@ cdef class _Run:
         PyObject_GetBuffer(run, &self.view, PyBUF_SIMPLE)
         self.held = True
         if self.view.len % <Py_ssize_t>sizeof(Pair):
-            raise ValueError(f"{self.view.len} bytes are no run of pairs")
+            raise ValueError(f"{self.view.len} bytes are not a run of pairs")
         self.next = <const Pair*>self.view.buf
         self.end = self.next + self.view.len // <Py_ssize_t>sizeof(Pair)
 
@@ -284,7 +284,7 @@ cdef class Merged:
 
 
 def newest_in(batch, bytes key not None):
-    """The highest number of the batch's entries that are the bookmark `key`; None: no such."""
+    """The highest number of the batch's entries that are the bookmark `key`; None without one."""
     cdef BatchColumns columns
     cdef Py_ssize_t i
     cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(key)

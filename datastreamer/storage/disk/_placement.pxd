@@ -1,4 +1,4 @@
-"""Writes to a descriptor as `_commit.pyx` makes them too: where what goes, and all of it."""
+"""Complete writes of pieces of an arena to a descriptor, which `_commit.pyx` uses too."""
 
 from libc.stdint cimport int64_t
 

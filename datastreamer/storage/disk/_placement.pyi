@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _placement.pyx.
+# The docstrings of _placement.pyx say the contracts.
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Packed bytes on their way to their place in a file, in a thread that needs no GIL.
+"""Writes packed bytes to their place in a file, in a thread that needs no GIL.
 
-Owns that thread, from its begin to its end, and the memory that it writes from. Knows a
-descriptor and offsets; whether anybody may write there is `writer.py`'s to say.
+Owns that thread and the memory that it writes from. Knows a descriptor and offsets; `writer.py`
+decides what may be written where.
 """
 
 cimport cython
@@ -38,7 +38,7 @@ cdef int write_all(int fd, const char* data, int64_t length, int64_t offset) noe
                 continue
             return errno
         if done == 0:
-            return ENOSPC  # a regular file takes nothing only when it is full
+            return ENOSPC  # a regular file accepts no bytes only if the disk is full
         data += done
         offset += done
         length -= done
@@ -47,7 +47,7 @@ cdef int write_all(int fd, const char* data, int64_t length, int64_t offset) noe
 
 cdef int write_pieces(int fd, const char* arena, const Piece* pieces,
                       Py_ssize_t count) noexcept nogil:
-    """The same, of each piece in turn."""
+    """Write each piece; 0, or the errno of the write that failed."""
     cdef Py_ssize_t i
     cdef int failed
     for i in range(count):
@@ -58,8 +58,8 @@ cdef int write_pieces(int fd, const char* arena, const Piece* pieces,
 
 
 cdef Piece* pieces_of(segments, Py_ssize_t size) except NULL:
-    """What `segments` says, for whoever frees it: (file offset, start, length), all of them
-    within the `size` bytes of an arena. Raises `ValueError`."""
+    """The `segments` (file offset, start, length), checked to be within the `size` bytes of an
+    arena, in memory that the caller frees. Raises `ValueError`."""
     cdef Py_ssize_t i, count = len(segments)
     cdef int64_t offset, start, length
     cdef Piece* pieces = <Piece*>malloc((count + 1) * sizeof(Piece))
@@ -69,7 +69,7 @@ cdef Piece* pieces_of(segments, Py_ssize_t size) except NULL:
         for i in range(count):
             offset, start, length = segments[i]
             if start < 0 or length < 0 or offset < 0 or start > size - length:
-                raise ValueError("a segment lies outside of the arena")
+                raise ValueError("a segment is outside the arena")
             pieces[i].offset = offset
             pieces[i].start = start
             pieces[i].length = length
@@ -88,7 +88,7 @@ cdef struct Job:
 
 
 cdef struct Hand:
-    # What a thread is told.
+    # What a thread works on.
     Job* job                    # NULL: end
     PyThread_type_lock due      # held until there is something to do
     PyThread_type_lock done     # held until that is done
@@ -110,15 +110,15 @@ cdef void work(void* argument) noexcept nogil:
 
 
 cdef unsigned long start_thread(Hand* hand) noexcept:
-    """A thread that signals pass by, but for those of its own faults: one that it took would not
-    end what the main thread waits for, and Ctrl-C would be noticed late."""
+    """Start a thread that blocks all signals but those of its own faults: a signal delivered to it
+    would not interrupt the main thread's wait, which would delay Ctrl-C."""
     cdef sigset_t all_signals, before
     cdef unsigned long started
     sigfillset(&all_signals)
     sigdelset(&all_signals, SIGSEGV)
     sigdelset(&all_signals, SIGBUS)
     sigdelset(&all_signals, SIGABRT)
-    pthread_sigmask(SIG_SETMASK, &all_signals, &before)  # a new thread begins with it
+    pthread_sigmask(SIG_SETMASK, &all_signals, &before)  # a new thread inherits it
     started = PyThread_start_new_thread(work, hand)
     pthread_sigmask(SIG_SETMASK, &before, NULL)
     return started
@@ -126,13 +126,13 @@ cdef unsigned long start_thread(Hand* hand) noexcept:
 
 @cython.final
 cdef class Placer:
-    """A thread for one placement after another: to begin one takes longer than to tell it.
+    """A thread for one placement after another: starting one takes longer than waking it.
 
-    It sleeps in between, and ends when this goes. In the child of a fork there is none.
+    It sleeps in between, and ends with this object. In the child of a fork there is none.
     """
 
     cdef Hand _hand
-    cdef pid_t _process         # whose thread it is; 0: the system gave none
+    cdef pid_t _process         # the process that has the thread; 0: the system could not start one
     cdef bint _busy
 
     def __cinit__(self):
@@ -157,7 +157,7 @@ cdef class Placer:
 
     @property
     def free(self):
-        """Whether it may be told to do something."""
+        """Whether it can accept a placement."""
         return not self._busy and self._process == getpid()
 
     cdef void _begin(self, Job* job) noexcept:
@@ -175,21 +175,21 @@ cdef class Placer:
 @cython.final
 @cython.no_gc_clear  # a cleared arena would free what the thread writes from
 cdef class Placement:
-    """Segments of an arena that a thread writes to their place, from the moment this is made.
+    """Segments of an arena that a thread writes to their place, from the creation of this object.
 
-    The arena is exported until `finish` or `drop` has returned. What goes, as after a signal's
-    exception, waits for its thread first: none writes on behind anybody's back. In the child of
-    a fork there is no such thread, and nothing to wait for. One thread at a time.
+    The arena is exported until `finish` or `drop` has returned. Deallocation, as after a signal's
+    exception, waits for the thread first. In the child of a fork there is no such thread, and
+    nothing to wait for. Not for use by several threads at once.
     """
 
     cdef Job _job
     cdef Py_buffer _arena
     cdef bint _held
-    cdef Placer _placer     # which may still write; None: none does
+    cdef Placer _placer     # which may still write; None if none does
 
     def __cinit__(self, int fd, arena, segments, Placer placer=None):
-        """`segments` as those of `_commit.write_commit`. It is the `placer` that writes, where
-        that is free. Where the system gives no thread, all is written when this returns."""
+        """`segments` are as those of `_commit.write_commit`. The `placer` writes them if it is
+        free. If the system cannot start a thread, all is written when this returns."""
         PyObject_GetBuffer(arena, &self._arena, PyBUF_SIMPLE)
         self._held = True
         job = &self._job
@@ -222,8 +222,8 @@ cdef class Placement:
             PyBuffer_Release(&self._arena)
 
     def finish(self):
-        """Return when all is written. What the system refused the thread is written here once
-        more, and again with each further call; raises `OSError` where it refuses that too."""
+        """Wait until all is written. If the thread's write failed, this call and each further one
+        write again; raises `OSError` if that fails too."""
         cdef Job* job = &self._job
         self._wait()
         if job.failed:
@@ -234,7 +234,7 @@ cdef class Placement:
         self._release()
 
     def drop(self):
-        """Return when nothing is written any more, whatever became of it."""
+        """Wait until the thread has ended its writes, and ignore their errors."""
         self._wait()
         self._job.failed = 0
         self._release()

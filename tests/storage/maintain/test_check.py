@@ -399,7 +399,7 @@ def test_an_index_with_a_flipped_bit(path: Path) -> None:
         content[at + 1] ^= 1
     data.write_bytes(content)
     (problem,) = verify(path).problems
-    assert "the checksum of a block does not fit" in problem.what
+    assert "the checksum of a block does not match" in problem.what
     assert problem.repair == "reindex"
 
 
