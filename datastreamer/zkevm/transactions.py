@@ -97,7 +97,7 @@ def open_transaction(encoded: bytes, *, sender: bool = True) -> OpenedTransactio
     kind = encoded[0] if encoded and encoded[0] < _FIRST_LIST else LEGACY
     if (kind != LEGACY and kind not in _FEES) or encoded[:1] == b"\0":
         first = encoded[:1].hex()
-        raise DecodeFailed(None, f"unknown transaction type: it begins with 0x{first}")
+        raise DecodeFailed(None, f"not a transaction: unknown type, it begins with 0x{first}")
     content = encoded if kind == LEGACY else encoded[1:]
     try:
         items = tools.decode(content)

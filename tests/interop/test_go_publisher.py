@@ -16,6 +16,7 @@ import pytest
 
 from datastreamer.storage.stream import DataStream
 from tests.cli.process import ENVIRONMENT, running
+from tests.ports import free_port
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "publisher"
 
@@ -126,8 +127,10 @@ def test_it_publishes_once_over_lost_connections_and_a_killed_server(
     (tmp_path / "token").chmod(0o600)
     lines = [f"line {number}" for number in range(5000)]
     listener = socket.create_server(("127.0.0.1", 0))
-    with listener, running(*serve(), cwd=tmp_path) as server:
-        port = server.port()
+    # While the server is down, a connection to an ephemeral port could come from that port.
+    port = free_port()
+    with listener, running(*serve(port), cwd=tmp_path) as server:
+        server.port()
         sizes = iter([130, 200, 3000, 7, 77, 20_000, 144, 36])
         thread = threading.Thread(target=cut_connections, args=(listener, port, sizes))
         thread.start()

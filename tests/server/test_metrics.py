@@ -446,7 +446,7 @@ async def test_not_ready_where_the_file_is_not_what_it_was(tmp_path: Path) -> No
             size = path.stat().st_size
             os.truncate(path, 5000)
             code, why = await ready()
-            assert (code, b"5000 are there" in why) == (503, True)
+            assert (code, b"and the file 5000" in why) == (503, True)
             os.truncate(path, size)
             assert (await ready())[0] == 200
             path.rename(other)

@@ -90,7 +90,7 @@ def test_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch, error: int) -> 
     for listener in listeners:
         listener.close()
     if error == errno.EAFNOSUPPORT:
-        with pytest.raises(ListenFailed, match="no IPv4 or IPv6 address here"):
+        with pytest.raises(ListenFailed, match="this machine has no IPv4 or IPv6 address"):
             open_listeners("::1", 0)
 
 

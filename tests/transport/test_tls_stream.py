@@ -539,8 +539,8 @@ def test_where_a_server_cannot_be(authority: Authority) -> None:
             {"host": "unix:/x", "tls": True},
             "unix:/x: TLS is not used on a Unix socket",
         ),
-        ({"port": 70_000}, "ports to connect to run from 1 to 65535"),
-        ({"port": "1"}, "ports to connect to run from 1 to 65535"),
+        ({"port": 70_000}, "a port to connect to is a number from 1 to 65535"),
+        ({"port": "1"}, "a port to connect to is a number from 1 to 65535"),
         *(
             ({"tls": True, "tls_server_name": name}, "tls_server_name: no certificate can name")
             for name in ("a\0b", "a..b", "a" * 64, "a." * 150, "\ud800")
@@ -551,5 +551,5 @@ def test_where_a_server_cannot_be(authority: Authority) -> None:
             BlockingClient(**place)
         with pytest.raises(UsageError, match=message):
             Relay([("localhost", 1), Upstream(**place)], "nowhere.bin")
-    with pytest.raises(UsageError, match="ports to connect to"):
+    with pytest.raises(UsageError, match="a port to connect to"):
         Relay([("localhost", 1), ("localhost", 0)], "nowhere.bin")

@@ -204,9 +204,9 @@ def test_nobody_signed_it(v: int, r: int, s: int) -> None:
     "data, message",
     [
         (b"", "not a transaction"),
-        (b"\x00" + EIP155, "unknown transaction type: it begins with 0x00"),
-        (b"\x03" + EIP155, "unknown transaction type: it begins with 0x03"),
-        (b"\x80", "unknown transaction type: it begins with 0x80"),
+        (b"\x00" + EIP155, "not a transaction: unknown type, it begins with 0x00"),
+        (b"\x03" + EIP155, "not a transaction: unknown type, it begins with 0x03"),
+        (b"\x80", "not a transaction: unknown type, it begins with 0x80"),
         (b"\x01", "not a transaction"),
         (b"\x02\x80", "no list"),
         (EIP155[:-1], "not a transaction"),

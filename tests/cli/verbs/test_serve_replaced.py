@@ -67,7 +67,7 @@ def test_a_file_that_is_replaced(path: Path, workers: int) -> None:
         process.err.until(
             f"{REMOVED}, and another file is at its path now; its clients are disconnected"
         )
-        process.err.until(r"serving the stream that is at this path now \(4 entries\)")
+        process.err.until(r"now serving the stream at this path \(4 entries\)")
         until_served(port, 1, b"new")
         with DataStream.open(path, sync="os", index="memory") as stream:
             with stream.atomic_op() as op:
@@ -76,7 +76,7 @@ def test_a_file_that_is_replaced(path: Path, workers: int) -> None:
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
         told = process.err.seen + process.err.rest()
-        assert sum("clients are ended" in line for line in told) == 1
+        assert sum("its clients are disconnected" in line for line in told) == 1
         assert sum("serving the stream" in line for line in told) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_is_removed_and_made_later(path: Path, workers: int) -> None
         process.err.until("waiting for a stream at this path: .*no stream file")
         path.unlink()
         make(path, b"new")
-        process.err.until("serving the stream that is at this path now")
+        process.err.until("now serving the stream at this path")
         until_served(port, 1, b"new")
         with BlockingClient("127.0.0.1", port) as client:
             assert client.bookmark(b"new").data == b"new"
