@@ -76,7 +76,7 @@ def test_on_a_full_disk(copy: Path, tmp_path: Path) -> None:
         with running(*words, cwd=tmp_path) as serving:
             port = serving.port()
             (warning,) = [line for line in serving.err.seen if " warn " in line]
-            assert "stream.bin: the bookmark index is kept in memory until there is" in warning
+            assert "stream.bin: the bookmark index is kept in memory until it fits" in warning
             assert "No space left on device" in warning
             with BlockingClient("127.0.0.1", port) as client:
                 key = key_of(client.header().version, BookmarkName("block", 7))

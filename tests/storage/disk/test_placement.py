@@ -55,7 +55,7 @@ def test_what_is_dropped_is_written_no_more(fd: int) -> None:
 @pytest.mark.parametrize("segment", [(0, 0, 4), (0, -1, 2), (-1, 0, 2), (0, 3, 1), (0, 0, -1)])
 def test_segments_outside_of_the_arena(fd: int, segment: tuple[int, int, int]) -> None:
     arena = bytearray(b"abc")
-    with pytest.raises(ValueError, match="outside of the arena"):
+    with pytest.raises(ValueError, match="outside the arena"):
         Placement(fd, arena, [segment])
     arena.append(0)
 
