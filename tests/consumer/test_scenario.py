@@ -110,8 +110,9 @@ def check(path: Path, payloads: int, most: int) -> None:
         # The digest says whether the payload is the one that was published.
         assert bool(sound) is not fooled
     assert told <= expected
-    # Of a payload that was given out by a run that was killed, a late lie is not known any more.
-    assert reported > 0.9 * contradicted
+    # A late lie about a payload that a killed run delivered is not known any more; how many there are
+    # depends on when the runs are killed.
+    assert reported > 0.8 * contradicted
     assert lies > 0.003 * payloads
     print(f"{lies} lies, {believed} believed, {reported} of {contradicted} contradictions told")
 
