@@ -110,7 +110,7 @@ def check(path: Path, payloads: int, most: int) -> None:
         # The digest says whether the payload is the one that was published.
         assert bool(sound) is not fooled
     assert told <= expected
-    # A late lie about a payload that a killed run delivered is not known any more; how many there are
+    # A late lie about a payload that a killed run delivered is not known any more; their number
     # depends on when the runs are killed.
     assert reported > 0.8 * contradicted
     assert lies > 0.003 * payloads
