@@ -66,7 +66,7 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
         epoch=lambda: file.epoch,
     )
     index = LmdbIndex(index_folder(str(path)), True, Access.private())
-    index.add([], Watermark(head.length, head.entries, keeper._identity(head.length)))
+    index.add([], Watermark(head.length, head.entries, keeper.trusted.identity(head.length)))
     index.close()
     keeper.close()
     file.close()
