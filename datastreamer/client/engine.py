@@ -236,8 +236,7 @@ class ClientEngine(ForkGuard):
                 return None
             item = None
             if isinstance(work, Resumable):
-                # The next run, where it comes as most do: one wait at most, and none of the
-                # steps of an exchange.
+                # The usual case takes at most one wait, without the steps of an exchange.
                 item = work.arrived()
                 if item is None and self.channel is not None and work.hungry:
                     yield from self._receive(self.channel, work, seconds)
@@ -492,7 +491,7 @@ class ClientEngine(ForkGuard):
         return True
 
     def _look_after(self, work: Resumable, silent_seconds: float) -> Steps[None]:
-        """Nothing came for so long: ask on another connection whether the server is there."""
+        """Nothing was received for `silent_seconds`: ask the server on another connection."""
         try:
             header = yield from self._ask_header()
         except PeerError as error:
