@@ -54,4 +54,4 @@ ctypes.memmove(ctypes.create_string_buffer(4096), id(block) + 64, 4000)
 fi
 
 run "$PYTHON" -m pytest -p no:cacheprovider tests/codec tests/zkevm/test_decoding.py \
-    tests/reassembly tests/arrow/test_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py "$@"
+    tests/reassembly tests/arrow/test_record_batches.py tests/storage/disk/test_commit.py tests/storage/disk/test_file_ops.py "$@"
