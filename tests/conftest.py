@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 # A machine that is busy with something else is no fault of an example.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# A shell starts background jobs with SIGINT ignored, and the tests' processes would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Output has the same width and no color in every environment.
 os.environ["COLUMNS"] = "100"

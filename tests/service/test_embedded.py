@@ -357,8 +357,7 @@ def run_script(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 SERVE_UNTIL_TOLD = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent does
+import sys
 from datastreamer.service.embedded import StreamServer
 from datastreamer.server.limits import Limits
 with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:

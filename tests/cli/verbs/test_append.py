@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +172,6 @@ def test_a_stream_is_made(append: Append, tmp_path: Path) -> None:
 
 
 # Signals.
-
-
-@pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """As in a terminal, whatever this process inherited: in the background they are ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
