@@ -1,7 +1,5 @@
-"""What other modules need of the codec in C: checks of arguments, what is wrong with an entry,
-and a batch's columns.
-
-The checks that every entry goes through are inlined; what raises is a call away.
+"""The codec's functions for other compiled modules: checks of arguments, errors, and a batch's
+columns. The checks that every entry passes are inline; only a failed one calls a function.
 """
 
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -11,12 +9,12 @@ from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from datastreamer._entry cimport TYPE_BOOKMARK, Verdict
 
 cdef struct BatchColumns:
-    # They live as long as the batch, and do not change.
+    # Valid as long as the batch lives; they do not change.
     const uint8_t* base
     const int64_t* offsets
     const uint32_t* lengths
     const uint32_t* types
-    const uint64_t* numbers  # NULL: one after the other, from
+    const uint64_t* numbers  # NULL: consecutive, from `first_number`
     uint64_t first_number
     Py_ssize_t count
 
@@ -27,7 +25,7 @@ cdef uint8_t as_packet(object value) except? 0xFF
 cdef int64_t as_file_offset(object value) except -1
 cdef Py_ssize_t span_end(Py_ssize_t size, Py_ssize_t start, object end) except -1
 cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t room,
-                    uint64_t due, uint32_t longest)
+                    uint64_t due)
 cdef int refuse_size(Py_ssize_t size, Py_ssize_t item=*) except -1
 cdef int refuse_type(object value) except -1
 

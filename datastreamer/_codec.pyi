@@ -1,9 +1,9 @@
-# The contracts stand in the docstrings of _codec.pyx.
+# The docstrings are in _codec.pyx.
 
 from collections.abc import Iterable, Iterator
 from typing import final, overload
 
-from _typeshed import ReadableBuffer, WriteableBuffer
+from _typeshed import ReadableBuffer
 
 @final
 class Entry:
@@ -70,18 +70,8 @@ def scan(
     start: int = 0,
     end: int | None = None,
     file_offset: int | None = None,
-    max_entries: int | None = None,
-    max_data: int = ...,
 ) -> EntryBatch: ...
 def scan_chosen(
     buffer: ReadableBuffer, first_number: int, next_number: int, *, start: int, end: int
 ) -> EntryBatch: ...
 def pack_entry(number: int, type: int, data: ReadableBuffer, packet_type: int = 2) -> bytes: ...
-def pack_entry_into(
-    buffer: WriteableBuffer,
-    offset: int,
-    number: int,
-    type: int,
-    data: ReadableBuffer,
-    packet_type: int = 2,
-) -> int: ...

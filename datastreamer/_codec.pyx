@@ -1,10 +1,9 @@
 """The hot path: bytes to entries, and one entry to bytes.
 
-Owns entries, the one scanner of runs of entries and the batches it gives; walks and the
-tables for point reads are `_pages.pyx`'s, packing one after another is `_packer.pyx`'s.
-Knows bytes; must not know files, sockets or clocks. The loops over bytes (`_entry.pxd`,
-`_run.pxd`) return codes; the functions here raise. Only the GIL protects objects from other
-threads.
+Owns entries, the scanner of runs of entries, and batches. `_pages.pyx` walks over a page and has
+the tables for point reads; `_packer.pyx` packs operations. Knows bytes; must not know files,
+sockets or clocks. The loops over bytes (`_entry.pxd`, `_run.pxd`) return codes; the functions
+here raise. Only the GIL protects objects from other threads.
 """
 
 cimport cython
@@ -18,7 +17,7 @@ from cpython.number cimport PyNumber_Index as as_index
 from cpython.pyport cimport PY_SSIZE_T_MAX as UNBOUNDED
 from libc.stdint cimport INT64_MAX, UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
 from datastreamer._entry cimport (
     CROSSING, EMPTY_PAGE, FOREIGN, HEAD_SIZE, HEADER_PAGE_SIZE, LONG, MAX_BOOKMARK_SIZE,
@@ -61,16 +60,16 @@ cdef int64_t as_file_offset(object value) except -1:
     """A file offset at which data may be."""
     cdef uint64_t offset = as_u64(value, "a file offset")
     if not HEADER_PAGE_SIZE <= offset <= <uint64_t>INT64_MAX:
-        raise ValueError(f"data stands at file offsets {HEADER_PAGE_SIZE} to {INT64_MAX}, "
-                         f"not at {offset}")
+        raise ValueError(f"the file offset of data is {HEADER_PAGE_SIZE} to {INT64_MAX}, "
+                         f"not {offset}")
     return <int64_t>offset
 
 
 cdef Py_ssize_t span_end(Py_ssize_t size, Py_ssize_t start, object end) except -1:
-    """Where the span ends that begins at `start` in a buffer of `size` bytes."""
+    """The end of the span from `start` to `end` (None: the end of the buffer of `size` bytes)."""
     cdef Py_ssize_t stop = size if end is None else end
     if not 0 <= start <= stop <= size:
-        raise ValueError(f"bytes {start} to {stop} are no span of a buffer of {size} bytes")
+        raise ValueError(f"bytes {start} to {stop} are not a span of a buffer of {size} bytes")
     return stop
 
 
@@ -81,8 +80,8 @@ cdef int refuse_size(Py_ssize_t size, Py_ssize_t item=-1) except -1:
 
 
 cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t room,
-                    uint64_t due, uint32_t longest):
-    """The exception for what was just judged at `base + at`."""
+                    uint64_t due):
+    """The exception for the bytes at `base + at`, which `judge` refused."""
     cdef const uint8_t* p = base + at
     if why == FOREIGN:
         reason = f"packet type {p[0]} is neither an entry (2) nor padding (0)"
@@ -93,11 +92,11 @@ cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t 
     elif why == SHORT:
         reason = f"entry length {get_u32(p + 1)} does not cover the head of {HEAD_SIZE} bytes"
     elif why == LONG:
-        reason = f"entry length {get_u32(p + 1)} is above the bound of {longest} bytes"
+        reason = f"entry length {get_u32(p + 1)} is above the maximum of {PAGE_SIZE} bytes"
     elif why == CROSSING:
-        reason = f"the entry runs past the end of its page, which is {room} bytes away"
+        reason = f"the entry extends past the end of its page, which is {room} bytes away"
     elif why == OUT_OF_SEQUENCE and due == UINT64_MAX:
-        reason = f"entry number {due} is due, and no stream can hold it"
+        reason = f"entry number {due} is due, and no entry can have it"
     elif why == OUT_OF_SEQUENCE:
         reason = f"entry number {get_u64(p + 9)} where {due} is due"
     else:
@@ -110,7 +109,7 @@ cdef object corrupt(Verdict why, const uint8_t* base, Py_ssize_t at, Py_ssize_t 
 @cython.final
 @cython.no_gc_clear
 cdef class _Source:
-    """A foreign buffer, exported until its bytes are no longer needed."""
+    """A caller's buffer, exported as long as this object lives."""
 
     cdef object base
     cdef Py_buffer view
@@ -132,7 +131,7 @@ cdef _Source hold(object base):
 @cython.final
 @cython.no_gc_clear
 cdef class _View:
-    """A read-only array in memory that `owner` keeps alive."""
+    """A read-only array; `owner` keeps its memory alive."""
 
     cdef object owner
     cdef const void* memory
@@ -157,7 +156,7 @@ cdef class _View:
 
 
 cdef void* column(Py_ssize_t count, size_t size) except NULL:
-    """Memory for `count` items, to be freed by the caller."""
+    """Memory for `count` items, which the caller frees."""
     cdef void* memory = malloc(count * size + 1)
     if memory == NULL:
         raise MemoryError
@@ -165,7 +164,7 @@ cdef void* column(Py_ssize_t count, size_t size) except NULL:
 
 
 cdef void* resized(void* memory, size_t size) except NULL:
-    """The same memory with another size; unchanged if there is not enough."""
+    """`memory` with another size. If that raises, `memory` is unchanged."""
     cdef void* moved = realloc(memory, size)
     if moved == NULL:
         raise MemoryError
@@ -188,7 +187,7 @@ cdef object view_of(object owner, const void* memory, Py_ssize_t count, Py_ssize
 @cython.final
 @cython.freelist(256)
 cdef class Entry:
-    """One entry: `number` (u64), `type` (u32) and `data` (bytes). Never changes.
+    """One entry: `number` (u64), `type` (u32) and `data` (bytes). Immutable.
 
     Raises `BadEntryType` if the type is not a u32, `EntryTooLarge` if the data is more than
     1,048,559 bytes, `ValueError` if the number is not a u64.
@@ -200,7 +199,7 @@ cdef class Entry:
 
     def __init__(self, number, type, bytes data not None):
         if self.data is not None:
-            raise TypeError("an Entry does not change")
+            raise TypeError("an Entry is immutable")
         if len(data) > MAX_DATA_SIZE:
             refuse_size(len(data))
         self.number = as_u64(number, "an entry number")
@@ -209,11 +208,11 @@ cdef class Entry:
 
     @property
     def is_bookmark(self):
-        """Whether its type is the bookmarks' (0xb0)."""
+        """Whether its type is that of bookmarks (0xb0)."""
         return self.type == TYPE_BOOKMARK
 
     def pack(self, packet_type=PACKET_ENTRY):
-        """Its bytes on disk and on the wire: 17 bytes of head, then the data."""
+        """Its bytes on disk and on the wire: a head of 17 bytes, then the data."""
         return pack_entry(self.number, self.type, self.data, packet_type)
 
     def __eq__(self, other):
@@ -245,7 +244,7 @@ cdef inline Entry new_entry(uint64_t number, uint32_t kind, const uint8_t* data,
 
 @cython.final
 cdef class _Columns:
-    """The memory of the columns, shared by a batch and its slices."""
+    """The memory of the columns; a batch and its slices share it."""
 
     cdef int64_t* offsets
     cdef uint32_t* lengths
@@ -264,20 +263,20 @@ cdef class _Columns:
 cdef class EntryBatch:
     """A run of whole entries in a buffer: the buffer, and a column for each of their fields.
 
-    A sequence of `Entry` objects, each made when it is asked for; a slice is a batch
-    on the same buffer and columns. Made by `scan` alone. The buffer stays exported
-    while the batch, a slice of it or a view from it lives.
+    A sequence of `Entry` objects, each made on access; a slice is a batch on the same buffer
+    and columns. The buffer stays exported while the batch, a slice of it or a view from it
+    lives.
 
-    What `select` leaves of a batch has gaps: `first_number` and `next_number` are then
-    still those of the run that was looked at, and `numbers` says each entry's own.
+    A batch that `select` made has gaps: `first_number` and `next_number` are those of the
+    batch that it was made of, and `numbers` has the number of each entry.
 
-    `first_number` is the number of the first entry, or the one that is due where there
-    is none (0 where not even that is known); `next_number` comes after the last. `start`
-    and `end` are the span in the buffer, `end` just past the last whole entry. What
-    stopped the scan there (a slice does not say): `more` is True where the beginning of
-    another entry follows, and `needed` is how many bytes after `end` it needs at least:
-    up to the end of a head of 17 bytes, or of the entry once its head is there.
-    `stopped_at` is the first byte of what is no entry in a scan of wire bytes, else -1.
+    `first_number` is the number of the first entry; without entries, the number that is due,
+    or 0 if that is unknown. `next_number` follows that of the last entry. `start` and `end`
+    are the span in the buffer; `end` is just past the last whole entry. What stopped a scan
+    there (a slice does not have it): `more` is True if the beginning of another entry follows,
+    which needs at least `needed` bytes after `end`: a head of 17 bytes, or the whole entry if
+    its head is there. In a scan of wire bytes, `stopped_at` is the byte that begins no entry,
+    else -1.
     """
 
     cdef _Source _source
@@ -286,9 +285,9 @@ cdef class EntryBatch:
     cdef const int64_t* _offsets
     cdef const uint32_t* _lengths
     cdef const uint32_t* _types
-    cdef const uint64_t* _numbers  # NULL: one after the other
+    cdef const uint64_t* _numbers  # NULL: consecutive
     cdef Py_ssize_t _count
-    cdef Py_ssize_t _nbytes        # -1: not added up yet
+    cdef Py_ssize_t _nbytes        # -1: not computed yet
     cdef readonly uint64_t first_number
     cdef readonly uint64_t next_number
     cdef readonly Py_ssize_t start
@@ -307,12 +306,12 @@ cdef class EntryBatch:
 
     @property
     def offsets(self):
-        """For each entry where its 17-byte head begins in `base` (int64, read-only)."""
+        """For each entry the offset of its 17-byte head in `base` (int64, read-only)."""
         return view_of(self._columns, self._offsets, self._count, sizeof(int64_t), b"q")
 
     @property
     def lengths(self):
-        """For each entry the bytes of its data, without the head (uint32, read-only)."""
+        """For each entry the size of its data, without the head (uint32, read-only)."""
         return view_of(self._columns, self._lengths, self._count, sizeof(uint32_t), b"I")
 
     @property
@@ -335,7 +334,7 @@ cdef class EntryBatch:
 
     @property
     def nbytes(self):
-        """The bytes of all entries, head and data."""
+        """The size of all entries, heads and data."""
         cdef Py_ssize_t i
         if self._nbytes < 0:
             self._nbytes = self._count * HEAD_SIZE
@@ -344,13 +343,13 @@ cdef class EntryBatch:
         return self._nbytes
 
     def data(self, index):
-        """The data of the entry at `index`, as a read-only view: nothing is copied."""
+        """The data of the entry at `index`, as a read-only view of `base`."""
         cdef Py_ssize_t i = self._place(index)
         return view_of(self._source, self._bytes + self._offsets[i] + HEAD_SIZE,
                        self._lengths[i], 1, b"B")
 
     def count(self, type):
-        """How many of the entries are of this type."""
+        """The number of entries of this type."""
         cdef uint32_t kind = as_type(type)
         cdef Py_ssize_t i, found = 0
         for i in range(self._count):
@@ -358,7 +357,7 @@ cdef class EntryBatch:
         return found
 
     def select(self, types):
-        """The entries that are of one of these types, under the numbers that they have."""
+        """The entries of these types, with their numbers."""
         cdef list wanted = [as_type(type) for type in types]
         cdef Py_ssize_t many = len(wanted), found = 0, i, j
         cdef uint32_t* kinds = <uint32_t*>column(many, sizeof(uint32_t))
@@ -379,8 +378,7 @@ cdef class EntryBatch:
             free(places)
 
     def before(self, number):
-        """The entries with a number below this one: all that there are up to it, also where
-        it has none itself. Raises `ValueError` where it is no u64."""
+        """The entries with a lower number. Raises `ValueError` if it is not a u64."""
         cdef uint64_t bound = as_u64(number, "an entry number")
         cdef EntryBatch part = self._slice(0, self._below(bound))
         part.first_number = self.first_number
@@ -388,8 +386,8 @@ cdef class EntryBatch:
         return part
 
     def since(self, number):
-        """The entries from this number on, and all that there are behind it. Raises
-        `ValueError` where it is no u64."""
+        """The entries with this number or a higher one. Raises `ValueError` if it is not a
+        u64."""
         cdef uint64_t bound = as_u64(number, "an entry number")
         cdef EntryBatch part = self._slice(self._below(bound), self._count)
         part.first_number = max(self.first_number, min(self.next_number, bound))
@@ -397,7 +395,7 @@ cdef class EntryBatch:
         return part
 
     cdef Py_ssize_t _below(self, uint64_t number) noexcept:
-        """How many entries have a lower number."""
+        """The number of entries with a lower number."""
         cdef Py_ssize_t low = 0, high = self._count, middle
         while low < high:
             middle = (low + high) >> 1
@@ -408,7 +406,7 @@ cdef class EntryBatch:
         return low
 
     def bookmarks(self):
-        """The bookmarks that can be looked up, with keys of 1 to 16 bytes: [(key, number)]."""
+        """(key, number) of each bookmark with a valid key, of 1 to 16 bytes."""
         cdef list found = []
         cdef Py_ssize_t i
         for i in range(self._count):
@@ -474,7 +472,7 @@ cdef class EntryBatch:
         return self.first_number + <uint64_t>i if self._numbers == NULL else self._numbers[i]
 
     cdef EntryBatch _pick(self, const Py_ssize_t* places, Py_ssize_t count):
-        """The entries at these places, in columns of their own."""
+        """The entries at these indexes, in columns of their own."""
         cdef EntryBatch part = EntryBatch.__new__(EntryBatch)
         cdef _Columns columns = _Columns.__new__(_Columns)
         cdef Py_ssize_t i
@@ -572,35 +570,30 @@ cdef class _Entries:
         return 0 if self.batch is None else self.batch._count - self.at
 
 
-def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset=None,
-         max_entries=None, max_data=MAX_DATA_SIZE):
+def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset=None):
     """Find the whole entries in bytes `start` to `end` of `buffer`, in one pass.
 
-    `first_number` is the number that is due (None: whatever the first entry has), and
-    numbers follow one another. At most `max_entries` are taken; `max_data` bounds the
-    data of each.
+    `first_number` is the number that is due (None: that of the first entry); numbers are
+    consecutive.
 
-    Without `file_offset` the bytes come from a wire: entries without padding, and the
-    run ends at a byte that begins none (`EntryBatch.stopped_at`). With it, the file
-    offset of `buffer[start]`, the bytes come from a stream file: padding is skipped to
-    the next page, and a page has to begin with an entry. An incomplete last entry is
-    no damage (`EntryBatch.more`); a head is judged when all of it is there.
+    Without `file_offset` the bytes come from a wire: entries without padding, and the run ends
+    at a byte that begins no entry (`EntryBatch.stopped_at`). `file_offset` is that of
+    `buffer[start]` if the bytes come from a stream file: padding is skipped to the next page,
+    and a page must begin with an entry. An incomplete last entry is not damage
+    (`EntryBatch.more`); a head is checked once all of it is there.
 
-    Raises `CorruptEntries` with the offset in `buffer`: a length below 17 or above the
-    bound, a number out of sequence and, in a file, another packet type, an entry that
-    runs past the end of its page or a page that begins with padding. `ValueError`: the
-    span, an offset or a bound is not possible.
+    Raises `CorruptEntries` with the offset in `buffer`: a length below 17 or above 1 MiB, a
+    number out of sequence and, in a file, another packet type, an entry that extends past the
+    end of its page, or a page that begins with padding. Raises `ValueError` for an impossible
+    span, number or offset.
 
-    From 256 KiB on it releases the GIL: no thread may change the bytes meanwhile.
+    Releases the GIL for 256 KiB or more: no thread may change the bytes meanwhile.
     """
     cdef _Source source = hold(buffer)
     cdef _Columns columns = _Columns.__new__(_Columns)
     cdef EntryBatch batch
     cdef Run run
     cdef Verdict verdict
-    cdef uint64_t longest = as_u64(max_data, "max_data")
-    if longest > MAX_DATA_SIZE:
-        raise ValueError(f"max_data is at most {MAX_DATA_SIZE}, not {max_data}")
     run.base = <const uint8_t*>source.view.buf
     run.at = run.last_end = start
     run.end = span_end(source.view.len, start, end)
@@ -608,16 +601,10 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
     run.room = page_room(as_file_offset(file_offset)) if run.paged else UNBOUNDED
     run.number_known = first_number is not None
     run.number = as_u64(first_number, "first_number") if run.number_known else 0
-    run.longest = <uint32_t>longest + HEAD_SIZE
     run.length = 0
     run.offsets = NULL
     run.lengths = run.types = NULL
     run.count = run.capacity = run.nbytes = 0
-    run.most = UNBOUNDED
-    if max_entries is not None:
-        run.most = max_entries
-        if run.most < 0:
-            raise ValueError(f"max_entries is at least 0, not {max_entries}")
     if run.end - start < UNLOCKED_FROM:
         verdict = scan_run(&run)
     else:
@@ -630,9 +617,9 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
     columns.types = run.types
     if verdict == NO_MEMORY:
         raise MemoryError
-    if not (verdict in (WHOLE, NOTHING, PART)
+    if not (verdict in (NOTHING, PART)
             or (not run.paged and verdict in (PADDING, FOREIGN))):
-        raise corrupt(verdict, run.base, run.at, run.room, run.number, run.longest)
+        raise corrupt(verdict, run.base, run.at, run.room, run.number)
 
     batch = EntryBatch.__new__(EntryBatch)
     batch._source = source
@@ -654,13 +641,12 @@ def scan(buffer, first_number=None, *, Py_ssize_t start=0, end=None, file_offset
 
 
 def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize_t end):
-    """The whole entries in bytes `start` to `end` of `buffer`, which came from a wire and are
-    those that were chosen of the entries from `first_number` to before `next_number`: a batch
-    with gaps.
+    """The entries in bytes `start` to `end` of `buffer`, as a batch with gaps. They came from a
+    wire, and are a selection of those from `first_number` up to `next_number`.
 
-    Raises `CorruptEntries`, with the offset in `buffer`: for what `scan` does, for numbers
-    that do not rise or are out of this range, for an entry that is not whole. `ValueError`:
-    the span or a number is not possible.
+    Raises `CorruptEntries`, with the offset in `buffer`, as `scan`; also for numbers that do not
+    rise or are out of the range, and for an entry that is not whole. Raises `ValueError` for an
+    impossible span or number.
     """
     cdef _Source source = hold(buffer)
     cdef _Columns columns = _Columns.__new__(_Columns)
@@ -675,9 +661,9 @@ def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize
     cdef uint32_t length = 0
     while at < stop:
         number = get_u64(base + at + 9) if stop - at >= HEAD_SIZE else due
-        verdict = judge(base + at, stop - at, UNBOUNDED, number, PAGE_SIZE, &length)
+        verdict = judge(base + at, stop - at, UNBOUNDED, number, &length)
         if verdict != WHOLE:
-            raise corrupt(verdict, base, at, UNBOUNDED, number, PAGE_SIZE)
+            raise corrupt(verdict, base, at, UNBOUNDED, number)
         if not due <= number < bound:
             raise CorruptEntries(at, f"entry number {number} where one of {due} to "
                                      f"{bound}, excluded, is due")
@@ -715,10 +701,10 @@ def scan_chosen(buffer, first_number, next_number, *, Py_ssize_t start, Py_ssize
 # Packing
 
 def pack_entry(number, type, data, packet_type=PACKET_ENTRY):
-    """One entry's bytes: 17 bytes of head, then the data.
+    """One entry's bytes: a head of 17 bytes, then the data.
 
-    Raises `BadEntryType` if `type` is not a u32 (the bookmarks' type is accepted),
-    `EntryTooLarge`, and `ValueError` where number or packet type do not fit.
+    Raises `BadEntryType` if `type` is not a u32 (that of bookmarks is accepted), `EntryTooLarge`,
+    and `ValueError` if the number is not a u64 or the packet type is not a byte.
     """
     cdef Py_buffer view
     cdef bytes packed
@@ -737,35 +723,3 @@ def pack_entry(number, type, data, packet_type=PACKET_ENTRY):
     finally:
         PyBuffer_Release(&view)
     return packed
-
-
-def pack_entry_into(buffer, Py_ssize_t offset, number, type, data, packet_type=PACKET_ENTRY):
-    """Pack an entry at `offset` of a writable buffer; return where it ends.
-
-    `data` may be a part of the same buffer. Raises what `pack_entry` raises, and
-    `ValueError` where the entry does not fit; nothing is written then.
-    """
-    cdef Py_buffer view, target
-    cdef uint8_t* p
-    cdef uint64_t its_number = as_u64(number, "an entry number")
-    cdef uint32_t kind = as_type(type)
-    cdef uint8_t packet = as_packet(packet_type)
-    cdef Py_ssize_t length
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        if view.len > MAX_DATA_SIZE:
-            refuse_size(view.len)
-        length = HEAD_SIZE + view.len
-        PyObject_GetBuffer(buffer, &target, PyBUF_WRITABLE)
-        try:
-            if not 0 <= offset <= target.len or length > target.len - offset:
-                raise ValueError(f"an entry of {length} bytes does not fit at {offset} of a "
-                                 f"buffer of {target.len} bytes")
-            p = <uint8_t*>target.buf + offset
-            memmove(p + HEAD_SIZE, view.buf, view.len)  # before the head lands on it
-            put_head(p, packet, <uint32_t>length, kind, its_number)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&view)
-    return offset + length

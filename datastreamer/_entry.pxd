@@ -1,8 +1,7 @@
-"""One entry's bytes: big-endian numbers, and the one judgement of an entry's head.
+"""One entry's bytes: big-endian numbers, and the one check of an entry's head.
 
-Every reader of entries (scan, walk, page tables, point reads) uses `judge`, so that there is one
-grammar. Knows pointers and lengths; no Python object, no file.
-Reads take a pointer and how many bytes stand behind it.
+Every reader of entries (scan, walk, page tables, point reads) uses `judge`, so there is one
+grammar. Knows pointers and lengths, no Python objects and no files.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -20,14 +19,14 @@ cdef enum:
 cdef enum Verdict:
     WHOLE            # a whole entry
     NOTHING          # no byte
-    PART             # the beginning of an entry: more to come
+    PART             # the beginning of an entry
     PADDING          # a padding mark
     FOREIGN          # a packet type that no entry has
     SHORT            # a length that does not cover the head
-    LONG             # a length above the bound
-    CROSSING         # the entry runs past the end of its page
+    LONG             # a length above that of the largest entry
+    CROSSING         # the entry extends past the end of its page
     OUT_OF_SEQUENCE  # not the expected number
-    EMPTY_PAGE       # padding at the start of a page, which must be an entry
+    EMPTY_PAGE       # padding at the start of a page, where an entry must be
     NO_MEMORY
 
 
@@ -75,12 +74,11 @@ cdef inline void put_head(uint8_t* p, uint8_t packet, uint32_t length, uint32_t 
 
 
 cdef inline Verdict judge(const uint8_t* p, Py_ssize_t have, Py_ssize_t room, uint64_t number,
-                          uint32_t longest, uint32_t* length) noexcept nogil:
-    """Judge what is at `p`, where `have` bytes may be read and `number` is expected.
+                          uint32_t* length) noexcept nogil:
+    """Check the bytes at `p`, of which `have` may be read; entry `number` is expected there.
 
-    `room` bytes are left in the page (as many as there can be where there are no
-    pages), an entry has at most `longest` bytes. `length` is set with WHOLE (the
-    entry's bytes) and with PART (how many it needs at least).
+    The page has `room` bytes left (the maximum of the type if the bytes have no pages). Sets
+    `length` with WHOLE (the size of the entry) and PART (the least size that the entry needs).
     """
     cdef uint32_t n
     if have <= 0:
@@ -95,11 +93,11 @@ cdef inline Verdict judge(const uint8_t* p, Py_ssize_t have, Py_ssize_t room, ui
     n = get_u32(p + 1)
     if n < HEAD_SIZE:
         return SHORT
-    if n > longest:
+    if n > PAGE_SIZE:
         return LONG
     if n > room:
         return CROSSING
-    # The last u64 names no entry: a total of entries could not count it.
+    # No entry has the largest u64 as its number: a u64 could not hold the total after it.
     if get_u64(p + 9) != number or number == <uint64_t>0xFFFFFFFFFFFFFFFF:
         return OUT_OF_SEQUENCE
     length[0] = n

@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _chosen.pyx.
+# The docstrings are in _filtered.pyx.
 
 from collections.abc import Iterable
 from typing import final

@@ -1,7 +1,6 @@
-"""The entries of some types among those of a page: found in one walk, and copied together.
+"""Finds the entries of some types in a page by one walk over all heads, and joins their bytes.
 
-Owns the choice of types and the walk over all heads for it; what an entry's head may say is
-`_entry.pxd`'s. Knows bytes; must not know files, sockets or clocks.
+Knows bytes; must not know files, sockets or clocks.
 """
 
 cimport cython
@@ -20,7 +19,7 @@ from datastreamer._pages import walk
 
 cdef enum:
     MOST_TYPES = 64
-    # Runs of at least this size are returned by position: sendfile is cheaper than a copy.
+    # Runs of at least this size are returned as offsets: sendfile is cheaper than a copy.
     LONG_RUN = 64 << 10
 
 cdef struct Piece:
@@ -30,27 +29,27 @@ cdef struct Piece:
 
 cdef struct Walk:
     const uint8_t* base
-    Py_ssize_t have      # bytes that are there
-    Py_ssize_t until     # and that are committed, in this page
+    Py_ssize_t have      # bytes in the buffer
+    Py_ssize_t until     # committed bytes in this page
     Py_ssize_t at
     Py_ssize_t room
     uint64_t due
     uint64_t stop
     uint64_t most
     Py_ssize_t most_bytes
-    bint alone           # whether nothing was found before this walk
-    # What was found:
+    bint alone           # no entry was found before this walk
+    # Output:
     uint64_t count
     Py_ssize_t size
-    Py_ssize_t run       # where the run of wanted entries at `at` begins; -1: there is none
+    Py_ssize_t run       # start of the run of wanted entries that ends at `at`; -1: no run
     uint64_t run_due
     uint64_t run_count
     Py_ssize_t run_size
     Piece* pieces
     Py_ssize_t piece_count
     Py_ssize_t capacity
-    bint long_run        # what was found is one long run, returned by position
-    bint full            # the limits, or a long run, end it
+    bint long_run        # the result is one long run, returned as offsets
+    bint full            # a limit or a long run ended the walk
     bint no_memory
 
 
@@ -89,25 +88,25 @@ cdef class Choice:
 
     def gather(self, buffer, number, *, file_offset, committed, stop, most_entries, most_bytes,
                alone):
-        """Go over the entries of one page from entry `number` on, which `buffer` begins with
-        and which stands at `file_offset` of the file; `committed` bytes of the page are there
-        from `file_offset` on, `buffer` may hold fewer of them.
+        """Find the wanted entries of one page, from entry `number` on. `buffer` begins with that
+        entry, at `file_offset` of the file. `committed` bytes of the page follow that offset;
+        `buffer` may hold fewer.
 
-        Ends before entry `stop`, at padding, at the end of what is there (an entry that is not
-        wanted is stepped over all the same), and before a wanted entry that would be more than
-        `most_entries`, or more than `most_bytes` unless nothing was found before it, which
-        `alone` says of what came before. Returns
+        Ends before entry `stop`, at padding, at the end of `buffer` (past it, if an unwanted
+        entry extends past it), and before a wanted entry that would exceed `most_entries` or
+        `most_bytes`. The first match is included even if it exceeds `most_bytes`; `alone`:
+        there was no match before this call. Returns
 
-        - where it ended, as an offset from the beginning of `buffer`, maybe behind its end,
+        - where the walk ended, as an offset from the start of `buffer`,
         - the number of the entry that is due there,
-        - how many are wanted of what is before,
-        - their bytes; or None, and they are all of a long run
-        - that begins at this offset and ends where the walk did; elsewhere -1,
-        - whether a limit ended it, or a long run,
-        - whether padding did.
+        - the number of matches,
+        - their bytes; None if they are a long run, which the caller reads from the file,
+        - the offset at which the long run begins, which ends where the walk did; else -1,
+        - whether a limit or a long run ended the walk,
+        - whether padding ended it.
 
-        A long run, 64 KiB and more, comes alone: another walk begins with it. Raises what
-        `walk` raises, where the first entry is the damaged one.
+        A long run, of 64 KiB or more, is returned alone, by a walk that begins with it. Raises
+        as `walk`, if the first entry is damaged.
         """
         cdef Py_buffer view
         cdef Walk walked
@@ -136,14 +135,14 @@ cdef class Choice:
             walked.base = <const uint8_t*>view.buf
             walked.have = view.len
             if walked.until > walked.room or walked.have > walked.until:
-                raise ValueError("no more than the rest of the page is committed, and there")
+                raise ValueError("the buffer exceeds the committed bytes, or these the page")
             verdict = self._walk(&walked)
             if walked.no_memory:
                 raise MemoryError
             if verdict not in (WHOLE, PART, PADDING) and walked.at < walked.have:
                 if walked.due == begin:
                     walk(buffer, number, file_offset=file_offset)  # raises the error
-                    raise AssertionError("damage that only one of two walks sees")
+                    raise AssertionError("the two walks disagree about the first entry")
             if not walked.long_run:
                 data = PyBytes_FromStringAndSize(NULL, walked.size)
                 to = PyBytes_AS_STRING(data)
@@ -163,7 +162,7 @@ cdef class Choice:
         cdef const uint8_t* p
         while w.due < w.stop and w.room and w.at < w.have:
             p = w.base + w.at
-            verdict = judge(p, w.have - w.at, w.room, w.due, PAGE_SIZE, &length)
+            verdict = judge(p, w.have - w.at, w.room, w.due, &length)
             if verdict == PART and w.have - w.at < HEAD_SIZE:
                 break
             if verdict == PADDING and w.room == PAGE_SIZE:
@@ -205,7 +204,7 @@ cdef class Choice:
 
 
 cdef bint close_run(Walk* w) noexcept nogil:
-    """The run of wanted entries ends at `at`. False if there is no memory."""
+    """End the run of wanted entries at `at`; False if there is no memory."""
     cdef void* moved
     if w.at - w.run >= LONG_RUN:
         w.long_run = w.full = True

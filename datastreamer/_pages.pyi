@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _pages.pyx.
+# The docstrings are in _pages.pyx.
 
 from collections.abc import Callable
 from typing import final
@@ -9,19 +9,11 @@ def walk(
     buffer: ReadableBuffer,
     number: int,
     *,
-    start: int = 0,
     end: int | None = None,
     file_offset: int,
     max_entries: int | None = None,
 ) -> tuple[int, int]: ...
-def entry_at(
-    buffer: ReadableBuffer,
-    number: int,
-    *,
-    start: int,
-    start_number: int,
-    end: int | None = None,
-) -> tuple[int, int, int]: ...
+def entry_at(buffer: ReadableBuffer, number: int, *, start_number: int) -> tuple[int, int, int]: ...
 
 @final
 class PageTable:

@@ -1,9 +1,7 @@
-"""Walks over a page's entries, and its table for point reads: no columns, no objects.
+"""Finds the entries of one page: by a walk from one to the next, or from a point of its table.
 
-Finds the entries of one page: by a walk from one to the next, and by a table
-of points from which a walk is short. What an entry's head may say is `_entry.pxd`'s;
-columns and objects are `_codec.pyx`'s. Knows bytes; must not know files, sockets or
-clocks: what it needs of a file is read for it.
+Makes no columns and no objects; `_codec.pyx` does. Knows bytes; must not know files, sockets or
+clocks: the caller reads the file.
 """
 
 cimport cython
@@ -28,62 +26,61 @@ cdef enum:
     POINT_BYTES = 8 << 10
 
 
-def walk(buffer, number, *, Py_ssize_t start=0, end=None, file_offset, max_entries=None):
-    """Go over the whole entries of one page: (where the last ends, the number after it).
+def walk(buffer, number, *, end=None, file_offset, max_entries=None):
+    """Walk over the whole entries of one page; returns where the last ends, as an offset in
+    `buffer`, and the number after it.
 
-    Begins with entry `number` at byte `start` of `buffer`, which stands at
-    `file_offset` of the file, and stops at padding, at the page's end, at `end`, at an
-    entry that is not whole or after `max_entries`. The first of the two is an offset in
-    `buffer`. Raises what `scan` raises.
+    `buffer` begins with entry `number`, at `file_offset` of the file. Stops at padding, at the
+    end of the page, at `end`, at an entry that is not whole, or after `max_entries`. Raises as
+    `scan`.
     """
     cdef Py_buffer view
     cdef uint64_t due = as_u64(number, "an entry number")
     cdef uint64_t left = UINT64_MAX
     cdef Py_ssize_t room = page_room(as_file_offset(file_offset))
-    cdef Py_ssize_t at = start, stop
+    cdef Py_ssize_t at = 0, stop
     cdef uint32_t length = 0
     cdef Verdict verdict = WHOLE
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        stop = span_end(view.len, start, end)
+        stop = span_end(view.len, 0, end)
         if max_entries is not None:
             left = as_u64(max_entries, "max_entries")
         while verdict == WHOLE and room and left:
             left -= 1
             verdict = step_over(<const uint8_t*>view.buf, &at, stop, &room, &due, &length)
         if verdict not in (WHOLE, NOTHING, PART, PADDING):
-            raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due, PAGE_SIZE)
+            raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due)
     finally:
         PyBuffer_Release(&view)
     return at, due
 
 
-def entry_at(buffer, number, *, Py_ssize_t start, start_number, end=None):
-    """Find entry `number`: (the offset of its head in `buffer`, its data's length, its type).
+def entry_at(buffer, number, *, start_number):
+    """Find entry `number`; returns the offset of its head in `buffer`, the size of its data, and
+    its type.
 
-    Walks from `start`, where entry `start_number` stands, and not past `end`; there is
-    no padding in between. The whole entry is inside. Raises `CorruptEntries` where the
-    chain is broken or ends before the entry does, `ValueError` where `number` stands
-    before `start_number`.
+    `buffer` begins with entry `start_number` and has no padding before the entry. Raises
+    `CorruptEntries` if the entries up to it are damaged or `buffer` ends before its end, and
+    `ValueError` if `number` is less than `start_number`.
     """
     cdef Py_buffer view
     cdef uint64_t wanted = as_u64(number, "an entry number")
     cdef uint64_t due = as_u64(start_number, "an entry number")
-    cdef Py_ssize_t at = start, before = start, room = UNBOUNDED, stop
+    cdef Py_ssize_t at = 0, before = 0, room = UNBOUNDED
     cdef uint32_t length = 0, kind
     cdef Verdict verdict
     if wanted < due:
-        raise ValueError(f"entry {wanted} stands before entry {due}, where the walk begins")
+        raise ValueError(f"entry {wanted} precedes entry {due}, where the walk begins")
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
-        stop = span_end(view.len, start, end)
         while due <= wanted:
             before = at
-            verdict = step_over(<const uint8_t*>view.buf, &at, stop, &room, &due, &length)
+            verdict = step_over(<const uint8_t*>view.buf, &at, view.len, &room, &due, &length)
             if verdict == NOTHING:
                 raise CorruptEntries(at, f"the entries end before entry {wanted}")
             if verdict != WHOLE:
-                raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due, PAGE_SIZE)
+                raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due)
         kind = get_u32(<const uint8_t*>view.buf + before + 5)
     finally:
         PyBuffer_Release(&view)
@@ -92,23 +89,22 @@ def entry_at(buffer, number, *, Py_ssize_t start, start_number, end=None):
 
 cdef struct Point:
     uint32_t offset    # in the page
-    uint32_t index     # of the entry, counted in the page
+    uint32_t index     # of the entry in the page
 
 
 cdef struct Place:
     int64_t offset     # in the file, of a point
     uint64_t number    # of the entry there
-    int64_t limit      # in the file: the entry that is looked for is whole before it
+    int64_t limit      # in the file: the wanted entry ends at or before it
 
 
 @cython.final
 cdef class PageTable:
-    """Positions of the entries of one page: a point every 32 entries or 8 KiB, from its start.
+    """Places of the entries of one page: a point every 32 entries or 8 KiB, from its start.
 
-    For the page at `page_file_offset`, whose first entry is `first_number`. Begins
-    empty; `extend` makes it reach further: up to entry `next_number` (excluded), at
-    file offset `end_offset`. `full` says that no entry of the page is behind that.
-    `used` becomes true with each look-up; the owner of the table may set it to false.
+    The page begins with entry `first_number`, at `page_file_offset`. The table begins empty;
+    `extend` adds entries up to `next_number` (excluded), at file offset `end_offset`. `full`: the
+    page has no entry after that. Each look-up sets `used`; the owner of the table may reset it.
     """
 
     cdef readonly uint64_t first_number
@@ -137,10 +133,10 @@ cdef class PageTable:
         return PageTable.__basicsize__ + self._capacity * <Py_ssize_t>sizeof(Point)
 
     def extend(self, buffer, file_offset):
-        """Continue over the page's whole entries in `buffer`; returns their number.
+        """Add the page's whole entries in `buffer`; returns their number.
 
-        `buffer` holds committed bytes of the file from `file_offset` on, which is not
-        past `end_offset`. Raises what `scan` raises, and the table is as it was.
+        `buffer` holds committed bytes of the file from `file_offset` on, which is not past
+        `end_offset`. Raises as `scan`; the table is then unchanged.
         """
         cdef Py_buffer view
         cdef int64_t offset = as_file_offset(file_offset)
@@ -151,8 +147,8 @@ cdef class PageTable:
         cdef uint32_t length = 0, index, last_index = 0, last_in_page = 0
         cdef Verdict verdict = WHOLE
         if offset > self.end_offset:
-            raise ValueError(f"the table ends at file offset {self.end_offset}, and the bytes "
-                             f"begin at {offset} only")
+            raise ValueError(f"the bytes begin at file offset {offset}, past the end of the table "
+                             f"at {self.end_offset}")
         if count:
             last_index = self._points[count - 1].index
             last_in_page = self._points[count - 1].offset
@@ -175,7 +171,7 @@ cdef class PageTable:
                     count += 1
                 in_page += length
             if verdict not in (WHOLE, NOTHING, PART, PADDING):
-                raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due, PAGE_SIZE)
+                raise corrupt(verdict, <const uint8_t*>view.buf, at, room, due)
         finally:
             PyBuffer_Release(&view)
         index = <uint32_t>(due - self.next_number)
@@ -186,20 +182,20 @@ cdef class PageTable:
         return index
 
     def find(self, number):
-        """Where to look for an entry: (file offset, the number there, file offset of the end).
+        """The nearest point at or before an entry: its file offset, the number of the entry
+        there, and a file offset at or before which the wanted entry ends.
 
-        The nearest point at or before the entry, and a bound of what has to be read:
-        the entry is whole before it. Raises `IndexError` where the table does not reach.
+        Raises `IndexError` if the entry is not in the table.
         """
         cdef Place place = self._place(as_u64(number, "an entry number"))
         return place.offset, place.number, place.limit
 
     def read(self, number, read, bytes prefix not None, packet_type):
-        """`prefix` and the packed entry with this packet type, or None where the bytes in
-        the file are not what the table was made of.
+        """`prefix` and the packed entry with this packet type; None if the bytes in the file
+        are not those that the table was made of.
 
-        `read(size, file_offset)` gives bytes of the file, fewer only where it ends. Raises
-        `IndexError` where the table does not reach.
+        `read(size, file_offset)` returns bytes of the file, fewer only at its end. Raises
+        `IndexError` if the entry is not in the table.
         """
         cdef uint64_t wanted = as_u64(number, "an entry number")
         cdef uint8_t packet = as_packet(packet_type)
@@ -210,7 +206,7 @@ cdef class PageTable:
         cdef bytes found
         cdef uint8_t* to
         if near is None:
-            raise TypeError("read() gave no bytes")
+            raise TypeError("read() returned no bytes")
         while place.number <= wanted:
             before = at
             if step_over(<const uint8_t*>PyBytes_AS_STRING(near), &at, PyBytes_GET_SIZE(near),

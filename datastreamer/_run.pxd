@@ -1,8 +1,7 @@
-"""A run of entries: the one scan, and the steps of a walk.
+"""A run of entries: the scan, and one step of a walk.
 
-Steps from entry to entry as `judge` allows, across pages if there are any. Knows memory, no
-Python objects, so the caller may release the GIL. Nothing here raises: what stopped
-a scan or a step is its result.
+Knows memory, no Python objects, so the caller may release the GIL. Nothing here raises: a scan
+and a step return what stopped them.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -15,8 +14,8 @@ from datastreamer._entry cimport (
 
 cdef extern from *:
     """
-    /* The same number, of which the compiler knows nothing: it does not make an assignment without
-       a branch of a branch with one. */
+    /* The same number, hidden from the optimizer, which would otherwise replace the branch that
+       assigns it by an assignment without a branch. */
     static inline uint32_t opaque(uint32_t value) { __asm__ volatile("" : "+r"(value)); return value; }
     """
     void prefetch "__builtin_prefetch" (const void* address) noexcept nogil
@@ -27,25 +26,23 @@ cdef enum:
     AHEAD = 16
 
 cdef struct Run:
-    # A scan under way. Bytes, from base:
+    # The state of a scan. Input, as offsets from `base`:
     const uint8_t* base
     Py_ssize_t at
     Py_ssize_t end
     Py_ssize_t room          # bytes left in the page at `at`
     Py_ssize_t last_end      # just past the last whole entry
     bint paged
-    # What is expected:
+    # The next entry:
     uint64_t number
     bint number_known
-    uint32_t longest
-    uint32_t length          # of the entry at `at`, where it is known
-    # What was found:
+    uint32_t length          # of the entry at `at`; 0 if unknown
+    # Output:
     int64_t* offsets
     uint32_t* lengths
     uint32_t* types
     Py_ssize_t count
     Py_ssize_t capacity
-    Py_ssize_t most
     Py_ssize_t nbytes
 
 
@@ -72,7 +69,8 @@ cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
     cdef Py_ssize_t left = run.end - run.at
     cdef Py_ssize_t more = 16 if left <= 4096 else 256
     cdef Py_ssize_t least = run.count >> 3
-    cdef Py_ssize_t most = 4 * run.count if run.count > 1 << 20 else 4 << 20  # a guess can be off
+    # The estimate may be wrong, so one step is bounded.
+    cdef Py_ssize_t most = 4 * run.count if run.count > 1 << 20 else 4 << 20
     if run.count:
         more = <Py_ssize_t>(1.02 * <double>run.count / <double>(run.at - begin) * <double>left) + 16
     if more < least:
@@ -81,30 +79,27 @@ cdef inline bint grow_columns(Run* run, Py_ssize_t begin) noexcept nogil:
         more = most
     if more > left // HEAD_SIZE + 1:
         more = left // HEAD_SIZE + 1
-    if more > run.most - run.count:
-        more = run.most - run.count
     return resize_columns(run, run.count + more)
 
 
 cdef inline void scan_whole(Run* run) noexcept nogil:
     """Scan whole entries, at least one, until there is none or the columns are full.
 
-    Keeps the state in registers, not in `run`: for the compiler, stores to the columns might
-    change `run`.
+    Keeps the state in local variables: the compiler must assume that a store to a column changes
+    `run`, and would load its fields again.
     """
     cdef const uint8_t* base = run.base
     cdef int64_t* offsets = run.offsets
     cdef uint32_t* lengths = run.lengths
     cdef uint32_t* types = run.types
     cdef Py_ssize_t at = run.at, end = run.end, room = run.room
-    cdef Py_ssize_t count = run.count
-    cdef Py_ssize_t bound = run.capacity if run.capacity < run.most else run.most
+    cdef Py_ssize_t count = run.count, capacity = run.capacity
     cdef uint64_t number = run.number
-    cdef uint32_t longest = run.longest, length = 0, usual = 0
+    cdef uint32_t length = 0, usual = 0
     cdef const uint8_t* p
-    while count < bound:
+    while count < capacity:
         p = base + at
-        if judge(p, end - at, room, number, longest, &length) != WHOLE:
+        if judge(p, end - at, room, number, &length) != WHOLE:
             break
         offsets[count] = at
         if AHEAD * <Py_ssize_t>length < end - at:
@@ -113,7 +108,7 @@ cdef inline void scan_whole(Run* run) noexcept nogil:
         types[count] = get_u32(p + 5)
         count += 1
         number += 1
-        # If entries have equal lengths, the processor starts on the next one before it has read
+        # If entries have equal lengths, the processor begins with the next one before it has read
         # the length of this one.
         if length != usual:
             usual = opaque(length)
@@ -129,17 +124,17 @@ cdef inline void scan_whole(Run* run) noexcept nogil:
 
 
 cdef inline Verdict scan_run(Run* run) noexcept nogil:
-    """Scan the entries of the span; returns what stopped it (WHOLE: `most` was reached)."""
+    """Scan the entries of the span; returns what stopped the scan."""
     cdef Py_ssize_t begin = run.at
     cdef Verdict verdict
     cdef const uint8_t* p
     cdef uint32_t length = 0
-    while run.count < run.most:
+    while True:
         p = run.base + run.at
         if not run.number_known and run.end - run.at >= HEAD_SIZE and p[0] == PACKET_ENTRY:
             run.number = get_u64(p + 9)
             run.number_known = True
-        verdict = judge(p, run.end - run.at, run.room, run.number, run.longest, &length)
+        verdict = judge(p, run.end - run.at, run.room, run.number, &length)
         if verdict == WHOLE:
             if run.count == run.capacity and not grow_columns(run, begin):
                 return NO_MEMORY
@@ -154,13 +149,12 @@ cdef inline Verdict scan_run(Run* run) noexcept nogil:
         else:
             run.length = length
             return verdict
-    return WHOLE
 
 
 cdef inline Verdict step_over(const uint8_t* base, Py_ssize_t* at, Py_ssize_t end, Py_ssize_t* room,
                               uint64_t* number, uint32_t* length) noexcept nogil:
-    """Judge the entry at `at`, and step over it if it is whole."""
-    cdef Verdict verdict = judge(base + at[0], end - at[0], room[0], number[0], PAGE_SIZE, length)
+    """Check the entry at `at`, and advance to its end if it is whole."""
+    cdef Verdict verdict = judge(base + at[0], end - at[0], room[0], number[0], length)
     if verdict == WHOLE:
         at[0] += length[0]
         room[0] -= length[0]

@@ -1,80 +1,13 @@
 """All exceptions that datastreamer raises, as one tree, sorted by who is at fault.
 
-::
-
-    DatastreamerError
-    +-- UsageError                   the caller's mistake; nothing was changed
-    |   +-- NoOperation              no atomic operation is open
-    |   +-- OperationOpen            an atomic operation is already open
-    |   +-- LeaseHeld                a publisher has the lease
-    |   +-- StreamClosed             the stream, client or server is closed
-    |   +-- StreamReadOnly           opened for reading only
-    |   +-- BadArgument              a value out of range
-    |   +-- EntryTooLarge            data of more than 1,048,559 bytes
-    |   +-- BadEntryType             not a u32, or 0xb0, the type of bookmarks
-    |   +-- BadBookmark              a key that is not 1 to 16 bytes
-    |   +-- BadRange                 a range whose end precedes its start
-    |   +-- BadPosition              not a valid position in a stream
-    |   +-- UpdateRefused            an update that would change more than data
-    |   +-- BadCertificate           an unusable certificate or key
-    |   +-- BadEvent                 a value that does not fit its field of a zkEVM event
-    |   +-- BadPayload               a payload that cannot be split into messages
-    |   +-- ExtraMissing             an optional package is not installed
-    +-- NotFound                     the stream does not have the entry or bookmark
-    |   +-- UnknownEntry
-    |   +-- UnknownBookmark
-    +-- StreamFileError              the file; carries ``path``
-    |   +-- FileMissing              there is no such file
-    |   +-- FileExists               create found something there
-    |   +-- NotAStream               not a stream file
-    |   +-- WrongStreamType          a stream of another type
-    |   +-- StreamLocked             another process writes it; carries ``pid``
-    |   +-- FileReplaced             its path no longer leads to the open file
-    |   +-- StreamBusy               truncated or updated repeatedly while it was read
-    |   +-- WriteFailed              a write failed; the operation is not in the stream
-    |   |   +-- CommitInDoubt        it may or may not be on disk
-    |   |       +-- EntriesLost      it is not, and earlier entries are lost too
-    |   +-- IndexFailed              the bookmark index cannot be used
-    |   +-- CursorFailed             a reader's position cannot be read or stored
-    |   +-- UntrustedFile            a link, or a file of another user, beside a stream
-    |   +-- DamagedFile              carries ``offset``
-    |       +-- DamagedHeader        header, commit record or totals
-    |       +-- BadFileSize          not 4096 + k x 1 MiB
-    |       +-- DamagedEntry         an entry, padding or page
-    +-- ServerFailed                 the server of this process
-    |   +-- ListenFailed             cannot listen on the address
-    +-- CorruptEntries               bytes that are not a run of entries; carries ``offset``
-    +-- DecodeFailed                 data that is not a valid event; carries ``number``
-    +-- UpstreamDiffers              a relay's upstream does not hold the relay's entries
-    |   +-- UpstreamMismatch         its header is that of another stream
-    |   +-- UpstreamShorter          it holds fewer entries; carries ``total``
-    |   +-- UpstreamRewritten        it holds other entries; carries ``first_differing``
-    +-- PeerError                    the other side of a connection
-        +-- ConnectFailed            unreachable, or not in time
-        +-- TLSFailed                the TLS handshake failed
-        +-- ConnectionLost           the connection ended unexpectedly
-        |   +-- NoAnswer             no answer in time
-        +-- ProtocolViolation        it breaks the protocol
-        +-- HistoryChanged           its entries were truncated or replaced
-        |   +-- DifferentStream      it serves another stream
-        +-- NotSupported             it lacks the requested extension
-        +-- ServerRefused            a Result other than OK: ``number``, ``text``
-            +-- AlreadyStarted       1
-            +-- AlreadyStopped       2
-            +-- BadFromEntry         3
-            +-- BadFromBookmark      4
-            +-- BadToBookmark        5
-            +-- InvalidCommand       9
-            +-- PublishingRefused    16 to 26: a publisher's
-                +-- NotAllowed       16, wrong token or certificate; also a client's
-                +-- SourceBusy       17, another publisher has the lease
-                +-- Fenced           18, another publisher has taken over
-                +-- LeaseLost        19, the lease expired
-                +-- BadOperation     22
-                +-- OperationTooLarge 23
-                +-- NotWritten       24, the server could not write; try again
-                +-- PublishInDoubt   25, it may be on disk; try again
-                +-- OperationTooSlow 26, the operation was open for too long
+- `UsageError`: the caller; nothing was changed
+- `NotFound`: the stream does not have the entry or bookmark
+- `StreamFileError`: the stream file or a file beside it; `WriteFailed`, `DamagedFile` and their
+  subclasses are below it
+- `CorruptEntries`, `DecodeFailed`: the bytes that were passed
+- `ServerFailed`: the server of this process
+- `UpstreamDiffers`: a relay's upstream
+- `PeerError`: the other side of a connection; `ServerRefused` and its subclasses are below it
 
 A class also inherits the matching builtin exception (`ValueError`, `LookupError`,
 `FileNotFoundError`, ...), if there is one.
@@ -83,82 +16,6 @@ A class also inherits the matching builtin exception (`ValueError`, `LookupError
 from __future__ import annotations
 
 import os
-
-__all__ = [
-    "AlreadyStarted",
-    "AlreadyStopped",
-    "BadArgument",
-    "BadBookmark",
-    "BadCertificate",
-    "BadEntryType",
-    "BadEvent",
-    "BadFileSize",
-    "BadFromBookmark",
-    "BadFromEntry",
-    "BadOperation",
-    "BadPayload",
-    "BadPosition",
-    "BadRange",
-    "BadToBookmark",
-    "CommitInDoubt",
-    "ConnectFailed",
-    "ConnectionLost",
-    "CorruptEntries",
-    "CursorFailed",
-    "DamagedEntry",
-    "DamagedFile",
-    "DamagedHeader",
-    "DatastreamerError",
-    "DecodeFailed",
-    "DifferentStream",
-    "EntriesLost",
-    "EntryTooLarge",
-    "ExtraMissing",
-    "Fenced",
-    "FileExists",
-    "FileMissing",
-    "FileReplaced",
-    "HistoryChanged",
-    "IndexFailed",
-    "InvalidCommand",
-    "LeaseHeld",
-    "LeaseLost",
-    "ListenFailed",
-    "NoAnswer",
-    "NoOperation",
-    "NotAStream",
-    "NotAllowed",
-    "NotFound",
-    "NotSupported",
-    "NotWritten",
-    "OperationOpen",
-    "OperationTooLarge",
-    "OperationTooSlow",
-    "PeerError",
-    "ProtocolViolation",
-    "PublishInDoubt",
-    "PublishingRefused",
-    "ServerFailed",
-    "ServerRefused",
-    "SourceBusy",
-    "StreamBusy",
-    "StreamClosed",
-    "StreamFileError",
-    "StreamLocked",
-    "StreamReadOnly",
-    "TLSFailed",
-    "UnknownBookmark",
-    "UnknownEntry",
-    "UpdateRefused",
-    "UpstreamDiffers",
-    "UpstreamMismatch",
-    "UpstreamRewritten",
-    "UpstreamShorter",
-    "UsageError",
-    "WriteFailed",
-    "WrongStreamType",
-    "refusal",
-]
 
 
 class DatastreamerError(Exception):
@@ -550,6 +407,8 @@ class PublishInDoubt(PublishingRefused):
 class OperationTooSlow(PublishingRefused):
     """Result 26: the operation was open for too long, and was rolled back."""
 
+
+__all__ = [name for name, value in globals().items() if isinstance(value, type)]
 
 _REFUSALS: dict[int, type[ServerRefused]] = {
     1: AlreadyStarted,

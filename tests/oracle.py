@@ -24,7 +24,7 @@ def pack(number: int, kind: int, data: bytes, packet: int = 2) -> bytes:
     return HEAD.pack(packet, 17 + len(data), kind, number) + data
 
 
-def scan(data: bytes, due: int | None, file_offset: int | None, max_data: int = PAGE - 17) -> Found:
+def scan(data: bytes, due: int | None, file_offset: int | None) -> Found:
     entries: list[tuple[int, int, int, int]] = []
     at = end = 0
     while at < len(data):
@@ -40,7 +40,7 @@ def scan(data: bytes, due: int | None, file_offset: int | None, max_data: int = 
             return Found(entries, end, at + 17 - end, -1)
         _, length, kind, number = HEAD.unpack_from(data, at)
         due = number if due is None else due
-        if not 17 <= length <= min(17 + max_data, room) or number != due or due == 2**64 - 1:
+        if not 17 <= length <= min(PAGE, room) or number != due or due == 2**64 - 1:
             raise Damage(at)
         if length > len(data) - at:
             return Found(entries, end, at + length - end, -1)

@@ -224,7 +224,7 @@ class Reader:
         self, near: bytes, number: int, offset: int, number_there: int
     ) -> tuple[int, int, int]:
         try:
-            return entry_at(near, number, start=0, start_number=number_there, end=len(near))
+            return entry_at(near, number, start_number=number_there)
         except CorruptEntries as error:
             raise DamagedEntry(self._path, offset + error.offset, error.reason) from None
 

@@ -348,7 +348,6 @@ def test_the_error_is_of_the_tree() -> None:
     assert issubclass(FileReplaced, errors.StreamFileError)
     assert not issubclass(FileReplaced, errors.WriteFailed)
     assert "FileReplaced" in errors.__all__
-    assert "FileReplaced " in (errors.__doc__ or "")
 
 
 # What is saved.
