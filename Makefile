@@ -8,9 +8,10 @@ PY := $(VENV)/bin/python
 CYTHON := $(shell find datastreamer -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 BENCH ?= bench
 ARGS ?=
-# Run test files in parallel: most of them wait for a disk, a socket or a JVM at times.
-# A process that crashes ends the run, because a replacement makes the rest hang.
-SIDE_BY_SIDE ?= -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+# Run test files in three processes, also on two cores: most of them wait for a disk, a socket or
+# a JVM at times. tests/conftest.py orders the files. A process that crashes ends the run, because
+# a replacement makes the rest hang.
+SIDE_BY_SIDE ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PROTO := datastreamer/zkevm/proto/datastream.proto
 FIGURES := .benchmarks/latest.json
 

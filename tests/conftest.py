@@ -33,14 +33,27 @@ for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
 
 
+# Folders whose files take longest. Parallel processes begin with these files, so that no process
+# still works through one of them when the others have ended.
+LONGEST = ("spark", "interop", "storage/lab", "relay", "server", "cli")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long runs are left out unless asked for with `-m soak`."""
+    """Order the files, and leave out the soak tests unless `-m soak` asks for them."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        ranks = (n for n, folder in enumerate(LONGEST) if name.startswith(folder + "/"))
+        return next(ranks, len(LONGEST))
+
+    items.sort(key=rank)
     if "soak" in config.option.markexpr:
         return
-    long = [item for item in items if item.get_closest_marker("soak")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
 
 
 @pytest.fixture(scope="session")

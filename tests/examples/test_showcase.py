@@ -26,7 +26,8 @@ def test_runs(tmp_path: Path) -> None:
         (row,) = (line.split() for line in lines if line.startswith(f" {client}"))
         assert row[2:5] == ["10,300", written[2], "equal"]
         assert row[6] == "entries/s"
-        assert row[8] == row[10] == "ms"
+        # p50 and p99; no entry was new to a client that caught up only at the end.
+        assert row[7:] == ["-", "-"] or row[8] == row[10] == "ms"
     assert any(line.endswith("info demo.bin") for line in lines)
     assert list(tmp_path.iterdir()) == []
 

@@ -15,7 +15,7 @@ from tests.storage.lab.machine import Laboratory
 from tests.storage.made import Item, items
 
 pytestmark = beside_reference
-SAMPLE = 20
+SAMPLE = 12
 
 
 def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
@@ -37,7 +37,7 @@ def recovered_files(folder: Path) -> list[tuple[Path, list[Item]]]:
     run_state_machine_as_test(
         Sampling,
         settings=settings(
-            max_examples=150,
+            max_examples=60,
             stateful_step_count=30,
             deadline=None,
             database=None,

@@ -195,7 +195,7 @@ def churn(clients: Crowd, over: Callable[[], bool], choose: random.Random) -> in
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(60, marks=pytest.mark.slow),
+        pytest.param(15, marks=pytest.mark.slow),
         pytest.param(3_600, marks=pytest.mark.soak),
     ],
 )

@@ -37,6 +37,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def entries(path: Path) -> list[Scanned]:
+    return scan_file(path)
+
+
 def check(
     reader: Reader,
     entries: list[Scanned],
@@ -83,10 +88,11 @@ def long_run_is_alone(entries: list[Scanned], number: int, types: set[int]) -> b
     return length < LONG_RUN
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data())
-def test_what_is_found_goes_on_where_it_ended(path: Path, data: st.DataObject) -> None:
-    entries = scan_file(path)
+def test_a_scan_continues_where_the_last_one_ended(
+    path: Path, entries: list[Scanned], data: st.DataObject
+) -> None:
     with DataStream.open(path, read_only=True) as stream:
         types = data.draw(st.sets(st.sampled_from(TYPES), min_size=1, max_size=4), label="types")
         number = data.draw(st.integers(0, len(entries)), label="number")
@@ -104,8 +110,7 @@ def test_what_is_found_goes_on_where_it_ended(path: Path, data: st.DataObject) -
             offset, number = found.offset, found.number
 
 
-def test_all_of_it(path: Path) -> None:
-    entries = scan_file(path)
+def test_all_of_it(path: Path, entries: list[Scanned]) -> None:
     with DataStream.open(path, read_only=True) as stream:
         for types in ({2}, {9}, {0, 1}, {77}, set(TYPES) | {0}):
             offset, number, count = FIRST, 0, 0
