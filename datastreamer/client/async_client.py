@@ -6,8 +6,10 @@ import trio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.bulk_receive import Settle, Take
@@ -15,11 +17,20 @@ from datastreamer.client.effects import AsyncDriver
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.face import BatchesFace, ClientFace, IterationFace
 from datastreamer.client.iteration import Iteration
-from datastreamer.format import Header
+from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
 from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.batches import Read, probe, read, wait_ms
 from datastreamer.protocol.following import HashQuery, RangeHash
 from datastreamer.protocol.messages import Capabilities
+from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.transport.endpoint import Endpoint, endpoint_of
+
+if TYPE_CHECKING:
+    import ssl
+
+DriverTo = Callable[[Endpoint | None], AsyncDriver]
+"""Makes a driver that connects to an endpoint (None: that makes no connections)."""
 
 
 class Batches(BatchesFace):
@@ -215,3 +226,69 @@ class Client(ClientFace[Batches, Entries]):
         arrives before the server's answer.
         """
         await self._driver.run(self._engine.stop())
+
+
+class ClientConnector:
+    """A client of the server at `host` and `port`, closed at the end of the block.
+
+    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
+    other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
+    for `tls_server_name` (default: `host`).
+
+    `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
+    answers the caller sets a limit (`trio.fail_after`, `asyncio.timeout`). Raises `ConnectFailed`
+    and `TLSFailed`. A server of another stream type shows at the first request.
+
+    With `resume`, a streaming continues when its server was lost and is reachable again:
+    `backoff` is the waits between attempts, `retry_for` the seconds after which it gives up
+    (None: never). `heartbeat` distinguishes a silent server from a quiet stream: when nothing
+    arrived for that many seconds, the client queries the server on a second connection. If the
+    server does not answer, or has not sent entries that are due, the connection counts as lost.
+    Without `batch_reads`, the client neither queries nor uses the server's extensions.
+
+    The client sends `token` first on each connection: a full server gives the clients with its
+    operator's token reserved slots. Raises `NotAllowed` if it is wrong; if the server accepts no
+    tokens, the client connects without it and logs a warning. Without TLS, others on the network
+    can read a token.
+    """
+
+    def __init__(self, driver_to: DriverTo) -> None:
+        self._driver_to = driver_to
+
+    @asynccontextmanager
+    async def __call__(
+        self,
+        host: str,
+        port: int = DEFAULT_PORT,
+        *,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        timeout: float = exchanges.TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
+        resume: bool = True,
+        retry_for: float | None = None,
+        backoff: Backoff = BACKOFF,
+        heartbeat: float | None = None,
+        batch_reads: bool = True,
+        token: bytes | str | None = None,
+    ) -> AsyncIterator[Client]:
+        """Connect to the server, and close the connection at the end of the block."""
+        endpoint = endpoint_of(host, port, tls, tls_server_name, token_request(stream_type, token))
+        driver = self._driver_to(endpoint)
+        engine = ClientEngine(
+            driver,
+            endpoint.peer,
+            stream_type=stream_type,
+            timeout=timeout,
+            resume=resume,
+            retry_for=retry_for,
+            backoff=backoff,
+            heartbeat=heartbeat,
+            batch_reads=batch_reads,
+        )
+        await driver.run(engine.open())
+        client = Client(driver, engine)
+        try:
+            yield client
+        finally:
+            await client.aclose()

@@ -65,13 +65,17 @@ class AsyncioThread(ForkGuard):
         self.run(serve())
 
     def close(self) -> None:
-        """Cancel what is served, and end the thread. A second call does nothing."""
+        """Cancel what is served, and end the thread. A second call does nothing.
+
+        Waits until the calls that are in progress have returned: each returns soon after what is
+        served has ended.
+        """
 
         async def end() -> None:
             for task in self._tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
             await self._loop.shutdown_default_executor()
 
         if self._loop.is_closed():

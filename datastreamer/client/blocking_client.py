@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.client.face import BatchesFace, ClientFace, IterationFace, engine_of
+from datastreamer.client.engine import ClientEngine
+from datastreamer.client.face import BatchesFace, ClientFace, IterationFace
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.thread_driver import ThreadDriver
 from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER, Header
@@ -135,7 +136,7 @@ class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):
         request = token_request(stream_type, token)
         endpoint = endpoint_of(host, port, tls, tls_server_name, request)
         self._driver = ThreadDriver(endpoint)
-        self._engine = engine_of(
+        self._engine = ClientEngine(
             self._driver,
             endpoint.peer,
             stream_type=stream_type,

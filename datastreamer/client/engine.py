@@ -43,10 +43,11 @@ from datastreamer.errors import (
 )
 from datastreamer.format import Header
 from datastreamer.protocol import flows as exchanges
+from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.flows import Flow, Work
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import Recovery, RetryPolicy
+from datastreamer.protocol.retry import BACKOFF, Backoff, Recovery, RetryPolicy, check_waits
 from datastreamer.transport.connection_errors import (
     answer_timeout,
     say_back,
@@ -87,20 +88,26 @@ class ClientEngine(ForkGuard):
     """One connection at a time, and one exchange at a time on it.
 
     `timeout` bounds, in seconds, each step of connecting, of beginning a streaming and of
-    restoring a connection; `answer_timeout` each wait for another answer (None: no limit).
+    restoring a connection; `answer_timeout` each wait for another answer (None: no limit). The
+    other options are those of `connect`. Raises `UsageError` for an invalid one.
     """
 
     def __init__(
         self,
         driver: Driver,
+        peer: str,
         *,
         stream_type: int,
-        peer: str,
         timeout: float,
-        answer_timeout: float | None,
-        retry_policy: RetryPolicy,
-        batch_reads: bool,
+        answer_timeout: float | None = None,
+        resume: bool = True,
+        retry_for: float | None = None,
+        backoff: Backoff = BACKOFF,
+        heartbeat: float | None = None,
+        batch_reads: bool = True,
     ) -> None:
+        check_number("stream_type", stream_type)
+        check_waits(timeout, retry_for, heartbeat)
         super().__init__()
         self.stream_type = stream_type
         self.peer = peer
@@ -110,7 +117,7 @@ class ClientEngine(ForkGuard):
         self._driver = driver
         self._turn = driver.turn
         self._timeout = timeout
-        self._retry_policy = retry_policy
+        self._retry_policy = RetryPolicy(resume, retry_for, backoff, heartbeat)
         # Whether this server may be asked what it can do: some close on the question.
         self._may_ask = self._extensions = batch_reads
         self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
@@ -159,26 +166,25 @@ class ClientEngine(ForkGuard):
         """One exchange from its request to its answer, which the server may delay by `wait`
         seconds."""
         limit = self.answer_timeout
-        seconds = None if limit is None else limit + wait
-        return self._call(exchange, *arguments, seconds=seconds)
+        return self._call(exchange, arguments, None if limit is None else limit + wait)
 
     def _call(
-        self, exchange: Callable[..., Flow[T]], *arguments: Any, seconds: float | None
+        self, exchange: Callable[..., Flow[T]], arguments: tuple[Any, ...], seconds: float | None
     ) -> Steps[T]:
         self._claim()
         try:
             if self.channel is None or self._suspect or self._active is not None:
                 yield from self._prepare()
-            again = self.resumes
+            asked_again = False
             while True:
                 before = self._connection.received_bytes
                 try:
                     flow = exchange(self._connection, *arguments)
                     return (yield from self._drive(flow, seconds))
                 except ConnectionLost:
-                    if not self._is_asked_again(before, again):
+                    if not self._is_asked_again(before, self.resumes and not asked_again):
                         raise
-                    again = False
+                    asked_again = True
                 yield from self._drop()
                 yield from self._prepare()
         except BaseException as error:
@@ -193,7 +199,7 @@ class ClientEngine(ForkGuard):
     def begin(self, iteration: OpenIteration) -> Steps[None]:
         """The first part of an exchange of many parts."""
         try:
-            yield from self._call(iteration.work.begin, seconds=self._timeout)
+            yield from self._call(iteration.work.begin, (), self._timeout)
         except (ConnectFailed, ConnectionLost) as error:
             if not (yield from self._survives(iteration, error)):
                 raise

@@ -14,49 +14,20 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.client.effects import Call, Driver, Steps
+from datastreamer.client.effects import Call, Steps
 from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import flows as exchanges
-from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
 from datastreamer.protocol.resume import Rollback, streaming
-from datastreamer.protocol.retry import BACKOFF, Backoff, RetryPolicy, check_waits
 from datastreamer.transport.listeners import leads_to
 
 BatchesT = TypeVar("BatchesT")
 EntriesT = TypeVar("EntriesT")
 
 OnRollback = Callable[[Rollback], object]
-
-
-def engine_of(
-    driver: Driver,
-    peer: str,
-    *,
-    stream_type: int,
-    timeout: float,
-    answer_timeout: float | None = None,
-    resume: bool = True,
-    retry_for: float | None = None,
-    backoff: Backoff = BACKOFF,
-    heartbeat: float | None = None,
-    batch_reads: bool = True,
-) -> ClientEngine:
-    """A client's engine. Raises `UsageError` for options that are none."""
-    check_number("stream_type", stream_type)
-    check_waits(timeout, retry_for, heartbeat)
-    return ClientEngine(
-        driver,
-        stream_type=stream_type,
-        peer=peer,
-        timeout=timeout,
-        answer_timeout=answer_timeout,
-        retry_policy=RetryPolicy(resume, retry_for, backoff, heartbeat),
-        batch_reads=batch_reads,
-    )
 
 
 class ClientFace(ABC, Generic[BatchesT, EntriesT]):

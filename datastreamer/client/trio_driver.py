@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-from datastreamer.client.async_client import Client
+from datastreamer.client.async_client import Client, ClientConnector
 from datastreamer.client.effects import (
     AsyncDriver,
     Call,
@@ -31,17 +31,12 @@ from datastreamer.client.effects import (
     Steps,
     Wait,
 )
-from datastreamer.client.face import engine_of
-from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
-from datastreamer.protocol.authentication import token_request
+from datastreamer.client.engine import ClientEngine
+from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.protocol.flows import TIMEOUT
-from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.transport.connection_errors import connect_timeout
-from datastreamer.transport.endpoint import endpoint_of
+from datastreamer.transport.endpoint import Endpoint
 from datastreamer.transport.trio_channel import Channel, channel_over, dial
-
-if TYPE_CHECKING:
-    import ssl
 
 Dial = Callable[[], Awaitable[trio.abc.Stream]]
 
@@ -150,71 +145,22 @@ async def _within(seconds: float | None, wait: Callable[[], Awaitable[Any]]) -> 
     raise TimeoutError
 
 
+def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
+    """A driver that connects to `endpoint` (None: that makes no connections)."""
+    if endpoint is None:
+        return TrioDriver(None, "")
+    return TrioDriver(partial(dial, endpoint), endpoint.peer)
+
+
 def client_over(
     stream: trio.abc.Stream, *, redial: Dial | None = None, peer: str = "the server", **options: Any
 ) -> Client:
     """A client that owns `stream`, its first connection; `redial` makes another."""
     options = {"stream_type": STREAM_TYPE_SEQUENCER, "timeout": TIMEOUT, **options}
     driver = TrioDriver(redial, peer)
-    engine = engine_of(driver, peer, **options)
+    engine = ClientEngine(driver, peer, **options)
     engine.channel = channel_over(stream, peer)
     return Client(driver, engine)
 
 
-@asynccontextmanager
-async def connect(
-    host: str,
-    port: int = DEFAULT_PORT,
-    *,
-    stream_type: int = STREAM_TYPE_SEQUENCER,
-    timeout: float = TIMEOUT,
-    tls: bool | ssl.SSLContext = False,
-    tls_server_name: str | None = None,
-    resume: bool = True,
-    retry_for: float | None = None,
-    backoff: Backoff = BACKOFF,
-    heartbeat: float | None = None,
-    batch_reads: bool = True,
-    token: bytes | str | None = None,
-) -> AsyncIterator[Client]:
-    """A client of the server at `host` and `port`, closed at the end of the block.
-
-    A `host` of ``unix:PATH`` is a Unix socket. `tls` is what `client_tls` makes, or any
-    other `ssl.SSLContext`, or True for the CAs that the system trusts; the certificate must be
-    for `tls_server_name` (default: `host`).
-
-    `timeout` limits, in seconds, each step of connecting and of beginning a streaming; for other
-    answers the caller sets a limit (`trio.fail_after`). Raises `ConnectFailed` and `TLSFailed`. A
-    server of another stream type shows at the first request.
-
-    With `resume` a streaming goes on by itself when its server is lost and comes back:
-    `backoff` is the waits between attempts, `retry_for` the seconds after which it gives up
-    (None: never). `heartbeat` distinguishes a silent server from a quiet stream: when nothing
-    came for that many seconds, the server is asked on a second connection; without an answer, or
-    where entries are due, the connection counts as lost. Without `batch_reads` a server is not
-    asked for its extensions, and none is used.
-
-    `token` is sent first on each connection: a full server serves the clients with its
-    operator's token in reserved places. Raises `NotAllowed` where it is wrong; a server that
-    accepts no tokens is connected to without it, with a warning in the log. Without TLS a
-    token can be read on the way.
-    """
-    endpoint = endpoint_of(host, port, tls, tls_server_name, token_request(stream_type, token))
-    driver = TrioDriver(partial(dial, endpoint, timeout), endpoint.peer)
-    engine = engine_of(
-        driver,
-        endpoint.peer,
-        stream_type=stream_type,
-        timeout=timeout,
-        resume=resume,
-        retry_for=retry_for,
-        backoff=backoff,
-        heartbeat=heartbeat,
-        batch_reads=batch_reads,
-    )
-    await driver.run(engine.open())
-    client = Client(driver, engine)
-    try:
-        yield client
-    finally:
-        await client.aclose()
+connect = ClientConnector(trio_driver_to)

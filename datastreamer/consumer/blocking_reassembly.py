@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
+from datastreamer.client.asyncio_driver import AsyncioDriver
 from datastreamer.client.asyncio_thread import AsyncioThread
 from datastreamer.client.effects import Call, Steps
 from datastreamer.client.thread_driver import ThreadDriver
-from datastreamer.consumer.asyncio_reassembly import driver_to
-from datastreamer.consumer.consumption import Addresses, Arrival, Notice
-from datastreamer.consumer.engine import ConsumerEngine, ReassemblyOptions
+from datastreamer.consumer.arrivals import Arrivals
+from datastreamer.consumer.consumption import Arrival, Notice
+from datastreamer.consumer.engine import ConsumerEngine
 from datastreamer.consumer.face import ReassemblyFace
-from datastreamer.consumer.readers import Arrivals, Start, readers_of
+from datastreamer.consumer.options import Addresses, ReassemblyOptions, Start
+from datastreamer.consumer.readers import readers_of
 from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.retry import BACKOFF, Backoff
 from datastreamer.reassembly.merge import Item, Order
@@ -79,10 +81,10 @@ class BlockingReassembly(ReassemblyFace):
         self._driver = ThreadDriver(None)
         resume = None if store is None else store.load()
         self._engine = engine = ConsumerEngine(self._driver, options, resume)
-        self._reader, _ = driver_to(None, timeout, 0)
+        self._reader = AsyncioDriver(None)
         self._arrivals = arrivals = Arrivals(self._reader, len(engine.sources))
         engine.receive_from(self._receiving)
-        readers = readers_of(engine.sources, engine.merge, engine.reading, arrivals, driver_to)
+        readers = readers_of(engine.sources, engine.merge, options, arrivals, AsyncioDriver)
         self._thread = AsyncioThread("reassembly", "sources")
         for reader, steps in readers:
             self._thread.serve(reader.run(steps))

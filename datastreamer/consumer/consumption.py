@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeGuard
+from typing import Final, TypeGuard
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.upstream import Upstream
-from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed, UsageError
+from datastreamer.errors import DatastreamerError, HistoryChanged, StreamClosed
 from datastreamer.metrics.exposition import Samples
 from datastreamer.position import Position
 from datastreamer.protocol.history import Trail
@@ -34,9 +32,6 @@ SAVE_SECONDS: Final = 10.0
 
 LOOK_SECONDS: Final = 1.0
 """Interval between checks for what has expired, while nothing arrives."""
-
-Address: TypeAlias = Upstream | tuple[str, int] | os.PathLike[str]
-Addresses: TypeAlias = Iterable[Address] | Mapping[str, Address]
 
 
 class SourceState(enum.Enum):
@@ -116,31 +111,6 @@ class Ended:
 Arrival = Begun | Arrived | SourceLost | SourceBack | SourceRolledBack | SourceFailed | Ended
 Notice = MergeEvent | SourceLost | SourceBack | SourceRolledBack | SourceFailed
 """What `on_event` is called with."""
-
-
-def named(addresses: Addresses) -> dict[str, Upstream | str]:
-    """Sources by name; a file is its path. Raises `UsageError`."""
-    pairs: list[tuple[str | None, Address]]
-    if isinstance(addresses, Mapping):
-        pairs = list(addresses.items())
-    else:
-        pairs = [(None, address) for address in addresses]
-    found: dict[str, Upstream | str] = {}
-    for name, address in pairs:
-        place: Upstream | str
-        if isinstance(address, tuple):
-            place = Upstream(*address)
-        elif isinstance(address, Upstream):
-            place = address
-        else:
-            place = os.fspath(address)
-        own = name or (place if isinstance(place, str) else place.name)
-        if own in found:
-            raise UsageError(f"{own} is named twice; name each source once")
-        found[own] = place
-    if not found:
-        raise UsageError("no source is named; payloads need one source at least")
-    return found
 
 
 class Memory:

@@ -7,64 +7,23 @@ tasks or clocks: `datastreamer.client.effects` says what it asks of its driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from datastreamer.client.effects import Call, Driver, InThread, Now, Steps
 from datastreamer.consumer.consumption import (
     LOOK_SECONDS,
-    Addresses,
     Arrival,
     Consumption,
-    Notice,
     is_item,
-    named,
     say,
 )
-from datastreamer.consumer.readers import Reading, Start
+from datastreamer.consumer.options import ReassemblyOptions, named
 from datastreamer.errors import UsageError
-from datastreamer.protocol.retry import Backoff
-from datastreamer.reassembly.merge import Item, Merge, Order
-from datastreamer.reassembly.progress import ReassemblyProgress, ReassemblyStore
+from datastreamer.reassembly.merge import Item, Merge
+from datastreamer.reassembly.progress import ReassemblyProgress
 
 Receiving = Callable[[float], Steps[Arrival | None]]
 """Waits for the next arrival; gives None after that many seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReassemblyOptions:
-    """What `reassemble` is called with."""
-
-    upstreams: Addresses
-    subscribe: Iterable[bytes] | None
-    store: ReassemblyStore | None
-    order: Order | None
-    after: bytes | None
-    on_event: Callable[[Notice], object] | None
-    follow: bool
-    start: Start
-    type: int
-    reorg_threshold: int
-    budget: int
-    max_age: float | None
-    stream_type: int | None
-    timeout: float
-    heartbeat: float | None
-    backoff: Backoff
-    retry_for: float | None
-
-    @property
-    def reading(self) -> Reading:
-        """How the sources are read."""
-        return Reading(
-            self.follow,
-            self.start,
-            self.stream_type,
-            self.timeout,
-            self.heartbeat,
-            self.backoff,
-            self.retry_for,
-        )
 
 
 class ConsumerEngine:
@@ -73,7 +32,6 @@ class ConsumerEngine:
     def __init__(
         self, driver: Driver, options: ReassemblyOptions, resume: ReassemblyProgress | None
     ) -> None:
-        self.reading = options.reading
         self.sources = named(options.upstreams)
         self.merge = Merge(
             self.sources,

@@ -9,17 +9,16 @@ every driver: must not know sockets, tasks or clocks.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final
 
 from datastreamer._codec import EntryBatch
-from datastreamer.client.effects import Driver, InThread, Now, Race, Sleep, Steps, Wait
+from datastreamer.client.async_client import DriverTo
+from datastreamer.client.effects import AsyncDriver, Driver, InThread, Now, Race, Sleep, Steps
 from datastreamer.client.engine import ClientEngine
-from datastreamer.client.face import engine_of
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.upstream import Upstream
+from datastreamer.consumer.arrivals import Arrivals
 from datastreamer.consumer.consumption import (
     Arrival,
     Arrived,
@@ -31,6 +30,7 @@ from datastreamer.consumer.consumption import (
     SourceLost,
     SourceRolledBack,
 )
+from datastreamer.consumer.options import ReassemblyOptions
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -41,18 +41,17 @@ from datastreamer.errors import (
     UnknownEntry,
     UsageError,
 )
-from datastreamer.format import STREAM_TYPE_SEQUENCER, U64_MAX, Header
+from datastreamer.format import Header
 from datastreamer.position import Identity, Position
 from datastreamer.protocol import flows as exchanges
-from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.history import Trail
 from datastreamer.protocol.resume import Resumable, Rollback, different_stream, streaming
-from datastreamer.protocol.retry import BACKOFF, Backoff, Recovery, RetryPolicy, check_waits
+from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
 from datastreamer.reassembly.merge import Merge
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
-from datastreamer.transport.endpoint import Endpoint, endpoint_of
+from datastreamer.transport.endpoint import endpoint_of
 
 # Interval between looks at a file that another process writes.
 _POLL_SECONDS: Final = 0.05
@@ -63,121 +62,33 @@ _RARER: Final = 60
 """A source that failed is tried again after the longest wait of `backoff`, then after twice as
 long each time, up to this many times that: with `BACKOFF` after 5 s to 5 minutes."""
 
-Start = int | bytes | Literal["latest"]
-"""Where a source without a saved position begins: an entry, a bookmark, or its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How sources are read: options of `reassemble`."""
-
-    follow: bool = True
-    start: Start = 0
-    stream_type: int | None = None
-    timeout: float = exchanges.TIMEOUT
-    heartbeat: float | None = None
-    backoff: Backoff = BACKOFF
-    retry_for: float | None = None
-
-    @property
-    def asked_type(self) -> int:
-        """The stream type that requests name."""
-        return STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type
-
-    def __post_init__(self) -> None:
-        if self.stream_type is not None:
-            check_number("stream_type", self.stream_type)
-        check_waits(self.timeout, self.retry_for, self.heartbeat)
-        start = self.start
-        number = isinstance(start, int) and 0 <= start <= U64_MAX
-        if not number and not (isinstance(start, bytes) and start) and start != "latest":
-            raise UsageError(
-                "sources begin at an entry's number, a bookmark's key or \"latest\", "
-                f"not at {start!r}"
-            )
-
-
-AnyDriver = TypeVar("AnyDriver", bound=Driver)
-
-Put = Callable[[Arrival], Steps[None]]
-
-
-class Arrivals:
-    """What has arrived from all sources, up to `size` of them; a source that has more waits."""
-
-    def __init__(self, driver: Driver, size: int) -> None:
-        self._driver = driver
-        self._size = size
-        self._waiting: deque[Arrival] = deque()
-        self._failure: Exception | None = None
-        self._put = driver.signal()
-        self._received = driver.signal()
-
-    @property
-    def full(self) -> bool:
-        """Whether a source that has more waits."""
-        return len(self._waiting) >= self._size
-
-    def put(self, arrival: Arrival) -> Steps[None]:
-        """Hand it over, as soon as there is room."""
-        while self.full:
-            if self._received.is_set():
-                self._received = self._driver.signal()
-            yield Wait(self._received)
-        self._waiting.append(arrival)
-        self._put.set()
-
-    def receive(self, seconds: float) -> Steps[Arrival | None]:
-        """The next one; None after that many seconds. Raises what a source failed with that is
-        no source's to fail with."""
-        while not self._waiting:
-            if self._failure is not None:
-                raise self._failure
-            if self._put.is_set():
-                self._put = self._driver.signal()
-            try:
-                yield Wait(self._put, seconds)
-            except TimeoutError:
-                return None
-        self._received.set()
-        return self._waiting.popleft()
-
-    def fail(self, error: Exception) -> None:
-        """Nothing more can be relied on."""
-        self._failure = error
-        self._put.set()
-
 
 def readers_of(
     sources: Mapping[str, Upstream | str],
     merge: Merge,
-    reading: Reading,
+    options: ReassemblyOptions,
     arrivals: Arrivals,
-    driver_to: Callable[[Upstream | None, float, int], tuple[AnyDriver, str]],
-) -> list[tuple[AnyDriver, Steps[None]]]:
-    """The steps that read each source, and the driver to run them."""
-    found: list[tuple[AnyDriver, Steps[None]]] = []
+    driver_to: DriverTo,
+) -> list[tuple[AsyncDriver, Steps[None]]]:
+    """The steps that read each source, and the driver to run them. Raises `UsageError`."""
+    found: list[tuple[AsyncDriver, Steps[None]]] = []
     for name, address in sources.items():
         place = merge.source_progress(name)
         source: _Server | _File
         if isinstance(address, str):
-            driver, _ = driver_to(None, reading.timeout, reading.asked_type)
+            driver = driver_to(None)
             memory = Memory(name, place, always=True)
-            source = _File(name, address, memory, reading, arrivals.put)
+            source = _File(name, memory, options, arrivals.put, address)
         else:
-            driver, peer = driver_to(address, reading.timeout, reading.asked_type)
+            request = token_request(options.asked_type, address.token)
+            endpoint = endpoint_of(
+                address.host, address.port, address.tls, address.tls_server_name, request
+            )
+            driver = driver_to(endpoint)
             memory = Memory(name, place)
-            source = _Server(name, memory, reading, arrivals.put, driver, peer)
+            source = _Server(name, memory, options, arrivals.put, driver, endpoint.peer)
         found.append((driver, _guarded(source.run(), arrivals)))
     return found
-
-
-def endpoint_to(upstream: Upstream, stream_type: int) -> Endpoint:
-    """Where an upstream is. Raises `UsageError`."""
-    request = token_request(stream_type, upstream.token)
-    return endpoint_of(
-        upstream.host, upstream.port, upstream.tls, upstream.tls_server_name, request
-    )
 
 
 def _guarded(steps: Steps[None], arrivals: Arrivals) -> Steps[None]:
@@ -194,14 +105,14 @@ class _SourceReader:
         self,
         name: str,
         memory: Memory,
-        reading: Reading,
-        put: Put,
+        options: ReassemblyOptions,
+        put: Callable[[Arrival], Steps[None]],
     ) -> None:
         self._name = name
         self._memory = memory
-        self._reading = reading
+        self._options = options
         self._put = put
-        first = reading.backoff.most
+        first = options.backoff.most
         self._waits = Backoff(first, _RARER * first)
         # The position after what was handed over, and the first entry that was not.
         self._at: Position | None = None
@@ -241,7 +152,7 @@ class _SourceReader:
             self._failed_at, self._attempts = now, 0
         wait = self._waits.wait(self._attempts, luck)
         self._attempts += 1
-        again = self._reading.follow and self._may_pass(failure, now + wait)
+        again = self._options.follow and self._may_pass(failure, now + wait)
         if not again or type(failure) is not type(self._failure):
             yield from self._put(SourceFailed(self._name, failure, again))
         self._failure, self._down = failure, True
@@ -255,7 +166,7 @@ class _SourceReader:
         final = isinstance(failure, HistoryChanged | UsageError)
         if final and not isinstance(failure, DifferentStream):
             return False
-        seconds = self._reading.retry_for
+        seconds = self._options.retry_for
         if seconds is None:
             return True
         # A loss has been retried for that long already.
@@ -298,7 +209,7 @@ class _SourceReader:
             if rollback is not None:
                 yield from self._roll_back(rollback)
             return place
-        start = self._reading.start
+        start = self._options.start
         if isinstance(start, bytes):
             return start
         return Position(total if start == "latest" else start, b"", stream)
@@ -339,67 +250,64 @@ class _Server(_SourceReader):
         self,
         name: str,
         memory: Memory,
-        reading: Reading,
-        put: Put,
+        options: ReassemblyOptions,
+        put: Callable[[Arrival], Steps[None]],
         driver: Driver,
         peer: str,
     ) -> None:
-        super().__init__(name, memory, reading, put)
+        super().__init__(name, memory, options, put)
         self._driver = driver
         self._peer = peer
+        # Whether the current client has begun to stream.
+        self._streaming = False
 
     def _read(self) -> Steps[None]:
-        if not self._reading.follow:
-            yield from self._read_once(None)
-            return
+        options = self._options
         recovery: Recovery | None = None
-        retry_policy = RetryPolicy(True, self._reading.retry_for, self._reading.backoff)
         while True:
-            began = False
-
-            def begin() -> None:
-                nonlocal began
-                began = True
-
+            self._streaming = False
             try:
-                yield from self._read_once(begin)
+                yield from self._read_once()
             except (ConnectFailed, ConnectionLost) as error:
                 # The client itself retries a connection that was good: it has given up.
-                if began:
+                if self._streaming or not options.follow:
                     raise
                 now, luck = (yield Now()), random.random()  # noqa: S311
-                recovery = recovery or Recovery(retry_policy, now)
+                if recovery is None:
+                    recovery = Recovery(RetryPolicy(True, options.retry_for, options.backoff), now)
                 answered = isinstance(error, ConnectFailed)
                 recovery.lost(error, answered=answered, now=now, luck=luck)
                 yield from self._lost(error)
                 yield Sleep(recovery.due)
+            else:
+                return
 
-    def _read_once(self, begun: Callable[[], None] | None) -> Steps[None]:
-        reading = self._reading
-        heartbeat = reading.heartbeat
-        if heartbeat is None and not reading.follow:
+    def _read_once(self) -> Steps[None]:
+        options = self._options
+        heartbeat = options.heartbeat
+        if heartbeat is None and not options.follow:
             heartbeat = _SILENT_SECONDS
-        engine = engine_of(
+        engine = ClientEngine(
             self._driver,
             self._peer,
-            stream_type=reading.asked_type,
-            timeout=reading.timeout,
-            answer_timeout=reading.timeout,
-            resume=reading.follow,
-            retry_for=reading.retry_for,
-            backoff=reading.backoff,
+            stream_type=options.asked_type,
+            timeout=options.timeout,
+            answer_timeout=options.timeout,
+            resume=options.follow,
+            retry_for=options.retry_for,
+            backoff=options.backoff,
             heartbeat=heartbeat,
         )
         yield from engine.open()
         try:
-            yield from self._read_from(engine, begun)
+            yield from self._read_from(engine)
         finally:
             yield from engine.close()
 
-    def _read_from(self, engine: ClientEngine, begun: Callable[[], None] | None) -> Steps[None]:
+    def _read_from(self, engine: ClientEngine) -> Steps[None]:
         header = yield from self._header(engine)
         start = yield from self._begin(header)
-        stop = None if self._reading.follow else header.total_entries
+        stop = None if self._options.follow else header.total_entries
         if isinstance(start, Position) and self._memory.start is None:
             if start.next_entry > header.total_entries:
                 raise UnknownEntry(start.next_entry, header.total_entries)
@@ -415,8 +323,7 @@ class _Server(_SourceReader):
         )
         batches = _Following(self, engine, work)
         yield from batches.begin()
-        if begun is not None:
-            begun()
+        self._streaming = True
         next_entry = None
         if isinstance(start, Position):
             yield from self._send_begun(start)
@@ -437,11 +344,11 @@ class _Server(_SourceReader):
             found.append((yield from engine.ask(exchanges.header)))
 
         def expire() -> Steps[None]:
-            yield Sleep((yield Now()) + self._reading.timeout)
+            yield Sleep((yield Now()) + self._options.timeout)
 
         yield Race((ask(), expire()))
         if not found:
-            raise answer_timeout(self._peer, self._reading.timeout)
+            raise answer_timeout(self._peer, self._options.timeout)
         return found[0]
 
 
@@ -470,12 +377,12 @@ class _File(_SourceReader):
     def __init__(
         self,
         name: str,
-        path: str,
         memory: Memory,
-        reading: Reading,
-        put: Put,
+        options: ReassemblyOptions,
+        put: Callable[[Arrival], Steps[None]],
+        path: str,
     ) -> None:
-        super().__init__(name, memory, reading, put)
+        super().__init__(name, memory, options, put)
         self._path = path
 
     def _read(self) -> Steps[None]:
@@ -489,9 +396,9 @@ class _File(_SourceReader):
     def _open(self) -> DataStream:
         return DataStream.open(
             self._path,
-            stream_type=self._reading.stream_type,
+            stream_type=self._options.stream_type,
             read_only=True,
-            follow=self._reading.follow,
+            follow=self._options.follow,
         )
 
     def _read_from(self, stream: DataStream) -> Steps[bool]:
@@ -512,7 +419,7 @@ class _File(_SourceReader):
                 number = batch.next_number
                 trail.extend(batch)
                 yield from self._send_batch(batch, Position(number, trail.hashes, identity))
-            if not self._reading.follow:
+            if not self._options.follow:
                 return False
             while not stream.refresh():
                 yield Sleep((yield Now()) + _POLL_SECONDS)

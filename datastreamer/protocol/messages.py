@@ -247,6 +247,40 @@ NO_EXTENSIONS: Final = Capabilities(features=0, revision=0)
 """The capabilities of a server that does not know the question."""
 
 
+def encode_command(command: Command, stream_type: int) -> bytes:
+    """The request for `command`.
+
+    Raises `UsageError` for a number that does not fit, and `BadBookmark` for a key that is not 1
+    to 16 bytes.
+    """
+    match command:
+        case EntryQuery(number):
+            return _numbered(COMMAND_ENTRY, stream_type, number)
+        case BookmarkQuery(key):
+            return _keyed(COMMAND_BOOKMARK, stream_type, key)
+        case HeaderQuery():
+            return _PLAIN.pack(COMMAND_HEADER, stream_type)
+        case Start(from_entry):
+            return _numbered(COMMAND_START, stream_type, from_entry)
+        case CommitStart(from_entry):
+            return _numbered(COMMAND_COMMIT_START, stream_type, from_entry)
+        case StartBookmark(key):
+            return _keyed(COMMAND_START_BOOKMARK, stream_type, key)
+        case Stop():
+            return _PLAIN.pack(COMMAND_STOP, stream_type)
+        case BatchQuery():
+            return _batch_read(command, stream_type)
+        case RangeQuery(first, last):
+            second = _keyed(0, 0, last)[_PLAIN.size :]
+            return _keyed(COMMAND_RANGE_BOOKMARK, stream_type, first) + second
+        case CapabilitiesQuery():
+            return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
+        case FilteredRead() | FilteredStart() | FilteredStartBookmark():
+            return filtering.encode(command, stream_type)
+        case FollowStart() | HashQuery():
+            return following.encode(command, stream_type)
+
+
 def _numbered(command: int, stream_type: int, number: int) -> bytes:
     try:
         return _NUMBERED.pack(command, stream_type, number)
@@ -259,86 +293,14 @@ def _keyed(command: int, stream_type: int, key: bytes) -> bytes:
     return _KEYED.pack(command, stream_type, len(key)) + key
 
 
-def encode_start(stream_type: int, from_entry: int) -> bytes:
-    """The request to stream from an entry number (u64, else `UsageError`)."""
-    return _numbered(COMMAND_START, stream_type, from_entry)
-
-
-def encode_stop(stream_type: int) -> bytes:
-    """The request to end the streaming."""
-    return _PLAIN.pack(COMMAND_STOP, stream_type)
-
-
-def encode_header(stream_type: int) -> bytes:
-    """The request for the header entry."""
-    return _PLAIN.pack(COMMAND_HEADER, stream_type)
-
-
-def encode_start_bookmark(stream_type: int, key: bytes) -> bytes:
-    """The request to stream from a bookmark (1 to 16 bytes, else `BadBookmark`)."""
-    return _keyed(COMMAND_START_BOOKMARK, stream_type, key)
-
-
-def encode_entry(stream_type: int, number: int) -> bytes:
-    """The request for one entry (u64, else `UsageError`)."""
-    return _numbered(COMMAND_ENTRY, stream_type, number)
-
-
-def encode_bookmark(stream_type: int, key: bytes) -> bytes:
-    """The request for a bookmark's event (1 to 16 bytes, else `BadBookmark`)."""
-    return _keyed(COMMAND_BOOKMARK, stream_type, key)
-
-
-def encode_range(stream_type: int, first: bytes, last: bytes) -> bytes:
-    """The request for a range between bookmarks (1 to 16 bytes each, else `BadBookmark`)."""
-    second = _keyed(0, 0, last)[_PLAIN.size :]
-    return _keyed(COMMAND_RANGE_BOOKMARK, stream_type, first) + second
-
-
-def encode_capabilities(stream_type: int) -> bytes:
-    """The question which extensions the server has."""
-    return _PLAIN.pack(COMMAND_CAPABILITIES, stream_type)
-
-
-def encode_batch_read(
-    stream_type: int, from_entry: int, max_count: int, max_bytes: int, wait_ms: int
-) -> bytes:
-    """The request for a batch (a u64 and three u32, else `UsageError`)."""
-    if not 0 <= from_entry <= U64_MAX:
-        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {from_entry}")
-    for what, value in (("count", max_count), ("bytes", max_bytes), ("milliseconds", wait_ms)):
+def _batch_read(query: BatchQuery, stream_type: int) -> bytes:
+    number, limits = query.from_entry, (query.max_count, query.max_bytes, query.wait_ms)
+    if not 0 <= number <= U64_MAX:
+        raise UsageError(f"entry numbers must be 0 to 2**64 - 1, not {number}")
+    for what, value in zip(("count", "bytes", "milliseconds"), limits, strict=True):
         if not 0 <= value <= U32_MAX:
             raise UsageError(f"a batch's limit of {what} must be 0 to 2**32 - 1, not {value}")
-    return _BATCH.pack(COMMAND_BATCH_READ, stream_type, from_entry, max_count, max_bytes, wait_ms)
-
-
-def encode_command(command: Command, stream_type: int) -> bytes:
-    """Encode any command. Raises as the functions above."""
-    match command:
-        case EntryQuery(number):
-            return encode_entry(stream_type, number)
-        case BookmarkQuery(key):
-            return encode_bookmark(stream_type, key)
-        case HeaderQuery():
-            return encode_header(stream_type)
-        case Start(from_entry):
-            return encode_start(stream_type, from_entry)
-        case CommitStart(from_entry):
-            return _numbered(COMMAND_COMMIT_START, stream_type, from_entry)
-        case StartBookmark(key):
-            return encode_start_bookmark(stream_type, key)
-        case Stop():
-            return encode_stop(stream_type)
-        case BatchQuery(from_entry, max_count, max_bytes, wait_ms):
-            return encode_batch_read(stream_type, from_entry, max_count, max_bytes, wait_ms)
-        case RangeQuery(first, last):
-            return encode_range(stream_type, first, last)
-        case CapabilitiesQuery():
-            return encode_capabilities(stream_type)
-        case FilteredRead() | FilteredStart() | FilteredStartBookmark():
-            return filtering.encode(command, stream_type)
-        case FollowStart() | HashQuery():
-            return following.encode(command, stream_type)
+    return _BATCH.pack(COMMAND_BATCH_READ, stream_type, number, *limits)
 
 
 def _result(number: int, text: str) -> bytes:

@@ -39,7 +39,7 @@ from datastreamer.format import (
     RESULT_TOO_LARGE,
     RESULT_TOO_SLOW,
 )
-from datastreamer.protocol.messages import Capabilities, encode_capabilities
+from datastreamer.protocol.messages import Capabilities, CapabilitiesQuery, encode_command
 from datastreamer.protocol.publishing import (
     MOST_BYTES,
     AnswerParser,
@@ -190,7 +190,7 @@ class SourceConnection:
         self._parser = AnswerParser(peer)
         self._awaited.clear()
         self.granted = False
-        self._ready = [encode_capabilities(self._terms.stream_type)]
+        self._ready = [encode_command(CapabilitiesQuery(), self._terms.stream_type)]
         self._awaited.append(_Awaited(Capabilities))
 
     def take(self) -> bytes:

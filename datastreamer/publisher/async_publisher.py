@@ -10,12 +10,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
+from datastreamer.client.async_client import DriverTo
 from datastreamer.client.effects import AsyncDriver
+from datastreamer.format import DEFAULT_PORT, STREAM_TYPE_SEQUENCER
+from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.publisher import Underway
 from datastreamer.protocol.publishing import Receipt
-from datastreamer.publisher.engine import PublisherEngine
+from datastreamer.protocol.retry import BACKOFF, Backoff
+from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
 from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
+from datastreamer.transport.endpoint import endpoint_of
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class PendingReceipt(ReceiptFace):
@@ -107,18 +116,74 @@ class Publisher(PublisherFace):
         self._engine.drop()
 
 
-@asynccontextmanager
-async def publishing(driver: AsyncDriver, engine: PublisherEngine) -> AsyncIterator[Publisher]:
-    """A publisher that is served while the block runs, and flushed at its end."""
-    publisher = Publisher(driver, engine)
-    failure: BaseException | None = None
-    async with driver.background(partial(driver.run, engine.serve())):
-        try:
-            await driver.run(engine.granted())
-            yield publisher
-            await publisher.flush()
-        except BaseException as error:  # noqa: BLE001 - raised below, in no group of exceptions
-            failure = error
-        engine.closed = True
-    if failure is not None:
-        raise failure
+class PublisherConnector:
+    """The source of the stream that the server at `host` and `port` serves.
+
+    `host`, `port`, `tls`, `tls_server_name` and `timeout` are those of `connect`; the server's
+    operator issues the `token`. The publisher requests the lease with `epoch` (0: the next one, if
+    the lease is free); with `take_over` it fences the present holder. `lease` is the number of
+    seconds of silence after which the lease ends (None: the server's default). `next_entry` is the
+    first entry of the first operation. Without it, the publisher continues at the end of the
+    stream; with a smaller number, the server compares the operations that the stream already
+    holds.
+
+    A lost connection is made again for `retry_for` seconds (None: without a limit), and operations
+    without an acknowledgement are sent again: each operation is in the stream once. With
+    `max_unacknowledged` bytes in flight, a commit waits.
+
+    Leaving the block waits for what is in flight, unless an exception leaves it. Raises
+    `ConnectFailed`, `TLSFailed`, `NotSupported` (the server accepts no publishers), `NotAllowed`,
+    `SourceBusy`, `Fenced`.
+    """
+
+    def __init__(self, driver_to: DriverTo) -> None:
+        self._driver_to = driver_to
+
+    @asynccontextmanager
+    async def __call__(
+        self,
+        host: str,
+        port: int = DEFAULT_PORT,
+        *,
+        token: bytes | str | None = None,
+        stream_type: int = STREAM_TYPE_SEQUENCER,
+        epoch: int = 0,
+        take_over: bool = False,
+        next_entry: int | None = None,
+        lease: float | None = None,
+        timeout: float = TIMEOUT,
+        tls: bool | ssl.SSLContext = False,
+        tls_server_name: str | None = None,
+        retry_for: float | None = RETRY_SECONDS,
+        backoff: Backoff = BACKOFF,
+        max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
+    ) -> AsyncIterator[Publisher]:
+        """Connect to the server, and acquire the lease; release it at the end of the block."""
+        endpoint = endpoint_of(host, port, tls, tls_server_name)
+        driver = self._driver_to(endpoint)
+        engine = PublisherEngine(
+            driver,
+            endpoint.peer,
+            token=token,
+            stream_type=stream_type,
+            epoch=epoch,
+            take_over=take_over,
+            next_entry=next_entry,
+            lease=lease,
+            timeout=timeout,
+            retry_for=retry_for,
+            backoff=backoff,
+            max_unacknowledged=max_unacknowledged,
+        )
+        publisher = Publisher(driver, engine)
+        failure: BaseException | None = None
+        async with driver.background(partial(driver.run, engine.serve())):
+            try:
+                await driver.run(engine.granted())
+                yield publisher
+                await publisher.flush()
+            except BaseException as error:  # noqa: BLE001 - raised below, in no exception group
+                failure = error
+            engine.closed = True
+        if failure is not None:
+            raise failure

@@ -19,12 +19,7 @@ from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.protocol.publisher import Outgoing, Underway
 from datastreamer.protocol.publishing import Receipt
 from datastreamer.protocol.retry import BACKOFF, Backoff
-from datastreamer.publisher.engine import (
-    RETRY_SECONDS,
-    UNACKNOWLEDGED_BYTES,
-    PublisherEngine,
-    source_terms,
-)
+from datastreamer.publisher.engine import RETRY_SECONDS, UNACKNOWLEDGED_BYTES, PublisherEngine
 from datastreamer.publisher.face import OperationFace, PublisherFace, ReceiptFace
 from datastreamer.transport.endpoint import endpoint_of
 
@@ -138,20 +133,17 @@ class BlockingPublisher(PublisherFace):
         backoff: Backoff = BACKOFF,
         max_unacknowledged: int = UNACKNOWLEDGED_BYTES,
     ) -> None:
-        terms = source_terms(
-            stream_type=stream_type,
-            token=token,
-            epoch=epoch,
-            take_over=take_over,
-            next_entry=next_entry,
-            lease=lease,
-        )
         endpoint = endpoint_of(host, port, tls, tls_server_name)
         driver = AsyncioDriver(endpoint)
         self._engine = PublisherEngine(
             driver,
             endpoint.peer,
-            terms,
+            token=token,
+            stream_type=stream_type,
+            epoch=epoch,
+            take_over=take_over,
+            next_entry=next_entry,
+            lease=lease,
             timeout=timeout,
             retry_for=retry_for,
             backoff=backoff,

@@ -48,7 +48,7 @@ from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number
 from datastreamer.protocol.publisher import Outgoing, SourceConnection, SourceTerms, Underway
 from datastreamer.protocol.publishing import ANY_EPOCH, SOURCE_ID_SIZE, Receipt
-from datastreamer.protocol.retry import Backoff, RetryPolicy, check_seconds, check_waits
+from datastreamer.protocol.retry import Backoff, check_seconds, check_waits
 from datastreamer.transport.connection_errors import (
     answer_timeout,
     host_silent,
@@ -78,34 +78,6 @@ _PASSING: Final = (
 )
 
 
-def source_terms(
-    *,
-    stream_type: int,
-    token: bytes | str | None,
-    epoch: int,
-    take_over: bool,
-    next_entry: int | None,
-    lease: float | None,
-) -> SourceTerms:
-    """What a publisher asks for, with an id of its own. Raises `UsageError`."""
-    check_number("stream_type", stream_type)
-    check_number("epoch", epoch)
-    if next_entry is not None:
-        check_number("next_entry", next_entry)
-    if lease is not None:
-        check_seconds("lease", lease, zero=True)
-        if lease * 1000 > U32_MAX:
-            raise UsageError(f"lease must be at most {U32_MAX // 1000} seconds, not {lease!r}")
-    return SourceTerms(
-        stream_type,
-        os.urandom(SOURCE_ID_SIZE),
-        token.encode() if isinstance(token, str) else token or b"",
-        ANY_EPOCH if take_over else epoch,
-        round((lease or 0) * 1000),
-        next_entry,
-    )
-
-
 class PublisherEngine(ForkGuard):
     """One connection after another, on which operations are sent until they are acknowledged.
 
@@ -119,8 +91,13 @@ class PublisherEngine(ForkGuard):
         self,
         driver: Driver,
         peer: str,
-        terms: SourceTerms,
         *,
+        token: bytes | str | None,
+        stream_type: int,
+        epoch: int,
+        take_over: bool,
+        next_entry: int | None,
+        lease: float | None,
         timeout: float,
         retry_for: float | None,
         backoff: Backoff,
@@ -128,9 +105,26 @@ class PublisherEngine(ForkGuard):
         guard: AbstractContextManager[object] | None = None,
     ) -> None:
         super().__init__()
+        check_number("stream_type", stream_type)
+        check_number("epoch", epoch)
+        if next_entry is not None:
+            check_number("next_entry", next_entry)
+        if lease is not None:
+            check_seconds("lease", lease, zero=True)
+            if lease * 1000 > U32_MAX:
+                raise UsageError(f"lease must be at most {U32_MAX // 1000} seconds, not {lease!r}")
         check_waits(timeout, retry_for)
         check_number("max_unacknowledged", max_unacknowledged, 1)
-        self.source = SourceConnection(terms)
+        self.source = SourceConnection(
+            SourceTerms(
+                stream_type,
+                os.urandom(SOURCE_ID_SIZE),
+                token.encode() if isinstance(token, str) else token or b"",
+                ANY_EPOCH if take_over else epoch,
+                round((lease or 0) * 1000),
+                next_entry,
+            )
+        )
         self.timeout = timeout
         self.retry_for = retry_for
         self.closed = False
@@ -138,7 +132,7 @@ class PublisherEngine(ForkGuard):
         self.channel: Channel | None = None
         self._driver = driver
         self._peer = peer
-        self._stream_type = terms.stream_type
+        self._stream_type = stream_type
         self._backoff = backoff
         self._most = max_unacknowledged
         self._open: Outgoing | None = None
@@ -338,11 +332,11 @@ class PublisherEngine(ForkGuard):
             raise host_silent(self._peer, known.silent_seconds)
         asking = ClientEngine(
             self._driver,
+            self._peer,
             stream_type=self._stream_type,
-            peer=self._peer,
             timeout=self.timeout,
             answer_timeout=self.timeout,
-            retry_policy=RetryPolicy(resume=False),
+            resume=False,
             batch_reads=False,
         )
         began = yield Now()

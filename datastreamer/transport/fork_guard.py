@@ -26,7 +26,7 @@ class ForkGuard:
 
     def _ensure_ours(self) -> None:
         """Raises `UsageError` in a forked child."""
-        if not self._ours:
+        if os.getpid() != self._process:
             raise UsageError(
                 f"this {self._called} belongs to the parent process; create one in this process"
             )

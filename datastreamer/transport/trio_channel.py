@@ -22,7 +22,6 @@ from datastreamer.protocol.authentication import Introduction
 from datastreamer.transport.connection_errors import (
     closed_here,
     connect_failed,
-    connect_timeout,
     connection_lost,
     watch_over,
 )
@@ -274,21 +273,17 @@ def channel_over(stream: trio.abc.Stream, peer: str) -> Channel:
     return StreamChannel(stream, peer)
 
 
-async def dial(place: Endpoint, timeout: float) -> trio.abc.Stream:
-    """Connect to `place`, with TLS and token, within `timeout` seconds.
+async def dial(place: Endpoint) -> trio.abc.Stream:
+    """Connect to `place`, with TLS and token.
 
     Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
     not accept the token.
     """
-    try:
-        with trio.fail_after(timeout):
-            stream = await _dial(place)
-            if not place.token_request or await _introduce(stream, place):
-                return stream
-            say_no_tokens(place)
-            return await _dial(place)
-    except trio.TooSlowError:
-        raise connect_timeout(place.peer, timeout) from None
+    stream = await _dial(place)
+    if not place.token_request or await _introduce(stream, place):
+        return stream
+    say_no_tokens(place)
+    return await _dial(place)
 
 
 async def _dial(place: Endpoint) -> trio.abc.Stream:

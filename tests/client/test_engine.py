@@ -20,7 +20,6 @@ from datastreamer.client.effects import (
     Steps,
 )
 from datastreamer.client.engine import ClientEngine
-from datastreamer.client.face import engine_of
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectionLost, NoAnswer
 from datastreamer.protocol import flows as exchanges
@@ -94,7 +93,7 @@ class ByHand:
 def made(*stubs: Stub, **options: Any) -> tuple[ByHand, ClientEngine]:
     driver = ByHand(*stubs)
     options = {"stream_type": 1, "timeout": 5.0, "backoff": Backoff(1, 1), **options}
-    engine = engine_of(driver, "stub:1", **options)
+    engine = ClientEngine(driver, "stub:1", **options)
     driver.run(engine.open())
     driver.done.clear()
     return driver, engine

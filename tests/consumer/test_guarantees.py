@@ -15,9 +15,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from datastreamer.consumer.async_reassembly import Reassembly
 from datastreamer.consumer.consumption import SourceState
 from datastreamer.consumer.sqlite_store import SqliteStore
-from datastreamer.consumer.trio_reassembly import Reassembly, reassemble
+from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.reassembly import Conflict
 from tests.network.fixtures import seeds
 from tests.network.network import Message, Network, entries, hosts, messages_of

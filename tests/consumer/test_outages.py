@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from datastreamer.consumer.async_reassembly import Reassembly
 from datastreamer.consumer.consumption import (
     SourceBack,
     SourceFailed,
@@ -17,7 +18,7 @@ from datastreamer.consumer.consumption import (
     SourceState,
 )
 from datastreamer.consumer.sqlite_store import SqliteStore
-from datastreamer.consumer.trio_reassembly import Reassembly, reassemble
+from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import (
     BadFromBookmark,
     ConnectionLost,

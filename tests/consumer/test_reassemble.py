@@ -23,8 +23,8 @@ from datastreamer.consumer.consumption import (
     SourceLost,
     SourceRolledBack,
     SourceState,
-    named,
 )
+from datastreamer.consumer.options import named
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.errors import ConnectFailed, HistoryChanged, StreamClosed, UsageError

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from datastreamer.consumer import trio_reassembly
+from datastreamer.consumer.trio_reassembly import reassemble
 from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
@@ -57,7 +57,7 @@ def stream(path: Path) -> Iterator[DataStream]:
 async def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     """Servers over memory streams, for what reads sources."""
     made = Network(nursery)
-    monkeypatch.setattr(trio_reassembly, "driver_to", made.driver_to)
+    monkeypatch.setattr(reassemble, "_driver_to", made.driver_to)
     return made
 
 

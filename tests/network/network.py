@@ -9,10 +9,10 @@ import trio
 
 from datastreamer._codec import Entry
 from datastreamer.client.trio_driver import TrioDriver
-from datastreamer.client.upstream import Upstream
 from datastreamer.errors import ConnectFailed
 from datastreamer.protocol.retry import Backoff
 from datastreamer.reassembly import Splitter, pack_message
+from datastreamer.transport.endpoint import Endpoint
 from tests.network.stub import Stub, serve_stream
 
 Message = tuple[bytes, bytes]
@@ -82,13 +82,11 @@ class Network:
         self._nursery.start_soon(serve, theirs)
         return ours
 
-    def driver_to(
-        self, upstream: Upstream | None, timeout: float, stream_type: int
-    ) -> tuple[TrioDriver, str]:
-        if upstream is None:
-            return TrioDriver(None, ""), ""
-        host = upstream.host
-        return TrioDriver(lambda: self.dial(host), host), host
+    def driver_to(self, endpoint: Endpoint | None) -> TrioDriver:
+        if endpoint is None:
+            return TrioDriver(None, "")
+        host = endpoint.host
+        return TrioDriver(lambda: self.dial(host), endpoint.peer)
 
 
 def hosts(*names: str) -> dict[str, tuple[str, int]]:

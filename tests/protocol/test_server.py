@@ -7,22 +7,16 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from datastreamer.protocol.messages import (
+    BatchQuery,
     BookmarkQuery,
     Command,
     EntryQuery,
     HeaderQuery,
+    RangeQuery,
     Start,
     StartBookmark,
     Stop,
-    encode_batch_read,
-    encode_bookmark,
     encode_command,
-    encode_entry,
-    encode_header,
-    encode_range,
-    encode_start,
-    encode_start_bookmark,
-    encode_stop,
 )
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 
@@ -62,6 +56,10 @@ cuts = pytest.mark.parametrize("cut", [whole, bytewise, in_sevens])
 
 def request(command: int, stream_type: int = 1, parameters: bytes = b"") -> bytes:
     return command.to_bytes(8, "big") + stream_type.to_bytes(8, "big") + parameters
+
+
+def encoded(*commands: Command) -> bytes:
+    return b"".join(encode_command(command, 1) for command in commands)
 
 
 def streaming() -> ServerConnection:
@@ -114,7 +112,7 @@ def test_commands_in_one_segment_come_one_by_one(cut: Cut) -> None:
 
 def test_each_event_waits_until_the_one_before_is_answered() -> None:
     connection = ServerConnection(1)
-    connection.receive(encode_start(1, 0) + encode_stop(1) + encode_header(1))
+    connection.receive(encoded(Start(0), Stop(), HeaderQuery()))
     assert connection.next_event() == Start(0)
     assert not connection.streaming
     connection.started()
@@ -128,7 +126,7 @@ def test_each_event_waits_until_the_one_before_is_answered() -> None:
 
 def test_a_start_that_the_stream_refuses_leaves_the_connection_as_it_was() -> None:
     connection = ServerConnection(1)
-    connection.receive(encode_start(1, 99) + encode_header(1) + encode_start_bookmark(1, b"x"))
+    connection.receive(encoded(Start(99), HeaderQuery(), StartBookmark(b"x")))
     assert connection.next_event() == Start(99)
     assert connection.next_event() == HeaderQuery()
     assert connection.next_event() == StartBookmark(b"x")
@@ -146,12 +144,12 @@ def test_nothing_is_decided_on_less_than_16_bytes(size: int) -> None:
 @pytest.mark.parametrize(
     "command, sizes",
     [
-        (encode_start(1, 5), range(16, 24)),
-        (encode_entry(1, 5), range(16, 24)),
-        (encode_bookmark(1, b"abc"), range(16, 23)),
-        (encode_start_bookmark(1, b"abc"), range(16, 23)),
-        (encode_range(1, b"abc", b"de"), range(16, 29)),
-        (encode_batch_read(1, 5, 6, 7, 8), range(16, 36)),
+        (encoded(Start(5)), range(16, 24)),
+        (encoded(EntryQuery(5)), range(16, 24)),
+        (encoded(BookmarkQuery(b"abc")), range(16, 23)),
+        (encoded(StartBookmark(b"abc")), range(16, 23)),
+        (encoded(RangeQuery(b"abc", b"de")), range(16, 29)),
+        (encoded(BatchQuery(5, 6, 7, 8)), range(16, 36)),
     ],
 )
 def test_parameters_are_waited_for(command: bytes, sizes: range) -> None:
@@ -181,14 +179,14 @@ def test_the_stream_type_is_judged_before_command_and_state() -> None:
 
 
 def test_every_request_must_name_the_stream_type() -> None:
-    events = fed(ServerConnection(1), [encode_header(1) + encode_header(2)])
+    events = fed(ServerConnection(1), [encoded(HeaderQuery()) + encode_command(HeaderQuery(), 2)])
     assert events[0] == HeaderQuery()
     assert isinstance(events[1], Drop)
 
 
 def test_a_stream_of_another_type_is_served_under_its_own() -> None:
-    assert fed(ServerConnection(7), [encode_header(7)]) == [HeaderQuery()]
-    assert isinstance(fed(ServerConnection(7), [encode_header(1)])[0], Drop)
+    assert fed(ServerConnection(7), [encode_command(HeaderQuery(), 7)]) == [HeaderQuery()]
+    assert isinstance(fed(ServerConnection(7), [encoded(HeaderQuery())])[0], Drop)
 
 
 @cuts
@@ -202,26 +200,26 @@ def test_while_streaming_only_stop_is_taken(cut: Cut, command: int) -> None:
 @cuts
 def test_stop_while_not_streaming_is_refused(cut: Cut) -> None:
     connection = ServerConnection(1)
-    assert fed(connection, cut(encode_stop(1) + encode_header(1))) == [ALREADY_STOPPED]
+    assert fed(connection, cut(encoded(Stop(), HeaderQuery()))) == [ALREADY_STOPPED]
     assert connection.closed
 
 
 @cuts
 @pytest.mark.parametrize("number", [0, 8, 99, 0xFFF, 0x1009, 2**63, 2**64 - 1])
 def test_an_unknown_command_takes_16_bytes_and_leaves_the_connection(cut: Cut, number: int) -> None:
-    sent = request(number) + encode_header(1)
+    sent = request(number) + encoded(HeaderQuery())
     assert fed(ServerConnection(1), cut(sent)) == [INVALID_COMMAND, HeaderQuery()]
 
 
 @cuts
 def test_an_unknown_command_while_streaming_leaves_the_streaming(cut: Cut) -> None:
     connection = streaming()
-    assert fed(connection, cut(request(8) + encode_stop(1))) == [INVALID_COMMAND, Stop()]
+    assert fed(connection, cut(request(8) + encoded(Stop()))) == [INVALID_COMMAND, Stop()]
 
 
 @cuts
 def test_parameters_of_an_unknown_command_are_read_as_the_next_command(cut: Cut) -> None:
-    sent = request(99, 1, bytes(8)) + encode_header(1)
+    sent = request(99, 1, bytes(8)) + encoded(HeaderQuery())
     events = fed(ServerConnection(1), cut(sent))
     assert events == [INVALID_COMMAND, Drop("stream type 3, but 1 is served")]
 
@@ -248,7 +246,7 @@ def test_nothing_follows_the_last_event(last: bytes) -> None:
     connection = ServerConnection(1)
     connection.receive(last)
     assert connection.next_event() is not None
-    for more in (encode_header(1), encode_stop(1), b""):
+    for more in (encoded(HeaderQuery()), encoded(Stop()), b""):
         connection.receive(more)
         assert connection.next_event() is None
     assert connection.pending == 0
@@ -257,7 +255,7 @@ def test_nothing_follows_the_last_event(last: bytes) -> None:
 @cuts
 def test_whole_commands_before_the_end_are_served(cut: Cut) -> None:
     connection = ServerConnection(1)
-    sent = encode_header(1) + encode_entry(1, 5)
+    sent = encoded(HeaderQuery(), EntryQuery(5))
     assert fed(connection, [*cut(sent), b""]) == [HeaderQuery(), EntryQuery(5), End()]
     assert connection.closed
 
@@ -265,8 +263,8 @@ def test_whole_commands_before_the_end_are_served(cut: Cut) -> None:
 @pytest.mark.parametrize("size", [1, 5, 8, 12, 16, 19, 23])
 def test_half_a_command_before_the_end_is_dropped(size: int) -> None:
     connection = ServerConnection(1)
-    connection.receive(encode_header(1))
-    connection.receive(encode_entry(1, 5)[:size])
+    connection.receive(encoded(HeaderQuery()))
+    connection.receive(encoded(EntryQuery(5))[:size])
     connection.receive(b"")
     assert taken(connection) == [HeaderQuery(), End()]
 
@@ -277,7 +275,7 @@ def test_the_end_while_streaming() -> None:
 
 def test_bytes_that_the_caller_uses_again_are_copied() -> None:
     connection = ServerConnection(1)
-    for command in (encode_entry(1, 1), encode_entry(1, 2)):
+    for command in (encoded(EntryQuery(1)), encoded(EntryQuery(2))):
         for half in (command[:20], command[20:]):
             reused = bytearray(half)
             connection.receive(memoryview(reused))
@@ -287,12 +285,12 @@ def test_bytes_that_the_caller_uses_again_are_copied() -> None:
 
 def test_what_is_pending_is_what_was_not_taken() -> None:
     connection = ServerConnection(1)
-    connection.receive(encode_header(1) * 100 + b"\0\0\0")
+    connection.receive(encoded(HeaderQuery()) * 100 + b"\0\0\0")
     assert connection.pending == 1603
     for _ in range(100):
         assert connection.next_event() == HeaderQuery()
     assert connection.next_event() is None
     assert connection.pending == 3
-    connection.receive(encode_header(1)[3:])
+    connection.receive(encoded(HeaderQuery())[3:])
     assert connection.next_event() == HeaderQuery()
     assert connection.pending == 0

@@ -50,7 +50,7 @@ from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.transport.listeners import metrics_listeners
 
 if TYPE_CHECKING:
-    from datastreamer.consumer.readers import Start
+    from datastreamer.consumer.options import Start
 
 _NESTED = b"\xff"
 _LOOK_SECONDS = 0.5

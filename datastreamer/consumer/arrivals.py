@@ -1,0 +1,54 @@
+"""The queue between the sources of a reassembly and its consumer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from datastreamer.client.effects import Driver, Steps, Wait
+from datastreamer.consumer.consumption import Arrival
+
+
+class Arrivals:
+    """What has arrived from all sources, up to `size` of them; a source that has more waits."""
+
+    def __init__(self, driver: Driver, size: int) -> None:
+        self._driver = driver
+        self._size = size
+        self._waiting: deque[Arrival] = deque()
+        self._failure: Exception | None = None
+        self._put = driver.signal()
+        self._received = driver.signal()
+
+    @property
+    def full(self) -> bool:
+        """Whether a source that has more waits."""
+        return len(self._waiting) >= self._size
+
+    def put(self, arrival: Arrival) -> Steps[None]:
+        """Hand it over, as soon as there is room."""
+        while self.full:
+            if self._received.is_set():
+                self._received = self._driver.signal()
+            yield Wait(self._received)
+        self._waiting.append(arrival)
+        self._put.set()
+
+    def receive(self, seconds: float) -> Steps[Arrival | None]:
+        """The next one; None after that many seconds. Raises what a source failed with that is
+        no source's to fail with."""
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            if self._put.is_set():
+                self._put = self._driver.signal()
+            try:
+                yield Wait(self._put, seconds)
+            except TimeoutError:
+                return None
+        self._received.set()
+        return self._waiting.popleft()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more can be relied on."""
+        self._failure = error
+        self._put.set()
