@@ -21,7 +21,7 @@ from datastreamer.server.publish.policy import Publishing, check_client_tokens
 from datastreamer.service.worker_pool import Workers
 from datastreamer.storage.stream import DataStream, PathLike
 from datastreamer.storage.view import IndexName
-from datastreamer.storage.write.commit_doubt import raised_after
+from datastreamer.storage.write.atomic_op import raised_after
 from datastreamer.storage.write.durability import SyncPolicy
 from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS

@@ -1,34 +1,28 @@
-"""A stream: entries and bookmarks in one file, changed by atomic operations.
+"""A stream: entries and bookmarks in one file, which atomic operations append to.
 
-Owns the state of the operation and keeps file and bookmark index in step. Synchronous;
-knows no network. One thread writes at a time; any number may read.
+Keeps file and bookmark index consistent. Synchronous; knows no network. One thread writes at a
+time; any number may read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
-from datastreamer._packer import KEPT_BOOKMARKS
 from datastreamer.errors import (
     BadArgument,
-    BadEntryType,
     CommitInDoubt,
     EntriesLost,
     FileMissing,
-    LeaseHeld,
     NoOperation,
     OperationOpen,
     StreamReadOnly,
     UnknownEntry,
-    UpdateRefused,
 )
-from datastreamer.format import ENTRY_HEAD_SIZE, TYPE_BOOKMARK, U64_MAX, Header
+from datastreamer.format import ENTRY_HEAD_SIZE, Header
 from datastreamer.metrics.block import WriterNumbers
 from datastreamer.storage.bookmarks.registry import index_opener
 from datastreamer.storage.disk.file_ops import Buffer, Disk
@@ -38,16 +32,15 @@ from datastreamer.storage.maintain.snapshot import Snapshot, snapshot_of
 from datastreamer.storage.read.file import StreamFile
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.view import IndexName, StreamView
-from datastreamer.storage.write.atomic_op import AtomicOp
-from datastreamer.storage.write.commit_doubt import raised_after
-from datastreamer.storage.write.durability import PendingCommit, SyncPolicy
+from datastreamer.storage.write.atomic_op import AtomicOp, raised_after
+from datastreamer.storage.write.changes import updatable
+from datastreamer.storage.write.deferred import DeferredBookmarks
+from datastreamer.storage.write.durability import PendingCommit, SyncPolicy, check_policy
 from datastreamer.storage.write.opening import create_stream, open_to_write
 from datastreamer.storage.write.writer import StreamWriter
 
 PathLike = str | os.PathLike[str]
 ChangeCallback = Callable[[int, int | None, bool], None]
-
-_MOST_MILLISECONDS = 24 * 60 * 60 * 1000
 
 _open_streams: weakref.WeakSet[DataStream] = weakref.WeakSet()
 
@@ -70,22 +63,18 @@ class DataStream(StreamView):
         self._writer = writer
         # Called before each commit, which is not written if it raises.
         self.commit_guard: Callable[[], None] | None = None
-        self._op = AtomicOp(self)
-        # Only its holder may begin operations; while there is one, no entries are changed.
-        self._lease: object = None
         self._on_change: list[ChangeCallback] = []
         self._numbers: WriterNumbers | None = None
-        # Committed operations that become visible once they are on disk, and the number of
-        # bookmarks that they keep in memory.
-        self._unseen: deque[tuple[list[tuple[bytes, int]] | None, int, Head]] = deque()
-        self._unseen_bookmarks = 0
+        deferred = None
         if writer is not None:
             try:
-                self._bookmarks()
+                deferred = DeferredBookmarks(writer.owned, self._bookmarks())
             except BaseException:
                 writer.close()
                 raise
-            writer.durability.on_settled = self._settled
+            writer.durability.on_settled = deferred.settled
+        self._deferred = deferred
+        self._op = AtomicOp(self, writer, deferred)
         _open_streams.add(self)
 
     # Making and opening.
@@ -110,10 +99,7 @@ class DataStream(StreamView):
         time. Under "os" it returns at once, and the system decides. Raises `FileExists`,
         `BadArgument`.
         """
-        _check_number("stream version is a byte", version, 255)
-        _check_number("system id is a u64", system_id, U64_MAX)
-        _check_number("stream type is a u64", stream_type, U64_MAX)
-        _check_policy(sync)
+        check_policy(sync)
         index_opener(index)
         header = Header(version, system_id, stream_type)
         return cls._of(create_stream(path, header, sync=sync, disk=disk), index)
@@ -146,7 +132,7 @@ class DataStream(StreamView):
         Raises `FileMissing`, `NotAStream`, `WrongStreamType`, `StreamLocked`,
         `DamagedHeader`, `BadFileSize`, `BadArgument`.
         """
-        _check_policy(sync)
+        check_policy(sync)
         if follow and not isinstance(path, int):
             ensure_local(path, "following")
         if read_only or follow:
@@ -191,20 +177,7 @@ class DataStream(StreamView):
     def start_atomic_op(self, *, lease: object = None) -> None:
         """Open an operation. Raises `OperationOpen` if one is open, and `LeaseHeld` if another
         holds the lease."""
-        writer, op = self._writer, self._op
-        if self._lease is not lease:
-            raise self._lent("operation")
-        if writer is None or op.is_open or op._committing or not writer.end.ready:
-            writer = self._ensure_startable()
-        # First: after a sync that fails from now on, the commit checks again.
-        op._failures = writer.owned.failures
-        op._hasher = None
-        op._start = start = writer.end.written
-        op.begin(start[0], start[1])
-        if self._lease is not lease:
-            # Another thread lent the stream between the two checks; `lend` checks for an operation.
-            op.close()
-            raise self._lent("operation")
+        self._op.start(lease=lease)
 
     def lend(self, lease: object) -> None:
         """Until `end_lease`, only operations with this `lease` begin, and no entries are changed.
@@ -214,12 +187,7 @@ class DataStream(StreamView):
         """
         self._ensure_open()
         self.writer()
-        if self._lease is not None:
-            raise self._lent("lease")
-        self._lease = lease
-        if self._op.is_open or self._op._committing:
-            self._lease = None
-            raise OperationOpen("an atomic operation of this process is open")
+        self._op.lend(lease)
 
     def end_lease(self, lease: object) -> None:
         """End the lease, and roll back its open operation. Does nothing if another holds the
@@ -227,46 +195,13 @@ class DataStream(StreamView):
 
         Raises `CommitInDoubt` as `rollback_atomic_op`; the lease has ended nevertheless.
         """
-        if self._lease is lease and lease is not None:
-            try:
-                if not self.closed and self._op.is_open:
-                    self.rollback_atomic_op()
-            finally:
-                self._lease = None
-
-    def _lent(self, what: str) -> LeaseHeld:
-        return LeaseHeld(
-            f"{self.path}: no {what} here while a publisher holds the lease of the stream"
-        )
-
-    def _ensure_startable(self) -> StreamWriter:
-        self._ensure_open()
-        writer = self.writer()
-        self._ensure_uninterrupted(writer)
-        if self._op.is_open:
-            raise OperationOpen("an atomic operation is open already; commit it or roll it back")
-        if writer.owned.failed:
-            self._repair()
-            writer.owned.ensure_writable()
-        # Of an earlier operation, if the system refused then.
-        writer.uncommitted.release()
-        return writer
-
-    def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
-        """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
-        made is unknown."""
-        op = self._op
-        if op._committing:
-            writer.owned.interrupt()
-            op._committing = False
-            op.close()
-            writer.owned.ensure_writable()
+        self._op.end_lease(lease)
 
     def add_entry(self, type: int, data: Buffer) -> int:
         """Add an event to the open operation; returns its number.
 
         `type` is any u32 but 0xb0, `data` at most 1,048,559 bytes. Raises `NoOperation`,
-        `BadEntryType`, `EntryTooLarge`; the operation goes on without the entry.
+        `BadEntryType`, `EntryTooLarge`; the operation continues without the entry.
         """
         try:
             return self._op.add_entry(type, data)
@@ -305,49 +240,7 @@ class DataStream(StreamView):
         more: the operation is still open then; try again, or roll back. Raises `EntriesLost` if
         a failed sync lost entries before it.
         """
-        op = self._op
-        if not op.is_open:
-            self._ensure_open()
-            raise NoOperation("no atomic operation is open")
-        if self.commit_guard is not None:
-            self.commit_guard()
-        writer = self._writer
-        assert writer is not None
-        if op._committing:
-            self._ensure_uninterrupted(writer)
-        start = op._start.entries
-        if op.next_number == start:
-            op.close()
-            return None if wait else PendingCommit(writer.durability, writer.end.commits)
-        if writer.owned.failures != op._failures:
-            self._ensure_repeatable(writer, op)
-        op._committing = True
-        if not wait:
-            self._defer(op.bookmarks, start, Head(op.total_length, op.next_number))
-        try:
-            hasher = None if op._hasher is None else op._hash_of_placed
-            head = writer.commit(op, hasher, wait=wait, begins=op._start)
-        except Exception:
-            # (A signal's exception leaves `_committing` set: whether it was made is unknown.)
-            if not wait:
-                self._unseen_bookmarks -= len(self._unseen.pop()[0] or ())
-            if writer.owned.interrupted:
-                op.close()
-            op._committing = False
-            raise
-        op.close()
-        pending = None
-        if wait:
-            bookmarks, keeper = op.bookmarks, self._keeper
-            if bookmarks or bookmarks is None or keeper is None:
-                self._index_committed(bookmarks, start, head, writer.end.base)
-            else:
-                keeper.passed(start, head, writer.end.base)
-        else:
-            pending = PendingCommit(writer.durability, writer.end.commits)
-            writer.durability.announce()
-        op._committing = False
-        return pending
+        return self._op.commit(wait=wait)
 
     @property
     def next_entry(self) -> int:
@@ -356,7 +249,7 @@ class DataStream(StreamView):
 
     @property
     def synced_entries(self) -> int:
-        """How many entries are known to be on disk."""
+        """The number of entries that are known to be on disk."""
         return self.writer().end.base.entries
 
     def ensure_in_place(self, *, always: bool = False) -> None:
@@ -369,58 +262,16 @@ class DataStream(StreamView):
         wait for the disk: the file need not grow for it, and no sync has failed."""
         return self.writer().can_commit_at_once(size)
 
-    def _ensure_repeatable(self, writer: StreamWriter, op: AtomicOp) -> None:
-        """Recover from a failed sync. Raises if the open operation cannot be committed any more."""
-        self._repair()
-        written = writer.end.written
-        if op._start != written:
-            op.close()
-            writer.uncommitted.release()
-            raise EntriesLost(self.path, written.entries, op._start.entries)
-        if op._hasher is not None:
-            raise op.too_large_to_repeat()
-        op._failures = writer.owned.failures
-
-    def _defer(self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head) -> None:
-        """Keep an operation's bookmarks until it is on disk, for the index. All operations that
-        wait keep at most as many as one may; the index reads the others from the file."""
-        if bookmarks is not None:
-            if self._unseen_bookmarks + len(bookmarks) > KEPT_BOOKMARKS:
-                bookmarks = None
-            else:
-                self._unseen_bookmarks += len(bookmarks)
-        self._unseen.append((bookmarks, start, head))
-
-    def _index_committed(
-        self, bookmarks: list[tuple[bytes, int]] | None, start: int, head: Head, synced: Head
-    ) -> None:
-        keeper = self._keeper
-        if keeper is None:
-            keeper = self._bookmarks()
-        if bookmarks == []:
-            keeper.passed(start, head, synced)
-        else:
-            keeper.committed(bookmarks, start, head, synced)
-
     def rollback_atomic_op(self) -> None:
-        """Roll the open operation back, and return the space that it used in the file. No later
-        open finds the operation once this returned.
+        """Roll the open operation back, and return the space that it used in the file. After that
+        no open finds the operation.
 
-        Raises `NoOperation`. Raises `CommitInDoubt` after a commit of the operation that failed or
-        was interrupted, while the disk does not accept the previous header: another open may find
-        the operation then. It is not open any more; once `sync`, or the begin of another
-        operation, succeeds, it is rolled back.
+        Raises `NoOperation`. Raises `CommitInDoubt` if a commit of the operation failed or was
+        interrupted and the disk does not accept the previous header: another open may find the
+        operation. It is closed; the next `sync` or begin of an operation that succeeds rolls it
+        back.
         """
-        self._ensure_open()
-        op, writer = self._op, self.writer()
-        if not op.is_open:
-            raise NoOperation("no atomic operation is open")
-        op.close()
-        try:
-            self._ensure_uninterrupted(writer)
-            writer.durability.withdraw_header()
-        finally:
-            writer.uncommitted.release()
+        self._op.rollback()
 
     # Syncs.
 
@@ -434,7 +285,7 @@ class DataStream(StreamView):
 
     @sync_policy.setter
     def sync_policy(self, sync: SyncPolicy) -> None:
-        _check_policy(sync)
+        check_policy(sync)
         self._repaired().durability.policy = sync
 
     def sync(self) -> None:
@@ -451,18 +302,8 @@ class DataStream(StreamView):
         """
         self._repaired().notes.put_publisher(source)
 
-    def _settled(self) -> None:
-        """More is on disk than before. Called with the writer's lock held, from any thread."""
-        head, unseen = self._file.head, self._unseen
-        while unseen and unseen[0][2].entries <= head.entries:
-            bookmarks, start, upto = unseen.popleft()
-            self._unseen_bookmarks -= len(bookmarks or ())
-            self._index_committed(bookmarks, start, upto, self.writer().end.base)
-        if self._keeper is not None:
-            self._keeper.synced(self.writer().end.base)
-
     def _repaired(self) -> StreamWriter:
-        """The writer, recovered from a failed sync. Raises if that cannot be."""
+        """The writer, after recovery from a failed sync. Raises if recovery fails."""
         self._ensure_open()
         writer = self.writer()
         if writer.owned.failed:
@@ -474,22 +315,21 @@ class DataStream(StreamView):
         lost_from = writer.durability.repair()
         if lost_from is None:
             return
-        keeper = self._bookmarks()
         with (
             self._change(lost_from.entries, None),
             writer.owned.exclusive(),
-            keeper.truncation(lost_from),
+            self._bookmarks().truncation(lost_from),
         ):
             loss = writer.changes.give_up(lost_from)
-            self._unseen.clear()
-            self._unseen_bookmarks = 0
+            if self._deferred is not None:
+                self._deferred.clear()
         raise loss
 
     def add_waker(self, fd: int, *, inside: bool = False) -> None:
         """Write 8 bytes to the non-blocking descriptor `fd` after every commit.
 
-        `inside` is for a reader in this process: it is woken when `total_entries` includes the
-        commit, which is later than the file does.
+        `inside` is for a reader in this process: the write follows when `total_entries` includes
+        the commit, which is later than the file does.
         """
         if self._writer is not None:
             self._writer.owned.add_waker(fd, inside=inside)
@@ -508,19 +348,11 @@ class DataStream(StreamView):
         a bookmark), `OperationOpen`, `FileReplaced`.
         """
         reader = self._ensure_changeable("update")
-        entry = reader.entry(number)
         new = bytes(memoryview(data))  # bytes() alone would make zeros of a number
-        if entry.type == TYPE_BOOKMARK:
-            raise UpdateRefused(f"entry {number} is a bookmark, and those are not updated")
-        if type == TYPE_BOOKMARK:
-            raise BadEntryType("0xb0 is the bookmarks' own type")
-        if entry.type != type:
-            raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
-        if len(entry.data) != len(new):
-            raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
+        old = updatable(reader, number, type, new).data
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
-            self.writer().changes.update(number, offset, entry.data, new)
+            self.writer().changes.update(number, offset, old, new)
             self._bookmarks().changed()
 
     def truncate(self, number: int) -> None:
@@ -551,8 +383,8 @@ class DataStream(StreamView):
     def _ensure_changeable(self, what: str) -> Reader:
         self._ensure_open()
         writer = self.writer()
-        if self._lease is not None:
-            raise self._lent(what)
+        if self._op.lease is not None:
+            raise self._op.lent(what)
         if self._op.is_open:
             raise OperationOpen(f"no {what} while an atomic operation is open")
         writer.uncommitted.release()
@@ -638,7 +470,7 @@ class DataStream(StreamView):
         if self._file.closed:
             return
         writer = self._writer
-        if writer is not None and self._op._committing:
+        if writer is not None and self._op.committing:
             writer.owned.interrupt()
         self._op.close()
         try:
@@ -682,26 +514,6 @@ class DataStream(StreamView):
             if self._keeper is not None:
                 self._keeper.abandon()
             self._file.abandon()
-
-
-def _check_number(what: str, number: int, most: int) -> None:
-    try:
-        if 0 <= operator.index(number) <= most:
-            return
-    except TypeError:
-        pass
-    raise BadArgument(f"the {what}, not {number!r}")
-
-
-def _check_policy(sync: object) -> None:
-    milliseconds = (
-        isinstance(sync, int) and not isinstance(sync, bool) and 0 < sync <= _MOST_MILLISECONDS
-    )
-    if not milliseconds and sync not in ("commit", "os"):
-        raise BadArgument(
-            f'the sync policy is "commit", "os" or a number of milliseconds, at most '
-            f"{_MOST_MILLISECONDS} (a day), not {sync!r}"
-        )
 
 
 def _abandon_all() -> None:

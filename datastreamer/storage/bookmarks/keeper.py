@@ -342,6 +342,11 @@ class BookmarkKeeper:
         `synced` is on disk. Without this call, look-ups read the file instead.
         """
         trusted, recent = self.trusted, self._recent
+        if bookmarks is not None and not bookmarks:
+            if start == recent.end.entries and not trusted.unfinished:
+                recent.end = head
+            trusted.synced = synced
+            return
         with trusted.guard:
             # (Otherwise a look-up has read them from the file already.)
             if not trusted.unfinished and start == recent.end.entries:
@@ -358,12 +363,6 @@ class BookmarkKeeper:
             )
             if ready and not self.builder.failing:
                 trusted.changed.notify()
-
-    def passed(self, start: int, head: Head, synced: Head) -> None:
-        """As `committed`, for an operation without bookmarks."""
-        if start == self._recent.end.entries and not self.trusted.unfinished:
-            self._recent.end = head
-        self.trusted.synced = synced
 
     def synced(self, head: Head) -> None:
         """Everything up to `head` is on disk and may be written to the index."""

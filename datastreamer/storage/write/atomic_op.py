@@ -1,11 +1,14 @@
 """One atomic operation: entries that become visible together, or not at all.
 
-Owns what was added and not committed yet, and the hash of what a huge operation has already
-written to its place. What makes it part of the stream is `stream.py`.
+Owns what was added and not committed yet, the hash of what a large operation has already written
+to its place, and the steps from its begin to its end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -13,23 +16,34 @@ from xxhash import xxh3_64
 
 from datastreamer._codec import EntryBatch
 from datastreamer._packer import EntryPacker
-from datastreamer.errors import CommitInDoubt, EntriesLost, WriteFailed
+from datastreamer.errors import (
+    CommitInDoubt,
+    EntriesLost,
+    FileReplaced,
+    LeaseHeld,
+    NoOperation,
+    OperationOpen,
+    WriteFailed,
+)
 from datastreamer.storage.disk.file_ops import Buffer, Segments
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.write.commit_doubt import raised_after
+from datastreamer.storage.write.deferred import DeferredBookmarks
 from datastreamer.storage.write.durability import PendingCommit
 from datastreamer.storage.write.writer import StreamWriter
+
+_log = logging.getLogger(__name__)
 
 
 class OperationOwner(Protocol):
     """The stream that an atomic operation belongs to."""
 
+    commit_guard: Callable[[], None] | None
+
     @property
     def path(self) -> str: ...
     def writer(self) -> StreamWriter: ...
-    def start_atomic_op(self) -> None: ...
-    def commit_atomic_op(self, *, wait: bool = True) -> PendingCommit | None: ...
-    def rollback_atomic_op(self) -> None: ...
+    def _ensure_open(self) -> None: ...
+    def _repair(self) -> None: ...
 
 
 class AtomicOp(EntryPacker):
@@ -41,20 +55,33 @@ class AtomicOp(EntryPacker):
     """
 
     __slots__ = (
-        "_committing",
+        "_deferred",
         "_failures",
         "_hashed_from",
         "_hasher",
         "_placed",
         "_start",
         "_stream",
+        "_writer",
+        "committing",
+        "lease",
     )
 
-    def __init__(self, stream: OperationOwner) -> None:
+    def __init__(
+        self,
+        stream: OperationOwner,
+        writer: StreamWriter | None,
+        deferred: DeferredBookmarks | None,
+    ) -> None:
         super().__init__()
         self._stream = stream
+        # None for a stream that is open for reading: no operation begins on it.
+        self._writer = writer
+        self._deferred = deferred
+        # Only its holder may begin operations; while there is one, no entries are changed.
+        self.lease: object = None
         # True from the begin of a commit until it is about to return.
-        self._committing = False
+        self.committing = False
         # Where it begins, and how many syncs had failed by then.
         self._start = Head()
         self._failures = 0
@@ -63,7 +90,7 @@ class AtomicOp(EntryPacker):
         self._hashed_from = self._placed = Head()
 
     def __enter__(self) -> AtomicOp:
-        self._stream.start_atomic_op()
+        self.start()
         return self
 
     def __exit__(
@@ -73,45 +100,174 @@ class AtomicOp(EntryPacker):
         trace: TracebackType | None,
     ) -> None:
         if not self.is_open:
-            return  # ended by hand inside the block
+            return  # the block has ended it
         if kind is not None:
             with raised_after(error):
-                self._stream.rollback_atomic_op()
+                self.rollback()
             return
         try:
-            self._stream.commit_atomic_op()
+            self.commit()
         except EntriesLost:
-            # Entries of other operations are lost, which is what the caller has to know.
+            # The caller must learn that entries of other operations are lost.
             if self.is_open:
-                self._stream.rollback_atomic_op()
+                self.rollback()
             raise
         except CommitInDoubt as doubt:
             if not self.is_open:
                 raise
-            self._stream.rollback_atomic_op()
+            self.rollback()
             why = doubt.what.partition(";")[0]
             raise WriteFailed(
                 self._stream.path,
-                f"{why}; the operation was rolled back, and nothing of it is there",
+                f"{why}; the operation was rolled back, and nothing of it is stored",
             ) from doubt
         except Exception as error:
             if self.is_open:
                 with raised_after(error):
-                    self._stream.rollback_atomic_op()
+                    self.rollback()
             raise
         except BaseException:
             self.close()
             raise
 
+    # From begin to end.
+
+    def start(self, *, lease: object = None) -> None:
+        """As `DataStream.start_atomic_op`."""
+        writer = self._writer
+        if self.lease is not lease:
+            raise self.lent("operation")
+        if writer is None or self.is_open or self.committing or not writer.end.ready:
+            writer = self._ensure_startable()
+        # First: after a sync that fails from now on, the commit checks again.
+        self._failures = writer.owned.failures
+        self._hasher = None
+        self._start = start = writer.end.written
+        self.begin(start[0], start[1])
+        if self.lease is not lease:
+            # Another thread lent the stream between the two checks; `lend` checks for an operation.
+            self.close()
+            raise self.lent("operation")
+
+    def lent(self, what: str) -> LeaseHeld:
+        """The error for `what` is not allowed while a publisher holds the lease."""
+        return LeaseHeld(
+            f"{self._stream.path}: no {what} here while a publisher holds the lease of the stream"
+        )
+
+    def lend(self, lease: object) -> None:
+        """As `DataStream.lend`."""
+        if self.lease is not None:
+            raise self.lent("lease")
+        self.lease = lease
+        if self.is_open or self.committing:
+            self.lease = None
+            raise OperationOpen("an atomic operation of this process is open")
+
+    def end_lease(self, lease: object) -> None:
+        """As `DataStream.end_lease`."""
+        if self.lease is lease and lease is not None:
+            try:
+                if self.is_open:
+                    self.rollback()
+            finally:
+                self.lease = None
+
+    def _ensure_startable(self) -> StreamWriter:
+        stream = self._stream
+        stream._ensure_open()
+        writer = stream.writer()
+        self._ensure_uninterrupted(writer)
+        if self.is_open:
+            raise OperationOpen("an atomic operation is open already; commit it or roll it back")
+        if writer.owned.failed:
+            stream._repair()
+            writer.owned.ensure_writable()
+        # The space of an earlier operation, if the system refused to shrink the file then.
+        writer.uncommitted.release()
+        return writer
+
+    def _ensure_uninterrupted(self, writer: StreamWriter) -> None:
+        """Raises `CommitInDoubt` if a signal's exception interrupted a commit: whether it was
+        made is unknown."""
+        if self.committing:
+            writer.owned.interrupt()
+            self.committing = False
+            self.close()
+            writer.owned.ensure_writable()
+
     def commit(self, *, wait: bool = True) -> PendingCommit | None:
         """As `DataStream.commit_atomic_op`; leaving the block does nothing then."""
-        return self._stream.commit_atomic_op(wait=wait)
+        stream, writer, deferred = self._stream, self._writer, self._deferred
+        if not self.is_open or writer is None or deferred is None:
+            stream._ensure_open()
+            raise NoOperation("no atomic operation is open")
+        if stream.commit_guard is not None:
+            stream.commit_guard()
+        if self.committing:
+            self._ensure_uninterrupted(writer)
+        start = self._start.entries
+        if self.next_number == start:
+            self.close()
+            return None if wait else PendingCommit(writer.durability, writer.end.commits)
+        if writer.owned.failures != self._failures:
+            self._ensure_repeatable(writer)
+        self.committing = True
+        if not wait:
+            deferred.add(self.bookmarks, start, Head(self.total_length, self.next_number))
+        try:
+            hasher = None if self._hasher is None else self._hash_of_placed
+            head = writer.commit(self, hasher, wait=wait, begins=self._start)
+        except Exception:
+            # (A signal's exception leaves `committing` set: whether it was made is unknown.)
+            if not wait:
+                deferred.withdraw()
+            if writer.owned.interrupted:
+                self.close()
+            self.committing = False
+            raise
+        self.close()
+        pending = None
+        if wait:
+            deferred.keeper.committed(self.bookmarks, start, head, writer.end.base)
+        else:
+            pending = PendingCommit(writer.durability, writer.end.commits)
+            writer.durability.announce()
+        self.committing = False
+        return pending
+
+    def _ensure_repeatable(self, writer: StreamWriter) -> None:
+        """Recover from a failed sync. Raises if the operation cannot be committed any more."""
+        self._stream._repair()
+        written = writer.end.written
+        if self._start != written:
+            self.close()
+            writer.uncommitted.release()
+            raise EntriesLost(self._stream.path, written.entries, self._start.entries)
+        if self._hasher is not None:
+            raise self._too_large_to_repeat()
+        self._failures = writer.owned.failures
+
+    def rollback(self) -> None:
+        """As `DataStream.rollback_atomic_op`."""
+        self._stream._ensure_open()
+        writer = self._stream.writer()
+        if not self.is_open:
+            raise NoOperation("no atomic operation is open")
+        self.close()
+        try:
+            self._ensure_uninterrupted(writer)
+            writer.durability.withdraw_header()
+        finally:
+            writer.uncommitted.release()
+
+    # A large operation, which is written before its commit.
 
     def place_batch(self, batch: EntryBatch) -> range:
         """Add the entries of a batch that have the next numbers; returns the range of these.
 
-        As `add_batch`, and nothing is copied: the bytes go from the batch's memory to their
-        place in the file, invisible, by a thread while the caller continues. That memory must not
+        As `add_batch`, but nothing is copied: a thread writes the batch's memory to its place in
+        the file, where readers do not see it, while the caller continues. That memory must not
         change before the commit.
 
         Raises `UsageError` for other numbers, `CorruptEntries` if the memory is not what was
@@ -129,15 +285,15 @@ class AtomicOp(EntryPacker):
             memory, layout.segments, layout.total_length, entries, in_background=True
         )
         placed = Head(layout.total_length, layout.next_number)
-        # No call between these: a signal finds all of it done, or none.
+        # No call between these statements: a signal's exception finds both done, or neither.
         self._hasher, self._hashed_from, self._placed = hasher, since, placed
         self.follow(layout)
         return range(first, layout.next_number)
 
     def spill(self) -> None:
-        """A huge operation: write what has piled up to its place, still unseen.
+        """Write what was packed to its place, where readers do not see it.
 
-        From the second time on a thread writes, while this hashes and the caller packs on.
+        From the second time on a thread writes, while this hashes and the caller packs more.
         """
         hasher, since = self._place(
             self.arena,
@@ -172,24 +328,39 @@ class AtomicOp(EntryPacker):
         return hasher, since
 
     def _hash_of_placed(self) -> xxh3_64:
-        """The hash up to what `spill` has written; with the writer's lock held.
+        """The hash up to what `spill` has written. Requires the writer's lock.
 
-        Raises `WriteFailed` where a sync has failed since: another may succeed, and leave out
-        what that one took for clean.
+        Raises `WriteFailed` if a sync has failed since: a later one may succeed without having
+        written what the system marked clean then.
         """
         writer = self._stream.writer()
         assert self._hasher is not None
         if writer.owned.failures != self._failures:
-            raise self.too_large_to_repeat()
+            raise self._too_large_to_repeat()
         if self._hashed_from != writer.hashed_from:
             self._hasher = writer.hasher_after_sync(self._placed)
             self._hashed_from = writer.hashed_from
         return self._hasher
 
-    def too_large_to_repeat(self) -> WriteFailed:
-        """Why an operation of which something was placed is over once a sync has failed."""
+    def _too_large_to_repeat(self) -> WriteFailed:
+        """The error for an operation that was written in part before a sync failed."""
         return WriteFailed(
             self._stream.path,
-            "a sync failed, and the operation is too large to be still in memory; roll it "
-            "back and begin it again",
+            "a sync failed, and a part of the operation is no longer in memory; roll it back and "
+            "begin it again",
         )
+
+
+@contextlib.contextmanager
+def raised_after(error: BaseException | None) -> Iterator[None]:
+    """For an ``__exit__`` with `error`: raise what the block raises, with `error` as its context.
+
+    But doubt about a commit must not replace an `error` that is no `Exception` (Ctrl-C, a
+    cancelled task, the end of the process): then the doubt is logged.
+    """
+    try:
+        yield
+    except (CommitInDoubt, FileReplaced) as doubt:
+        if error is None or isinstance(error, Exception):
+            raise
+        _log.error("%s", doubt)

@@ -11,13 +11,17 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from datastreamer._codec import Entry
 from datastreamer.errors import (
+    BadEntryType,
     CommitInDoubt,
     EntriesLost,
     FileReplaced,
     UntrustedFile,
+    UpdateRefused,
     WriteFailed,
 )
+from datastreamer.format import TYPE_BOOKMARK
 from datastreamer.storage.disk.file_ops import Disk, File
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
@@ -26,6 +30,7 @@ from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.header.recovery import undone_by
 from datastreamer.storage.header.undo_journal import Undo
 from datastreamer.storage.read.file import cannot_undo
+from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.write.durability import Durability
 from datastreamer.storage.write.owned_file import OwnedFile, refusal
 
@@ -176,6 +181,21 @@ class ChangeWriter:
         owned.end.all_on_disk(head)
         owned.reader.head = head
         owned.end.unfinished = False
+
+
+def updatable(reader: Reader, number: int, type: int, new: bytes) -> Entry:
+    """The entry `number`, if an update may replace its data by `new`. Raises as
+    `DataStream.update_entry`."""
+    entry = reader.entry(number)
+    if entry.type == TYPE_BOOKMARK:
+        raise UpdateRefused(f"entry {number} is a bookmark, which cannot be updated")
+    if type == TYPE_BOOKMARK:
+        raise BadEntryType("0xb0 is the type of bookmarks")
+    if entry.type != type:
+        raise UpdateRefused(f"entry {number} is of type {entry.type}, not {type}")
+    if len(entry.data) != len(new):
+        raise UpdateRefused(f"entry {number} has {len(entry.data)} bytes, not {len(new)}")
+    return entry
 
 
 def undo_update(disk: Disk, file: File, path: str, shown: str) -> bool:

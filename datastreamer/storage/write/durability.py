@@ -17,7 +17,13 @@ from typing import Literal
 
 from xxhash import xxh3_64
 
-from datastreamer.errors import CommitInDoubt, EntriesLost, StreamClosed, WriteFailed
+from datastreamer.errors import (
+    BadArgument,
+    CommitInDoubt,
+    EntriesLost,
+    StreamClosed,
+    WriteFailed,
+)
 from datastreamer.format import PAGE_SIZE
 from datastreamer.storage.disk.file_ops import File
 from datastreamer.storage.header import records
@@ -34,6 +40,21 @@ _log = logging.getLogger(__name__)
 # of the stream to be checked, and memory keeps a bounded number of bookmarks.
 _OS_SYNC_SECONDS = 10.0
 _OS_SYNC_BYTES = 64 << 20
+
+
+_MAX_MILLISECONDS = 24 * 60 * 60 * 1000
+
+
+def check_policy(sync: object) -> None:
+    """Raises `BadArgument` if this is not a sync policy."""
+    milliseconds = (
+        isinstance(sync, int) and not isinstance(sync, bool) and 0 < sync <= _MAX_MILLISECONDS
+    )
+    if not milliseconds and sync not in ("commit", "os"):
+        raise BadArgument(
+            f'the sync policy is "commit", "os" or a number of milliseconds, at most '
+            f"{_MAX_MILLISECONDS} (a day), not {sync!r}"
+        )
 
 
 class Durability:

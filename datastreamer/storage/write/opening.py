@@ -7,11 +7,12 @@ have interrupted an update, an operation, or a sync. ``docs/FILE.md`` has the re
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import secrets
 
-from datastreamer.errors import FileExists, FileReplaced, StreamLocked
-from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header
+from datastreamer.errors import BadArgument, FileExists, FileReplaced, StreamLocked
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, U64_MAX, Header
 from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
 from datastreamer.storage.disk.file_ops import Disk, OsDisk, boot_id
 from datastreamer.storage.disk.identity import OpenPath
@@ -39,8 +40,12 @@ def create_stream(
 ) -> StreamWriter:
     """Make an empty stream, durably, and open it for writing.
 
-    Raises `FileExists` if there is anything at `path`.
+    Raises `BadArgument` for a header whose fields have other values than theirs, and `FileExists`
+    if there is anything at `path`.
     """
+    _check_number("stream version is a byte", header.version, 255)
+    _check_number("system id is a u64", header.system_id, U64_MAX)
+    _check_number("stream type is a u64", header.stream_type, U64_MAX)
     disk = disk or OsDisk()
     name = os.fspath(path)
     if disk.exists(name):
@@ -60,6 +65,15 @@ def create_stream(
     except OSError as error:
         raise os_error(name, error, "cannot be created", "no such folder") from error
     return open_to_write(name, sync=sync, disk=disk)
+
+
+def _check_number(what: str, number: int, most: int) -> None:
+    try:
+        if 0 <= operator.index(number) <= most:
+            return
+    except TypeError:
+        pass
+    raise BadArgument(f"the {what}, not {number!r}")
 
 
 def open_to_write(

@@ -124,7 +124,7 @@ def test_a_sync_fails_right_before_the_commit(process: Process) -> None:
     begin(stream, huge(1))
     with (
         mock.patch.object(writer, "commit", late),
-        pytest.raises(WriteFailed, match="too large to be still in memory; roll it back"),
+        pytest.raises(WriteFailed, match="no longer in memory; roll it back"),
     ):
         stream.commit_atomic_op()
     stream.rollback_atomic_op()

@@ -299,7 +299,7 @@ def test_a_block_left_with_a_doubt_that_is_over(path: Path) -> None:
 
         disk.faults = {"commit sync": errno.EIO, "write": errno.EIO}
         disk.before = {"write": once}
-        with pytest.raises(WriteFailed, match="was rolled back, and nothing of it is there") as it:
+        with pytest.raises(WriteFailed, match="was rolled back, and nothing of it is stored") as it:
             add(stream, B)
         assert not isinstance(it.value, CommitInDoubt)
         assert isinstance(it.value.__cause__, CommitInDoubt)

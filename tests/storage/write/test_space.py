@@ -264,7 +264,7 @@ def test_batches_with_many_bookmarks(tmp_path: Path) -> None:
 def test_operations_that_wait_for_the_disk_share_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datastreamer.storage.stream.KEPT_BOOKMARKS", 10)
+    monkeypatch.setattr("datastreamer.storage.write.deferred.KEPT_BOOKMARKS", 10)
     with DataStream.create(tmp_path / "s.bin", index="memory") as stream:
         file = stream.writer()
         with file.owned.syncing:  # no sync meanwhile
@@ -273,11 +273,13 @@ def test_operations_that_wait_for_the_disk_share_the_bound(
                     for number in range(start, start + 4):
                         op.add_bookmark(key(number))
                     op.commit(wait=False)
-            assert sum(len(waiting[0] or ()) for waiting in stream._unseen) <= 10
-            assert len(stream._unseen) == 6
+            deferred = stream._deferred
+            assert deferred is not None
+            assert sum(len(waiting[0] or ()) for waiting in deferred._waiting) <= 10
+            assert len(deferred._waiting) == 6
         stream.sync()
-        assert not stream._unseen
-        assert stream._unseen_bookmarks == 0
+        assert not deferred._waiting
+        assert deferred._kept == 0
         assert [stream.bookmark(key(number)) for number in range(24)] == [*range(24)]
 
 
@@ -290,7 +292,7 @@ def test_a_look_up_takes_no_huge_operation_into_memory(
     with DataStream.create(path, index="memory") as stream:
         if not how:
             # As if another thread asked between a commit and what follows it.
-            monkeypatch.setattr(stream, "_index_committed", lambda *_: None)
+            monkeypatch.setattr(stream.bookmarks, "committed", lambda *_: None)
         asked = DataStream.open(path, index="memory", **how) if how else stream
         with stream.atomic_op() as op:
             op.add_bookmark(b"one")

@@ -314,7 +314,7 @@ def test_a_spilled_operation_is_not_repeated_after_a_failed_sync(
             stream.commit_atomic_op()
         disk.faults = {}
         for _ in range(2):
-            with pytest.raises(WriteFailed, match=r"too large to be still in memory.*begin it"):
+            with pytest.raises(WriteFailed, match=r"no longer in memory.*begin it"):
                 stream.commit_atomic_op()
         stream.rollback_atomic_op()
         assert commit(stream, b"small").wait(20)
