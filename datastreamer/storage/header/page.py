@@ -7,7 +7,6 @@ the ends that the synced headers and the mark name. Decides nothing: `recovery.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 from datastreamer.errors import DamagedHeader, NotAStream, WrongStreamType
@@ -29,16 +28,12 @@ from datastreamer.storage.header.records import (
     VisibleMark,
 )
 
-# Name, offset, size and parser of each record, as docs/FILE.md has them. A parser's result is
-# false for a damaged record.
-_RECORDS: list[tuple[str, int, int, Callable[[bytearray], object]]] = [
-    *(("synced header", offset, 96, records.get_synced) for offset in records.SLOT_OFFSETS),
-    ("visible mark", records.MARK_OFFSET, 48, records.get_mark),
-    ("writer", records.WRITER_OFFSET, 64, records.get_writer),
-    *(
-        ("source", offset, records.SOURCE_SIZE, lambda page: None not in records.get_sources(page))
-        for offset in records.SOURCE_OFFSETS
-    ),
+# The records whose damage is reported, beside the commit record.
+_SUMMED = [
+    *(("synced header", records.SYNCED, offset) for offset in records.SLOT_OFFSETS),
+    ("visible mark", records.MARK, records.MARK_OFFSET),
+    ("writer", records.WRITER, records.WRITER_OFFSET),
+    *(("source", records.SOURCE, offset) for offset in records.SOURCE_OFFSETS),
 ]
 
 
@@ -211,13 +206,11 @@ class HeaderPage(bytes):
     @cached_property
     def broken(self) -> list[tuple[str, int]]:
         """Records whose sums do not match: name and byte."""
+        page, start = self._padded, records.RECORD_OFFSET
         found = []
-        start, size = records.RECORD_OFFSET, 128
-        if self.known_record is None and any(self._padded[start : start + size]):
+        if self.known_record is None and any(page[start : start + records.COMMIT.size]):
             found.append(("commit record", start))
-        for name, offset, size, parse in _RECORDS:
-            alone = bytearray(HEADER_PAGE_SIZE)
-            alone[offset : offset + size] = self._padded[offset : offset + size]
-            if any(alone) and not parse(alone):
-                found.append((name, offset))
+        for name, kind, start in _SUMMED:
+            if any(page[start : start + kind.size]) and kind.get(page, start) is None:
+                found.append((name, start))
         return found

@@ -19,13 +19,14 @@ offset    record                        written
 ========  ============================  ==========================================
 
 Every record ends in an xxh3 of 64 bits. Programs that do not know the records ignore and keep
-them.
+them. Each `put_...` writes a record to a page and returns the span that it changed; each `get_...`
+returns None for a record that is not whole.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -51,27 +52,67 @@ SOURCE_OFFSETS: Final = (3584, 2304)  # two sectors: the loss of one loses one c
 UPSTREAM_OFFSET: Final = 3712
 CLAIM_OFFSET: Final = 4032
 
-_VERSION: Final = 1
-_RECORD: Final = struct.Struct(">8sII16sQ16sQQQQQQQQ")
-_SLOT: Final = struct.Struct(">8sIIQ16sQ38s2x")
-_MARK: Final = struct.Struct(">8sIIQQQ")
-_WRITER: Final = struct.Struct(">8sIQ16s20x")
-_CHANGES: Final = struct.Struct(">8sII384s")
-_CLAIM: Final = struct.Struct(">8sIIQQQ")
-_CHANGE: Final = struct.Struct(">QQQ")
-_UPSTREAM: Final = struct.Struct(">8sII16sQQQQq")
-_SOURCE: Final = struct.Struct(">8sII16sQ16s")
 _SUM: Final = struct.Struct(">Q")
+
+Span = tuple[int, int]
+"""The bytes of the header page from an offset up to, not including, another."""
+
+
+class _Record:
+    """One kind of record: its letters, the version, its fields, and the sum of all of that."""
+
+    def __init__(self, letters: bytes, fields: str) -> None:
+        self._letters = letters
+        self._struct = struct.Struct(">8sI" + fields)
+        self.sum_offset = self._struct.size
+        self.size = self.sum_offset + _SUM.size
+
+    def put(self, page: bytearray, start: int, *fields: Any, sum_from: int | None = None) -> Span:
+        """Write it to offset `start`; returns the changed span. The sum begins at `sum_from`, or
+        else with the record."""
+        self._struct.pack_into(page, start, self._letters, _VERSION, *fields)
+        end = start + self.sum_offset
+        summed = page[start if sum_from is None else sum_from : end]
+        _SUM.pack_into(page, end, xxh3_64_intdigest(summed))
+        return start, end + _SUM.size
+
+    def get(
+        self, page: bytes | bytearray, start: int, *, sum_from: int | None = None
+    ) -> list[Any] | None:
+        """Its fields; None unless it is whole and of this kind and version."""
+        letters, version, *fields = self._struct.unpack_from(page, start)
+        if letters != self._letters or version != _VERSION:
+            return None
+        end = start + self.sum_offset
+        return fields if _sum_fits(page, start if sum_from is None else sum_from, end) else None
+
+
+def _sum_fits(page: bytes | bytearray, start: int, end: int) -> bool:
+    (stored,) = _SUM.unpack_from(page, end)
+    return bool(stored == xxh3_64_intdigest(memoryview(page)[start:end]))
+
+
+_VERSION: Final = 1
+COMMIT: Final = _Record(b"DSrecord", "4x16sQ16s8Q")
+SYNCED: Final = _Record(b"DSsynced", "4xQ16sQ38s2x")
+MARK: Final = _Record(b"DSmarked", "4xQQQ")
+WRITER: Final = _Record(b"DSwriter", "Q16s20x")
+SOURCE: Final = _Record(b"DSsource", "4x16sQ16s")
+_DOUBT: Final = _Record(b"DSdoubt_", "4x16sQ16s8Q")
+_CHANGES: Final = _Record(b"DSchange", "I384s")
+_UPSTREAM: Final = _Record(b"DSupstrm", "4x16sQQQQq")
+_CLAIM: Final = _Record(b"DSclaims", "4xQQQ")
+
+_CHANGE: Final = struct.Struct(">QQQ")
+_MAX_CHANGES: Final = 16
 _HEAD: Final = struct.Struct(">QQ")
 
 # Offsets in a slot: its sequence number, and the last fields of its header.
-_SLOT_SEQUENCE: Final = struct.calcsize(">8sII")
-_SLOT_TOTALS: Final = struct.calcsize(">8sIIQ16sQ38s") - 16
+_SLOT_SEQUENCE: Final = struct.calcsize(">8sI4x")
+_SLOT_TOTALS: Final = struct.calcsize(">8sI4xQ16sQ38s") - 16
 
-_CHANGES_HEAD: Final = struct.calcsize(">8sII")
-
-_RECORD_END: Final = RECORD_OFFSET + _RECORD.size
-_MARK_END: Final = MARK_OFFSET + _MARK.size
+_RECORD_END: Final = RECORD_OFFSET + COMMIT.sum_offset
+_MARK_END: Final = MARK_OFFSET + MARK.sum_offset
 
 # The last fields of header and mark, and of the record.
 _TOTALS_OFFSET: Final = HEADER_OFFSET + HEADER_SIZE - 16
@@ -81,12 +122,11 @@ _AFTER_OFFSET: Final = _RECORD_END - 32
 _MARKED_OFFSET: Final = _MARK_END - 16
 
 # What a commit writes: header and record before the sync; slots and mark after it.
-BEFORE_SYNC: Final = (HEADER_OFFSET, _RECORD_END + _SUM.size)
-AFTER_SYNC: Final = (SLOT_OFFSETS[0], _MARK_END + _SUM.size)
-WITHOUT_SYNC: Final = (HEADER_OFFSET, _MARK_END + _SUM.size)
+BEFORE_SYNC: Final = (HEADER_OFFSET, RECORD_OFFSET + COMMIT.size)
+AFTER_SYNC: Final = (SLOT_OFFSETS[0], MARK_OFFSET + MARK.size)
+WITHOUT_SYNC: Final = (HEADER_OFFSET, MARK_OFFSET + MARK.size)
 
-_Span = tuple[int, int]
-CommitLayout = tuple[int, int, int, int, int, _Span, _Span, _Span, _Span, tuple[int, int, int]]
+CommitLayout = tuple[int, int, int, int, int, Span, Span, Span, Span, tuple[int, int, int]]
 # The offsets of the bytes that every commit changes: the header's totals, the record's heads and
 # hashes (four pairs of u64), its sum, the mark (which ends in a head) and its sum; the spans that
 # are written; the slots, and in a slot its sequence number, the totals, its sum.
@@ -100,10 +140,8 @@ COMMIT_LAYOUT: Final[CommitLayout] = (
     AFTER_SYNC,
     WITHOUT_SYNC,
     SLOT_OFFSETS,
-    (_SLOT_SEQUENCE, _SLOT_TOTALS, _SLOT.size),
+    (_SLOT_SEQUENCE, _SLOT_TOTALS, SYNCED.sum_offset),
 )
-
-SOURCE_SIZE: Final = _SOURCE.size + _SUM.size
 
 NO_ID: Final = bytes(16)
 
@@ -212,96 +250,63 @@ def put_header(page: bytearray, header: Header) -> None:
 
 def put_record(page: bytearray, record: CommitRecord) -> None:
     """Write the record; its sum covers the magic and the header in `page` too."""
-    stream_id, epoch, boot, base, mid, after, first, second = record
-    _RECORD.pack_into(
-        page,
-        RECORD_OFFSET,
-        b"DSrecord",
-        _VERSION,
-        0,
-        stream_id,
-        epoch,
-        boot,
-        *base,
-        *mid,
-        *after,
-        first,
-        second,
-    )
-    _SUM.pack_into(page, _RECORD_END, xxh3_64_intdigest(page[:_RECORD_END]))
-
-
-def put_doubt(page: bytearray, record: CommitRecord) -> tuple[int, int]:
-    """Write what the header said before it was set back; returns the changed span of `page`."""
-    stream_id, epoch, boot, base, mid, after, first, second = record
-    end = DOUBT_OFFSET + _RECORD.size
-    heads = (*base, *mid, *after)
-    _RECORD.pack_into(
-        page, DOUBT_OFFSET, b"DSdoubt_", _VERSION, 0, stream_id, epoch, boot, *heads, first, second
-    )
-    _put_sum(page, DOUBT_OFFSET, end)
-    return DOUBT_OFFSET, end + _SUM.size
-
-
-def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | None:
-    """What the header said before a failed sync, if it was set back to `record`."""
-    magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, DOUBT_OFFSET)
-    whole = _sum_fits(page, DOUBT_OFFSET, _RECORD.size)
-    if magic != b"DSdoubt_" or version != _VERSION or not whole:
-        return None
-    base, mid, after = Head(*rest[:2]), Head(*rest[2:4]), Head(*rest[4:6])
-    if (stream_id, epoch) != (record.stream_id, record.epoch):
-        return None
-    if not base == record.base == record.after:
-        return None
-    return CommitRecord(stream_id, epoch, boot, base, mid, after, rest[6], rest[7])
+    COMMIT.put(page, RECORD_OFFSET, *_fields_of(record), sum_from=0)
 
 
 def get_record(page: bytes | bytearray) -> CommitRecord | None:
     """The commit record if it fits the header in `page`."""
-    magic, version, _, stream_id, epoch, boot, *rest = _RECORD.unpack_from(page, RECORD_OFFSET)
-    if magic != b"DSrecord" or version != _VERSION or not _sum_fits(page, 0, _RECORD_END):
+    fields = COMMIT.get(page, RECORD_OFFSET, sum_from=0)
+    return None if fields is None else _record_of(fields)
+
+
+def put_doubt(page: bytearray, record: CommitRecord) -> Span:
+    """Write what the header said before it was set back."""
+    return _DOUBT.put(page, DOUBT_OFFSET, *_fields_of(record))
+
+
+def get_doubt(page: bytes | bytearray, record: CommitRecord) -> CommitRecord | None:
+    """What the header said before a failed sync, if it was set back to `record`."""
+    fields = _DOUBT.get(page, DOUBT_OFFSET)
+    if fields is None:
         return None
-    base, mid, after = Head(*rest[:2]), Head(*rest[2:4]), Head(*rest[4:6])
-    return CommitRecord(stream_id, epoch, boot, base, mid, after, rest[6], rest[7])
+    before = _record_of(fields)
+    same_stream = (before.stream_id, before.epoch) == (record.stream_id, record.epoch)
+    return before if same_stream and before.base == record.base == record.after else None
+
+
+def _fields_of(record: CommitRecord) -> tuple[Any, ...]:
+    stream_id, epoch, boot, base, mid, after, first, second = record
+    return stream_id, epoch, boot, *base, *mid, *after, first, second
+
+
+def _record_of(fields: list[Any]) -> CommitRecord:
+    stream_id, epoch, boot, *heads, first, second = fields
+    base, mid, after = Head(*heads[:2]), Head(*heads[2:4]), Head(*heads[4:])
+    return CommitRecord(stream_id, epoch, boot, base, mid, after, first, second)
 
 
 def put_synced(page: bytearray, slot: int, synced: SyncedHeader) -> None:
-    start = SLOT_OFFSETS[slot]
-    _SLOT.pack_into(
-        page,
-        start,
-        b"DSsynced",
-        _VERSION,
-        0,
-        synced.sequence,
-        synced.stream_id,
-        synced.epoch,
-        synced.header.pack(),
-    )
-    _put_sum(page, start, start + _SLOT.size)
+    sequence, stream_id, epoch, header = synced
+    SYNCED.put(page, SLOT_OFFSETS[slot], sequence, stream_id, epoch, header.pack())
 
 
 def get_synced(page: bytes | bytearray) -> list[SyncedHeader]:
     """The synced headers that are whole, the newest first."""
     found = []
     for start in SLOT_OFFSETS:
-        magic, version, _, sequence, stream_id, epoch, packed = _SLOT.unpack_from(page, start)
-        if magic == b"DSsynced" and version == _VERSION and _sum_fits(page, start, _SLOT.size):
+        if (fields := SYNCED.get(page, start)) is not None:
+            sequence, stream_id, epoch, packed = fields
             found.append(SyncedHeader(sequence, stream_id, epoch, Header.unpack(packed)))
     return sorted(found, reverse=True)
 
 
 def put_mark(page: bytearray, epoch: int, head: Head) -> None:
-    _MARK.pack_into(page, MARK_OFFSET, b"DSmarked", _VERSION, 0, epoch, *head)
-    _put_sum(page, MARK_OFFSET, _MARK_END)
+    MARK.put(page, MARK_OFFSET, epoch, *head)
 
 
 def get_mark(page: bytes | bytearray) -> VisibleMark | None:
-    magic, version, _, epoch, length, entries = _MARK.unpack_from(page, MARK_OFFSET)
-    if magic != b"DSmarked" or version != _VERSION or not _sum_fits(page, MARK_OFFSET, _MARK.size):
-        return None
-    return VisibleMark(epoch, Head(length, entries))
+    fields = MARK.get(page, MARK_OFFSET)
+    return None if fields is None else VisibleMark(fields[0], Head(*fields[1:]))
 
 
 def committed_since(page: bytes, before: bytes) -> Head | None:
@@ -316,7 +321,7 @@ def committed_since(page: bytes, before: bytes) -> Head | None:
         or page[_TOTALS_END:_ENDS_OFFSET] != before[_TOTALS_END:_ENDS_OFFSET]
         or page[MARK_OFFSET:_MARKED_OFFSET] != before[MARK_OFFSET:_MARKED_OFFSET]
         or not _sum_fits(page, 0, _RECORD_END)
-        or not _sum_fits(page, MARK_OFFSET, _MARK.size)
+        or not _sum_fits(page, MARK_OFFSET, _MARK_END)
     ):
         return None
     length, entries = _HEAD.unpack_from(page, _MARKED_OFFSET)
@@ -324,127 +329,90 @@ def committed_since(page: bytes, before: bytes) -> Head | None:
     return None if length > after_length else Head(length, entries)
 
 
-def put_writer(page: bytearray, writer: Writer) -> tuple[int, int]:
-    """Write the writer record; returns the changed span of `page`."""
-    end = WRITER_OFFSET + _WRITER.size
-    _WRITER.pack_into(page, WRITER_OFFSET, b"DSwriter", _VERSION, writer.pid, writer.boot_id)
-    _put_sum(page, WRITER_OFFSET, end)
-    return WRITER_OFFSET, end + _SUM.size
+def put_writer(page: bytearray, writer: Writer) -> Span:
+    return WRITER.put(page, WRITER_OFFSET, *writer)
 
 
 def get_writer(page: bytes | bytearray) -> Writer | None:
-    magic, version, pid, boot = _WRITER.unpack_from(page, WRITER_OFFSET)
-    whole = _sum_fits(page, WRITER_OFFSET, _WRITER.size)
-    return Writer(pid, boot) if magic == b"DSwriter" and version == _VERSION and whole else None
+    fields = WRITER.get(page, WRITER_OFFSET)
+    return None if fields is None else Writer(*fields)
 
 
-def put_change(page: bytearray, change: Change) -> tuple[int, int]:
-    """Append a change to those in the page, and drop the oldest if they are too many; returns the
-    changed span of `page`."""
-    room = _CHANGES.size - _CHANGES_HEAD
+def put_change(page: bytearray, change: Change) -> Span:
+    """Append a change to those in the page, and drop the oldest if they are too many."""
     # A change of the same epoch was begun and not completed.
     before = [known for known in get_changes(page) if known.epoch < change.epoch]
-    known = [*before, change][-(room // _CHANGE.size) :]
+    known = [*before, change][-_MAX_CHANGES:]
     packed = b"".join(
         _CHANGE.pack(epoch, start, U64_MAX if stop is None else stop)
         for epoch, start, stop in known
     )
-    _CHANGES.pack_into(page, CHANGES_OFFSET, b"DSchange", _VERSION, len(known), packed)
-    end = CHANGES_OFFSET + _CHANGES.size
-    _put_sum(page, CHANGES_OFFSET, end)
-    return CHANGES_OFFSET, end + _SUM.size
+    return _CHANGES.put(page, CHANGES_OFFSET, len(known), packed)
 
 
 def get_changes(page: bytes | bytearray) -> list[Change]:
     """The newest changes, the newest last; perhaps of an older epoch than the stream's."""
-    magic, version, count, packed = _CHANGES.unpack_from(page, CHANGES_OFFSET)
-    whole = _sum_fits(page, CHANGES_OFFSET, _CHANGES.size)
-    if magic != b"DSchange" or version != _VERSION or not whole:
+    fields = _CHANGES.get(page, CHANGES_OFFSET)
+    if fields is None:
         return []
+    count, packed = fields
     return [
         Change(epoch, start, None if stop == U64_MAX else stop)
         for epoch, start, stop in _CHANGE.iter_unpack(packed[: count * _CHANGE.size])
     ]
 
 
-def put_claim(page: bytearray, claim: Claim) -> tuple[int, int]:
-    """Write that an operation places bytes; returns the changed span of `page`."""
-    end = CLAIM_OFFSET + _CLAIM.size
-    _CLAIM.pack_into(page, CLAIM_OFFSET, b"DSclaims", _VERSION, 0, *claim)
-    _put_sum(page, CLAIM_OFFSET, end)
-    return CLAIM_OFFSET, end + _SUM.size
+def put_claim(page: bytearray, claim: Claim) -> Span:
+    """Write that an operation places bytes."""
+    return _CLAIM.put(page, CLAIM_OFFSET, *claim)
 
 
 def get_claim(page: bytes | bytearray) -> Claim | None:
-    magic, version, _, *claim = _CLAIM.unpack_from(page, CLAIM_OFFSET)
-    if magic != b"DSclaims" or version != _VERSION:
-        return None
-    return Claim(*claim) if _sum_fits(page, CLAIM_OFFSET, _CLAIM.size) else None
+    fields = _CLAIM.get(page, CLAIM_OFFSET)
+    return None if fields is None else Claim(*fields)
 
 
-def put_agreement(page: bytearray, agreement: Agreement | None) -> tuple[int, int]:
-    """Write the agreement, or remove it; returns the changed span of `page`."""
+def put_agreement(page: bytearray, agreement: Agreement | None) -> Span:
+    """Write the agreement, or remove it."""
+    if agreement is not None:
+        return _UPSTREAM.put(page, UPSTREAM_OFFSET, *agreement)
     end = UPSTREAM_OFFSET + _UPSTREAM.size
-    if agreement is None:
-        page[UPSTREAM_OFFSET : end + _SUM.size] = bytes(_UPSTREAM.size + _SUM.size)
-    else:
-        _UPSTREAM.pack_into(page, UPSTREAM_OFFSET, b"DSupstrm", _VERSION, 0, *agreement)
-        _put_sum(page, UPSTREAM_OFFSET, end)
-    return UPSTREAM_OFFSET, end + _SUM.size
+    page[UPSTREAM_OFFSET:end] = bytes(_UPSTREAM.size)
+    return UPSTREAM_OFFSET, end
 
 
 def get_agreement(page: bytes | bytearray) -> Agreement | None:
-    """The agreement; None unless it is whole."""
-    magic, version, _, *fields = _UPSTREAM.unpack_from(page, UPSTREAM_OFFSET)
-    whole = _sum_fits(page, UPSTREAM_OFFSET, _UPSTREAM.size)
-    return Agreement(*fields) if magic == b"DSupstrm" and version == _VERSION and whole else None
+    fields = _UPSTREAM.get(page, UPSTREAM_OFFSET)
+    return None if fields is None else Agreement(*fields)
 
 
-def put_source(
-    page: bytearray, copy: int, stream_id: bytes, source: PublisherRecord
-) -> tuple[int, int]:
-    """Write one of the two copies of the source; returns the changed span of `page`.
+def put_source(page: bytearray, copy: int, stream_id: bytes, source: PublisherRecord) -> Span:
+    """Write one of the two copies of the source.
 
     The second copy is written when the first is on disk, and a lease is granted when both are.
     So if one copy is damaged, the other one is not older than any lease that was granted.
     """
-    start = SOURCE_OFFSETS[copy]
-    end = start + _SOURCE.size
-    _SOURCE.pack_into(page, start, b"DSsource", _VERSION, 0, stream_id, *source)
-    _put_sum(page, start, end)
-    return start, end + _SUM.size
+    return SOURCE.put(page, SOURCE_OFFSETS[copy], stream_id, *source)
 
 
 def get_sources(page: bytes | bytearray) -> list[tuple[bytes, PublisherRecord] | None]:
     """Both copies, each with its stream id; None for a copy that is damaged. A copy of zeros
-    says that there was no source yet, and has the stream id of zeros."""
+    means that there was no source yet, and has the stream id of zeros."""
     found: list[tuple[bytes, PublisherRecord] | None] = []
     for start in SOURCE_OFFSETS:
-        if not any(page[start : start + SOURCE_SIZE]):
+        if not any(page[start : start + SOURCE.size]):
             found.append((NO_ID, PublisherRecord()))
             continue
-        magic, version, _, stream_id, *source = _SOURCE.unpack_from(page, start)
-        whole = magic == b"DSsource" and version == _VERSION
-        whole = whole and _sum_fits(page, start, _SOURCE.size)
-        found.append((stream_id, PublisherRecord(*source)) if whole else None)
+        fields = SOURCE.get(page, start)
+        found.append(None if fields is None else (fields[0], PublisherRecord(*fields[1:])))
     return found
 
 
 def get_source(page: bytes | bytearray, stream_id: bytes) -> PublisherRecord | None:
     """The last source of the stream; `PublisherRecord()` if there is none. None if neither copy
-    is whole and of this stream, and something else is written there."""
+    is whole and of this stream, and other bytes are there."""
     copies = get_sources(page)
     if copies == [(NO_ID, PublisherRecord())] * len(SOURCE_OFFSETS):
         return PublisherRecord()
     written = [found[1] for found in copies if found is not None and found[0] == stream_id]
     return max((source for source in written if source != PublisherRecord()), default=None)
-
-
-def _put_sum(page: bytearray, start: int, end: int) -> None:
-    _SUM.pack_into(page, end, xxh3_64_intdigest(page[start:end]))
-
-
-def _sum_fits(page: bytes | bytearray, start: int, size: int) -> bool:
-    end = start + size
-    (stored,) = _SUM.unpack_from(page, end)
-    return bool(stored == xxh3_64_intdigest(memoryview(page)[start:end]))

@@ -296,7 +296,7 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
     source = records.get_source(page, made.stream_id)
     fresh[records.SOURCE_OFFSETS[0] :] = bytes(HEADER_PAGE_SIZE - records.SOURCE_OFFSETS[0])
     second = records.SOURCE_OFFSETS[1]
-    fresh[second : second + records.SOURCE_SIZE] = bytes(records.SOURCE_SIZE)
+    fresh[second : second + records.SOURCE.size] = bytes(records.SOURCE.size)
     claim = records.get_claim(page)
     if claim is not None:
         # The next open for writing returns the space of an interrupted operation.

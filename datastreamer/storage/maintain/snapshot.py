@@ -368,7 +368,7 @@ def _copy_publisher(page: bytearray, source: StreamFile) -> None:
         # The copy gets the same damage: the last epoch is not known.
         there = steady_page(source.file)
         for start in records.SOURCE_OFFSETS:
-            part = slice(start, start + records.SOURCE_SIZE)
+            part = slice(start, start + records.SOURCE.size)
             page[part] = there[part]
         return
     if last != PublisherRecord():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from datastreamer import DataStream
 from datastreamer.errors import DamagedHeader, StreamClosed, StreamReadOnly, WriteFailed
 from datastreamer.storage.header.records import (
+    SOURCE,
     SOURCE_OFFSETS,
-    SOURCE_SIZE,
     PublisherRecord,
     get_source,
 )
@@ -145,18 +145,18 @@ def test_whatever_is_done_to_the_stream_keeps_it(
 @pytest.mark.parametrize("copy", SOURCE_OFFSETS)
 def test_a_damaged_copy_is_never_an_older_epoch(granted: Path, copy: int) -> None:
     """At any byte, also where all of it is overwritten with zeros."""
-    page = granted.read_bytes()[copy : copy + SOURCE_SIZE]
-    for at in range(SOURCE_SIZE):
+    page = granted.read_bytes()[copy : copy + SOURCE.size]
+    for at in range(SOURCE.size):
         flip(granted, copy + at)
         assert source_of(granted) == SOURCES[-2]
         overwrite(granted, copy, page)
-    overwrite(granted, copy, bytes(SOURCE_SIZE))
+    overwrite(granted, copy, bytes(SOURCE.size))
     assert source_of(granted) == SOURCES[-2]
 
 
 def test_damage_to_both_copies_is_never_no_epoch(granted: Path) -> None:
     page = granted.read_bytes()[:4096]
-    for at in range(SOURCE_SIZE):
+    for at in range(SOURCE.size):
         flip(granted, FIRST + at, SECOND + at)
         assert get_source(granted.read_bytes()[:4096], page[80:96]) is None
         overwrite(granted, 0, page)
@@ -166,7 +166,7 @@ def test_damage_to_both_copies_is_never_no_epoch(granted: Path) -> None:
         with pytest.raises(DamagedHeader, match="datastreamer repair") as raised:
             source_of(damaged)
         assert raised.value.offset == FIRST
-    overwrite(granted, SECOND, bytes(SOURCE_SIZE))
+    overwrite(granted, SECOND, bytes(SOURCE.size))
     with pytest.raises(DamagedHeader):
         source_of(granted)
 
