@@ -37,7 +37,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 def timed(address: tuple[str, int], amount: int, read: Callable[[Client], Any]) -> Done:
-    """`read` gives what is to be gone through; all `amount` entries have to come."""
+    """`read` returns what is iterated over; all `amount` entries have to arrive."""
 
     async def main() -> Done:
         async with connect(*address) as client:

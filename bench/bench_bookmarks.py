@@ -34,7 +34,7 @@ def block_key(number: int) -> bytes:
 
 
 def write_blocks(path: Path, count: int, events: int = 0) -> None:
-    """A stream of `count` block bookmarks, each with so many events of 200 B; not indexed."""
+    """A stream of `count` block bookmarks, each followed by events of 200 B; not indexed."""
     data = [bytes(SIZE)] * events
     with DataStream.create(path, version=2, sync="os", index="memory") as stream:
         # The keeper would have them all in memory, which is not what is measured here.

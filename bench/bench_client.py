@@ -24,7 +24,7 @@ __all__ = ["stored"]  # the fixture
 
 
 def _timed(stored: Any, read: Callable[[BlockingClient, int], None]) -> Callable[[], Done]:
-    """`read` by a blocking client, which is told how many entries there are."""
+    """`read` by a blocking client, which gets the number of entries as an argument."""
     _, entries, address = stored
 
     def ours() -> Done:

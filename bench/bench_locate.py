@@ -60,7 +60,7 @@ def bare_search(path: Path, number: int) -> None:
 
 
 def test_cold(versus: Versus, smoke: bool, large: Path) -> None:
-    """The first look-up of a stream that was just opened: the search goes by page starts."""
+    """The first look-up after the stream was opened: a search over the starts of pages."""
     wanted = numbers_below(200, 3 if smoke else 300)
 
     def total() -> int:

@@ -100,7 +100,7 @@ def local(folder: Path, operations: int) -> Done:
 
 
 def bare(folder: Path, operations: int, together: int) -> Done:
-    """One pwrite and one fdatasync for so many operations."""
+    """One pwrite and one fdatasync for this number of operations."""
     path = folder / "bare.bin"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:

@@ -1,8 +1,8 @@
 """Whole payloads from messages of 200 B, beside the same in dicts.
 
-The rival is the tests' oracle, which does all that ours does, on Python's dicts. Messages come
-from three producers, each in an order of its own, so that two of three are duplicates; or from
-one, none of them twice.
+The rival is the tests' oracle, which does all that ours does, with Python's dicts. Messages come
+from three producers, each in its own order, so that two of three are duplicates; or from one
+producer, without duplicates.
 """
 
 from __future__ import annotations

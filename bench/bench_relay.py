@@ -58,7 +58,7 @@ def client_alone(address: tuple[str, int], entries: int) -> Done:
 
 @contextmanager
 def bare_stream(path: Path, address: tuple[str, int]) -> Iterator[tuple[int, socket.socket]]:
-    """A new file and a connection; the file is gone at the end."""
+    """A new file and a connection; the file is removed at the end."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         with socket.create_connection(address) as connection:
@@ -71,7 +71,7 @@ def bare_stream(path: Path, address: tuple[str, int]) -> Iterator[tuple[int, soc
 def bare_pieces(
     connection: socket.socket, total: int, buffers: Callable[[], memoryview]
 ) -> Iterator[tuple[memoryview, int]]:
-    """The bytes of a streaming with its Result, in full buffers, and where each stands."""
+    """The streamed bytes with their Result, in full buffers, and the offset of each."""
     connection.sendall(START)
     at, end = 0, total + len(OK)
     while at < end:
@@ -95,7 +95,7 @@ def bare_copy(path: Path, address: tuple[str, int], total: int) -> Done:
 
 
 def bare_copy_by_two(path: Path, address: tuple[str, int], total: int) -> Done:
-    """The same by a thread that receives and one that writes: no relay can do more."""
+    """The same by two threads, one receives and one writes: the upper bound of a relay."""
     free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
     full: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
     for _ in range(3):
@@ -206,7 +206,7 @@ def relay_process(upstream: tuple[str, int], path: Path) -> Iterator[tuple[str, 
 
 
 def test_chain(record: Any, smoke: bool, tmp_path: Path) -> None:
-    """From before a commit to its receipt at the server and behind one, two, three relays."""
+    """From the start of a commit to its receipt at the server and after 1, 2, 3 relays."""
     count = 20 if smoke else 2_000
     with ExitStack() as stack:
         server = stack.enter_context(

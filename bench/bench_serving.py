@@ -245,7 +245,7 @@ def test_live(
     with StreamServer(tmp_path / "live.bin", host="127.0.0.1", port=0, sync="os") as server:
         ours = [live(server, clients, operations, rate) for _ in range(rounds)]
     theirs: list[Any] = []
-    # At 1,000 operations a second to 100 clients it falls behind by a second each second.
+    # At 1,000 operations per second to 100 clients its lag grows by a second each second.
     if reference is not None and clients <= ITS_CLIENTS:
         theirs = [
             one

@@ -46,15 +46,15 @@ def smoke(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("benchmark_disable"))
 
 
-# A virtual machine that slept, or did something else, takes some tenths of a second to get to
-# speed: a server that drains at 24 M entries/s right behind another drain, in 40 ms, does 12 M
-# behind a second's sleep or half a second of any other work.
+# A virtual machine that slept, or did other work, needs some tenths of a second to reach its
+# speed: a server that sends 24 M entries/s right after another such run of 40 ms sends 12 M after
+# a second's sleep or half a second of any other work.
 _SOON_SECONDS = 0.3
 
 
 def _timed(work: Work, amount: float, *, warm: bool = True) -> float:
-    """Units a second of one call of `work`; with `warm` of a second one where it is over soon,
-    so that what ran before does not count."""
+    """Units per second of one call of `work`. With `warm`, a call shorter than `_SOON_SECONDS` is
+    repeated and the second one counts, so that what ran before it has no influence."""
     begin = time.perf_counter()
     result = work()
     seconds = time.perf_counter() - begin
@@ -123,7 +123,7 @@ def versus(_rows: Rows) -> Versus:
     `work` names what is done ("append, one call an entry, 200 B"). `ours` is a
     callable without arguments. `rivals` maps a name ("struct oracle", "bare
     sendfile", "reference (Go)") to a callable that does the same work, to a rate
-    measured before, or to None where the rival is not at hand. `amount` is how
+    measured before, or to None if the rival is not installed. `amount` is how
     many units one call does; a callable that knows better, or whose time is not
     the time of its call, returns `Done(amount, seconds)` (of `bench.measure`).
     `at_least` is the ratio that we promise to the first rival, or a mapping of
@@ -182,7 +182,7 @@ def record(_rows: Rows) -> Record:
     """``record(work, ours, rivals, *, unit, at_least=None, less_is_better=True)``
 
     Reports figures that the benchmark measured itself: `ours` a number, `rivals`
-    a mapping of names to numbers (None where the rival is not at hand). May be
+    a mapping of names to numbers (None if the rival is not installed). May be
     called several times, one row or more each (p50, p99, the longest).
     """
 

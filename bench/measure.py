@@ -1,4 +1,4 @@
-"""What measurements are made of: how much was done in which time, and latencies."""
+"""The values of a measurement: an amount of work and its duration, and latencies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Done(NamedTuple):
-    """What a measured callable may return: how much it did, in which time, where the
-    clock around the call would tell something else. None: as `versus` was told."""
+    """What a measured callable may return if the duration of the call is not that of the work:
+    the amount of work and its duration. None: the amount that `versus` got, the call's duration."""
 
     amount: float | None = None
     seconds: float | None = None

@@ -67,7 +67,7 @@ def catch_up(
     stream_type: int = 1,
     chunk: int = 1 << 20,
 ) -> Done:
-    """Receive `entries` entries of `size` bytes of data, looking at none of them.
+    """Receive `entries` entries of `size` bytes of data, without parsing them.
 
     Reads large chunks and lets the kernel gather them (SO_RCVLOWAT): a reader that
     wakes for every segment is what would be measured.
@@ -117,7 +117,7 @@ def some_numbers(entries: int, count: int) -> list[int]:
 def pipelined(
     address: tuple[str, int], *, count: int, entries: int, size: int, in_flight: int = 100
 ) -> Done:
-    """Ask for `count` of the first `entries` entries, so many questions under way at a time."""
+    """Ask for `count` of the first `entries` entries, with several queries in flight."""
     request = b"".join(START.pack(5, 1, number) for number in some_numbers(entries, count))
     answer = len(RESULT_OK) + HEAD + size
     with _connect(address) as connection:

@@ -100,7 +100,7 @@ class Watcher:
             return f"joins at {self.join_time:.0f} s"
         if self.report:
             return "has all"
-        # Reports arrive several times a second: one that is a moment old is not a lag.
+        # Clients report several times a second; the age of a report does not count as lag.
         near = total - ENTRIES_PER_OPERATION * max(1, rate)
         return "live" if self.entries >= near else "catching up"
 
