@@ -69,7 +69,7 @@ soak: setup
 	$(PY) -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
 
 sanitize: setup
-	PYTHON=$(abspath $(PY)) tests/sanitize.sh
+	PYTHON=$(abspath $(PY)) tests/sanitize.sh $(SIDE_BY_SIDE)
 
 clean:
 	rm -rf build dist *.egg-info .benchmarks .spark-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
