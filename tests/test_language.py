@@ -41,7 +41,10 @@ PHRASES = {
 BANNED = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): use for phrase, use in PHRASES.items()}
 
 # Calls whose string arguments a user reads, beside those of `raise` and of a logger.
-SHOWN = {"say", "say_error", "number_option", "Option", "Argument", "BadParameter"}
+SHOWN = {
+    *("say", "say_error", "number_option", "fraction_option", "text_option"),
+    *("Option", "Argument", "BadParameter"),
+}
 LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 # Parts of the package, and documents, that are still to be rewritten.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from datastreamer.cli.shared.common_options import verb
-from datastreamer.cli.shared.options import (
-    LogFormatOption,
-    LogLevelOption,
-    VersionOption,
-    new_program,
-)
+from datastreamer._version import __version__
+from datastreamer.cli.shared.commands import LOG_OPTIONS, new_program, verb
 from datastreamer.cli.verbs.append import append
 from datastreamer.cli.verbs.bench import bench
 from datastreamer.cli.verbs.bookmark import bookmark
@@ -34,24 +31,25 @@ from datastreamer.cli.verbs.truncate import truncate
 from datastreamer.cli.verbs.verify import verify
 from datastreamer.cli.verbs.zkevm import zkevm
 
-program = new_program()
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"datastreamer {__version__}")
+        raise typer.Exit
 
 
-@program.callback(invoke_without_command=True)
-def datastreamer(
-    context: typer.Context,
-    version: VersionOption = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
-) -> None:
-    """Serve and read streams: append-only files of numbered entries with bookmarks.
+_VERSION_OPTION = Annotated[
+    bool | None,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+]
 
-    SOURCE is a stream file, or HOST:PORT of a server.
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
+program = new_program(
+    "Serve and read streams: append-only files of numbered entries with bookmarks.\n\n"
+    "SOURCE is a stream file, or HOST:PORT of a server.",
+    {"version": _VERSION_OPTION, **LOG_OPTIONS},
+)
 for command in (
     *(serve, relay, info, cat, entry, bookmark),
     *(append, truncate, snapshot, reindex, import_leveldb, verify, repair),

@@ -79,7 +79,7 @@ from tests.cli.process import done
         (["truncate", "FILE", "-1"], "No such option"),
         (["truncate", "FILE", "x"], "it is a number from 0 to"),
         (["snapshot", "FILE"], "Missing argument"),
-        (["import-leveldb", "FILE", "--format", "raw"], "--format raw is for entries"),
+        (["import-leveldb", "FILE", "--format", "raw"], "'raw' is not one of"),
         (["demo", "FILE", "--rate", "-1"], "operations per second"),
         (["demo", "FILE", "--rate", "nan"], "operations per second"),
         (["info", "tcp://nohere"], "write the server as tcp://HOST:PORT"),

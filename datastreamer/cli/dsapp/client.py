@@ -18,22 +18,20 @@ from datastreamer.cli.shared.exit_codes import (
     exit_zero_on_signal,
     write_out,
 )
-from datastreamer.cli.shared.options import LogLevel, number_option, read_number
-from datastreamer.cli.shared.source import ServerSource, SourceReader, check_start, parse_address
-from datastreamer.format import STREAM_TYPE_SEQUENCER, TYPE_BOOKMARK, U64_MAX, Header
+from datastreamer.cli.shared.options import number_option, read_number, text_option
+from datastreamer.cli.shared.source import ServerSource, check_start, parse_address
+from datastreamer.format import TYPE_BOOKMARK, U64_MAX, Header
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of, name_of_key, raw_key
 
 _log = logging.getLogger(__name__)
 
-ServerOption = Annotated[
-    str, typer.Option("--server", metavar="HOST:PORT", help="Server to connect to.")
-]
+ServerOption = Annotated[str, text_option("--server", "HOST:PORT", "Server to connect to.")]
 FromOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--from",
-        metavar="latest|N",
-        help="Stream from this entry; latest: only later commits [latest; 0 with --sanitycheck].",
+        "latest|N",
+        "Stream from this entry; latest: only later commits [latest; 0 with --sanitycheck].",
     ),
 ]
 FromBookmarkOption = Annotated[
@@ -78,7 +76,7 @@ def client(
     bookmarktype: BookmarkTypeOption = 0,
     sanitycheck: SanityCheckOption = False,
     dumpbatch: DumpBatchOption = None,
-    log: LogOption = LogLevel.info,
+    log: LogOption = "info",
 ) -> None:
     """Print entries as a server streams them, until Ctrl-C.
 
@@ -92,7 +90,7 @@ def client(
         first = read_number(start or "", U64_MAX, "--from")
     streams = not (header or sanitycheck) and entry is bookmark is dumpbatch is None
     exit_zero_on_signal()
-    with ServerSource(address, STREAM_TYPE_SEQUENCER, follow=streams) as source:
+    with ServerSource(address, follow=streams) as source:
         now = source.header()
         if header:
             _print(_header_line(now))
@@ -123,7 +121,7 @@ def client(
                 _print_entries(batch)
 
 
-def _check(source: SourceReader, header: Header, begin: int | bytes) -> None:
+def _check(source: ServerSource, header: Header, begin: int | bytes) -> None:
     """Check the committed entries. Raises `Failure` if there are errors."""
     sanity = Sanity(header.version)
     for batch in source.batches(begin, header.total_entries):
@@ -133,7 +131,7 @@ def _check(source: SourceReader, header: Header, begin: int | bytes) -> None:
         raise Failure(f"the sanity check found {sanity.errors} errors")
 
 
-def _dump_batch(source: SourceReader, header: Header, number: int) -> None:
+def _dump_batch(source: ServerSource, header: Header, number: int) -> None:
     """Print the entries from the bookmark of the batch up to that of the next batch."""
     mark = BookmarkName("batch", number)
     batches = source.batches(key_of(header.version, mark), header.total_entries)

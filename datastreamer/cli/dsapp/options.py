@@ -7,15 +7,43 @@ from typing import Annotated
 import typer
 
 from datastreamer.cli.shared import logs
-from datastreamer.cli.shared.options import LogLevel
+from datastreamer.cli.shared.options import number_option, text_option
+from datastreamer.server.limits import Limits
 
 
-def _set_level(level: LogLevel) -> LogLevel:
-    logs.set_level(level.value)
+def _set_level(level: logs.Level) -> logs.Level:
+    logs.set_level(level)
     return level
 
 
 LogOption = Annotated[
-    LogLevel,
+    logs.Level,
     typer.Option("--log", callback=_set_level, help="Set the lowest level to log, to stderr."),
 ]
+PortOption = Annotated[int, number_option("--port", "PORT", "Port to listen on.", most=65535)]
+FileOption = Annotated[str, text_option("--file", "FILE", "The stream file.")]
+WriteTimeoutOption = Annotated[
+    int,
+    number_option(
+        "--writetimeout",
+        "MS",
+        "Disconnect a client that receives no byte for MS milliseconds; 0: never.",
+    ),
+]
+InactivityTimeoutOption = Annotated[
+    int,
+    number_option(
+        "--inactivitytimeout",
+        "S",
+        "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
+    ),
+]
+
+
+def limits_of(writetimeout: int, inactivitytimeout: int) -> Limits:
+    """The limits of a server with these timeouts."""
+    return Limits(
+        write_timeout=writetimeout / 1000,
+        inactivity_timeout=inactivitytimeout,
+        handshake_timeout=inactivitytimeout,
+    )

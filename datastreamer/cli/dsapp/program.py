@@ -9,17 +9,11 @@ import typer
 from datastreamer.cli.dsapp.client import client
 from datastreamer.cli.dsapp.relay import relay
 from datastreamer.cli.dsapp.server import server
-from datastreamer.cli.shared.common_options import expand
-from datastreamer.cli.shared.options import new_program
+from datastreamer.cli.shared.commands import expand, new_program
 
-program = new_program()
-
-
-@program.callback(invoke_without_command=True)
-def dsapp(context: typer.Context) -> None:
-    """Run a demo server, client or relay of a stream; for operators, see datastreamer."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+program = new_program(
+    "Run a demo server, client or relay of a stream; for operators, see datastreamer.", {}
+)
 
 
 @program.command("help")

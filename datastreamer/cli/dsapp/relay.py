@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from datastreamer.cli.dsapp.options import LogOption
-from datastreamer.cli.dsapp.server import (
+from datastreamer.cli.dsapp.options import (
     FileOption,
     InactivityTimeoutOption,
+    LogOption,
     PortOption,
     WriteTimeoutOption,
+    limits_of,
 )
-from datastreamer.cli.shared.options import LogLevel
+from datastreamer.cli.shared.options import text_option
 from datastreamer.cli.verbs.relay import relay_until, upstream_of
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
-from datastreamer.server.limits import Limits
 
-ServerOption = Annotated[
-    str, typer.Option("--server", metavar="HOST:PORT", help="Server to download from.")
-]
+ServerOption = Annotated[str, text_option("--server", "HOST:PORT", "Server to download from.")]
 
 
 def relay(
@@ -29,12 +25,8 @@ def relay(
     file: FileOption = "datarelay.bin",
     writetimeout: WriteTimeoutOption = 0,
     inactivitytimeout: InactivityTimeoutOption = 120,
-    log: LogOption = LogLevel.info,
+    log: LogOption = "info",
 ) -> None:
     """Download a stream, keep it in a file, and serve it."""
-    limits = Limits(
-        write_timeout=writetimeout / 1000,
-        inactivity_timeout=inactivitytimeout,
-        handshake_timeout=inactivitytimeout,
-    )
+    limits = limits_of(writetimeout, inactivitytimeout)
     relay_until(Relay([upstream_of(server)], file, port=port, limits=limits))

@@ -6,16 +6,20 @@ import logging
 import time
 from typing import Annotated
 
-import typer
-
 from datastreamer.cli.demo.pace import progress, write_at_pace
 from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
-from datastreamer.cli.dsapp.options import LogOption
-from datastreamer.cli.shared.options import LogLevel, number_option
-from datastreamer.cli.shared.server_options import NO_METRICS, MetricsOptions
+from datastreamer.cli.dsapp.options import (
+    FileOption,
+    InactivityTimeoutOption,
+    LogOption,
+    PortOption,
+    WriteTimeoutOption,
+    limits_of,
+)
+from datastreamer.cli.shared.options import number_option
+from datastreamer.cli.shared.server_options import MetricsOptions
 from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.format import DEFAULT_PORT
-from datastreamer.server.limits import Limits
 from datastreamer.service.embedded import StreamServer
 from datastreamer.transport.listeners import address_of
 
@@ -24,43 +28,25 @@ _log = logging.getLogger(__name__)
 # Time for streaming clients to receive everything after the last operation.
 _DRAIN_SECONDS = 30.0
 
-PortOption = Annotated[int, number_option("--port", "PORT", "Port to listen on.", most=65535)]
-FileOption = Annotated[str, typer.Option("--file", metavar="FILE", help="The stream file.")]
 SleepOption = Annotated[
-    int,
-    number_option("--sleep", "MS", "Pause before each operation, in milliseconds."),
+    int, number_option("--sleep", "MS", "Pause before each operation, in milliseconds.")
 ]
 OpersOption = Annotated[
     int,
     number_option("--opers", "N", "Number of atomic operations to write; then the server exits."),
 ]
-WriteTimeoutOption = Annotated[
-    int,
-    number_option(
-        "--writetimeout",
-        "MS",
-        "Disconnect a client that receives no byte for MS milliseconds; 0: never.",
-    ),
-]
-InactivityTimeoutOption = Annotated[
-    int,
-    number_option(
-        "--inactivitytimeout",
-        "S",
-        "Disconnect a client that neither streams nor sends commands for S seconds; 0: never.",
-    ),
-]
 
 
 def server(
+    *,
     port: PortOption = DEFAULT_PORT,
     file: FileOption = "datastream.bin",
     sleep: SleepOption = 0,
     opers: OpersOption = 1_000_000,
     writetimeout: WriteTimeoutOption = 0,
     inactivitytimeout: InactivityTimeoutOption = 120,
-    metrics: MetricsOptions = NO_METRICS,
-    log: LogOption = LogLevel.info,
+    metrics: MetricsOptions,
+    log: LogOption = "info",
 ) -> None:
     """Serve a stream while writing demo blocks to it, then exit.
 
@@ -68,11 +54,6 @@ def server(
     has the fixed layouts of version 1; in an existing file numbering continues. At the end,
     streaming clients have 30 s to receive all entries.
     """
-    limits = Limits(
-        write_timeout=writetimeout / 1000,
-        inactivity_timeout=inactivitytimeout,
-        handshake_timeout=inactivitytimeout,
-    )
     metrics.address()
     with (
         stop_on_signal() as stop,
@@ -81,7 +62,7 @@ def server(
             port=port,
             version=VERSION,
             system_id=SYSTEM_ID,
-            limits=limits,
+            limits=limits_of(writetimeout, inactivitytimeout),
             metrics_port=metrics.metrics_port,
             metrics_host=metrics.metrics_host or None,
         ) as serving,

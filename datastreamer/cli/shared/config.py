@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import text_option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,9 +39,8 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     for name, value in found.items():
         option = options.get(name)
         if option is None:
-            raise typer.BadParameter(
-                f"{path}: unknown option {name!r}; the options are {_names(options)}"
-            )
+            names = ", ".join(each for each in options if each != "help")
+            raise typer.BadParameter(f"{path}: unknown option {name!r}; the options are {names}")
         many = getattr(option, "multiple", False)
         items = value if many and isinstance(value, list) else [value]
         for item in items:
@@ -53,17 +53,13 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     return path
 
 
-def _names(options: dict[str, Any]) -> str:
-    return ", ".join(name for name in options if name != "help")
-
-
 ConfigOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--config",
-        metavar="TOML",
+        "TOML",
+        "Read options from this TOML file, under their names without the leading dashes.",
         is_eager=True,
         callback=_read_config,
-        help="Read options from this TOML file, under their names without the leading dashes.",
     ),
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.live import Live
     from rich.segment import Segment
     from rich.text import Text
 
@@ -60,6 +61,13 @@ def rendered(*what: RenderableType, width: int | None = None, styled: bool = Tru
     for each in what:
         console.print(each)
     return Rendered(text.getvalue().encode(sys.stdout.encoding or "utf-8", "replace"))
+
+
+def live_display() -> Live:
+    """A display on standard output, a terminal, that each update replaces."""
+    from rich.live import Live
+
+    return Live(console=new_console(sys.stdout), auto_refresh=False, vertical_overflow="crop")
 
 
 def text(value: str, style: str = "") -> Text:

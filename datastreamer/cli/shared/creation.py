@@ -95,6 +95,3 @@ class CreationOptions:
 
 
 _WORDS = {"system_id": "system id", "version": "stream version", "stream_type": "stream type"}
-
-
-NO_CREATION = CreationOptions()

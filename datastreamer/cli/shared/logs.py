@@ -6,18 +6,13 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 from datastreamer.errors import DamagedFile
 from datastreamer.printable import cut, json_text, one_line
 from datastreamer.service.log import StderrLog, Style
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-}
-
+Level = Literal["debug", "info", "warn", "error"]
 
 _handler = StderrLog()
 
@@ -62,9 +57,9 @@ def hold_errors(name: str) -> Iterator[None]:
             logger.handle(record)
 
 
-def set_level(name: str) -> None:
-    """Log from this level on: debug, info, warn or error."""
-    logging.getLogger().setLevel(_LEVELS[name])
+def set_level(level: Level) -> None:
+    """Log from this level on."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def set_style(style: Style) -> None:

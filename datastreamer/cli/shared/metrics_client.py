@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,64 +83,50 @@ def _not_metrics(address: str) -> Failure:
     )
 
 
+_NUMBER = (int, float)
+_OPTIONAL = (int, float, type(None))
+_HEAD = {
+    "time": _NUMBER,
+    "head_entries": _OPTIONAL,
+    "head_bytes": _OPTIONAL,
+    "sent_bytes": _OPTIONAL,
+    "connected": (dict,),
+    "clients": (list,),
+}
+_CLIENT = {
+    "id": (str,),
+    "client": (str,),
+    "state": (str,),
+    "seconds": _NUMBER,
+    "entry": _OPTIONAL,
+    "offset": _OPTIONAL,
+    "lag_entries": _OPTIONAL,
+    "lag_bytes": _OPTIONAL,
+}
+_UPSTREAM = {"upstream": (str,), "state": (str,), "lag_entries": _OPTIONAL}
+
+
 def _is_overview(state: object) -> bool:
-    return _has(state, _HEAD) and _are(state.get("upstreams", []), _UPSTREAM)
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value <= U64_MAX
-
-
-def _is_number_or_none(value: object) -> bool:
-    return value is None or _is_number(value)
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-def _are_clients(value: object) -> bool:
-    return _are(value, _CLIENT)
-
-
-def _are(value: object, kinds: _Kinds) -> bool:
-    return isinstance(value, list) and all(_has(each, kinds) for each in value)
-
-
-def _has(value: object, kinds: _Kinds) -> TypeGuard[Overview]:
-    return isinstance(value, dict) and all(
-        name in value and fits(value[name]) for name, fits in kinds.items()
+    """Whether an answer has what the table and the rates use: any program may have sent it."""
+    if not isinstance(state, dict) or not _has(state, _HEAD):
+        return False
+    upstreams = state.get("upstreams", [])
+    return (
+        isinstance(upstreams, list)
+        and all(_has(each, _UPSTREAM) for each in upstreams)
+        and all(_has(each, _CLIENT) for each in state["clients"])
+        and all(_is(count, _NUMBER) for count in state["connected"].values())
     )
 
 
-_Kinds = Mapping[str, Callable[[object], bool]]
-_HEAD: _Kinds = {
-    "time": _is_number,
-    "head_entries": _is_number_or_none,
-    "head_bytes": _is_number_or_none,
-    "sent_bytes": _is_number_or_none,
-    "connected": _are_numbers,
-    "clients": _are_clients,
-}
-_CLIENT: _Kinds = {
-    "id": _is_word,
-    "client": _is_word,
-    "state": _is_word,
-    "seconds": _is_number,
-    "entry": _is_number_or_none,
-    "offset": _is_number_or_none,
-    "lag_entries": _is_number_or_none,
-    "lag_bytes": _is_number_or_none,
-}
-_UPSTREAM: _Kinds = {
-    "upstream": _is_word,
-    "state": _is_word,
-    "lag_entries": _is_number_or_none,
-}
+def _has(value: object, kinds: Mapping[str, tuple[type, ...]]) -> bool:
+    return isinstance(value, dict) and all(
+        name in value and _is(value[name], kind) for name, kind in kinds.items()
+    )
+
+
+def _is(value: object, kind: tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and (not isinstance(value, int | float) or 0 <= value <= U64_MAX)
 
 
 def with_rates(now: Overview, before: Overview | None) -> Overview:

@@ -10,62 +10,26 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared import logs
 from datastreamer.errors import BadBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, U32_MAX, U64_MAX
-from datastreamer.transport.secret_files import ALLOW as ALLOW_READABLE_SECRETS
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
 
 if TYPE_CHECKING:
     import ssl
 
 
-class LogLevel(str, Enum):
-    """The lowest level that is logged."""
-
-    debug = "debug"
-    info = "info"
-    warn = "warn"
-    error = "error"
+Format = Literal["table", "jsonl", "hex", "raw"]
+ReportFormat = Literal["table", "jsonl"]
 
 
-class LogFormat(str, Enum):
-    """The format of the log."""
-
-    text = "text"
-    json = "json"
-
-
-class Format(str, Enum):
-    """The format of data on standard output."""
-
-    table = "table"
-    jsonl = "jsonl"
-    hex = "hex"
-    raw = "raw"
-
-
-class ReportFormat(str, Enum):
-    """The same, for output other than entries."""
-
-    table = "table"
-    jsonl = "jsonl"
-
-
-def new_program() -> typer.Typer:
-    """An empty program with the settings that all programs share."""
-    return typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
+def text_option(name: str, metavar: str, help: str, **more: Any) -> Any:
+    """The option for a text."""
+    return typer.Option(name, metavar=metavar, help=help, **more)
 
 
 # Numbers.
@@ -85,7 +49,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def number_parser(most: int, *, least: int = 0) -> Callable[[str | int], int]:
+def number_parser(most: int = U64_MAX, *, least: int = 0) -> Callable[[str | int], int]:
     """The parser of an option; typer also passes defaults through it."""
 
     def read(value: str | int) -> int:
@@ -98,25 +62,26 @@ def number_option(
     name: str, metavar: str, help: str, *, least: int = 0, most: int = U64_MAX
 ) -> Any:
     """The option for a number from `least` to `most`."""
-    return typer.Option(name, parser=number_parser(most, least=least), metavar=metavar, help=help)
+    return text_option(name, metavar, help, parser=number_parser(most, least=least))
 
 
-def seconds_parser(least: float, most: float) -> Callable[[str | float], float]:
-    """The parser of seconds from `least` to `most`."""
+def fraction_option(
+    name: str, metavar: str, help: str, *, least: float, most: float, unit: str = "seconds"
+) -> Any:
+    """The option for a number of `unit` from `least` to `most`, which may have a fraction."""
 
     def parse(value: str | float) -> float:
         try:
-            seconds = float(value)
+            number = float(value)
         except ValueError:
-            seconds = math.nan
-        if not least <= seconds <= most:
-            shown = _shown(str(value))
+            number = math.nan
+        if not least <= number <= most:
             raise typer.BadParameter(
-                f"it is a number of seconds from {least:g} to {most:g}, not {shown}"
+                f"it is a number of {unit} from {least:g} to {most:g}, not {_shown(str(value))}"
             )
-        return seconds
+        return number
 
-    return parse
+    return text_option(name, metavar, help, parser=parse)
 
 
 def read_type(text: str) -> int:
@@ -125,51 +90,6 @@ def read_type(text: str) -> int:
         text = str(int(text, 16))
     return read_number(text, U32_MAX, "an entry type")
 
-
-# The log.
-
-
-def _set_log_level(level: LogLevel | None) -> LogLevel | None:
-    if level is not None:
-        logs.set_level(level.value)
-    return level
-
-
-def _set_log_format(style: LogFormat | None) -> LogFormat | None:
-    if style is not None:
-        logs.set_style(style.value)
-    return style
-
-
-LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option(
-        "--log-level", callback=_set_log_level, help="Set the lowest level to log [info]."
-    ),
-]
-LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option(
-        "--log-format", callback=_set_log_format, help="Set the format of the log [text]."
-    ),
-]
-
-
-def _show_version(wanted: bool) -> bool:
-    if wanted:
-        from datastreamer._version import __version__
-
-        typer.echo(f"datastreamer {__version__}")
-        raise typer.Exit
-    return wanted
-
-
-VersionOption = Annotated[
-    bool,
-    typer.Option(
-        "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-    ),
-]
 
 # Input.
 
@@ -191,19 +111,12 @@ StreamTypeOption = Annotated[
 ]
 
 
-def _allow_readable_secrets(wanted: bool) -> None:
-    if wanted:
-        os.environ[ALLOW_READABLE_SECRETS] = "1"
-
-
-AllowReadableSecretsOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-readable-secrets",
-        callback=_allow_readable_secrets,
-        help="Accept files of tokens and private keys that other users own or can read, "
-        "such as mounted secrets of a container.",
-    ),
+FromOption = Annotated[
+    str | None,
+    text_option("--from", "N|latest", "First entry [0]; latest: only later commits."),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")
 ]
 
 
@@ -213,34 +126,28 @@ class TLSOptions:
 
     tls_ca: Annotated[
         str | None,
-        typer.Option(
-            "--tls-ca",
-            metavar="FILE",
-            help="With tcps://: trust the CAs in this PEM file [the system's].",
+        text_option(
+            "--tls-ca", "FILE", "With tcps://: trust the CAs in this PEM file [the system's]."
         ),
     ] = None
     tls_cert: Annotated[
         str | None,
-        typer.Option(
-            "--tls-cert",
-            metavar="FILE",
-            help="With tcps://: present the client certificate in this PEM file.",
+        text_option(
+            "--tls-cert", "FILE", "With tcps://: present the client certificate in this PEM file."
         ),
     ] = None
     tls_key: Annotated[
         str | None,
-        typer.Option(
-            "--tls-key",
-            metavar="FILE",
-            help="Read the key of --tls-cert from this PEM file [the same file].",
+        text_option(
+            "--tls-key", "FILE", "Read the key of --tls-cert from this PEM file [the same file]."
         ),
     ] = None
     tls_server_name: Annotated[
         str | None,
-        typer.Option(
+        text_option(
             "--tls-server-name",
-            metavar="NAME",
-            help="With tcps://: require this name in the server's certificate [HOST].",
+            "NAME",
+            "With tcps://: require this name in the server's certificate [HOST].",
         ),
     ] = None
 
@@ -254,13 +161,20 @@ class TLSOptions:
 
     def check_unused(self, source: str) -> None:
         """Raises `typer.BadParameter` if an option is given: `source` does not use TLS."""
-        for name, value in asdict(self).items():
-            if value is not None:
-                option = f"--{name.replace('_', '-')}"
+        for field in fields(TLSOptions):
+            if getattr(self, field.name) is not None:
+                option = f"--{field.name.replace('_', '-')}"
                 raise typer.BadParameter(f"{option} is for tcps://HOST:PORT, not for {source}")
 
 
-NO_TLS = TLSOptions()
+@dataclass(frozen=True)
+class SourceOptions(TLSOptions):
+    """The options of a command that reads SOURCE, a group."""
+
+    stream_type: StreamTypeOption = None
+
+
+NO_OPTIONS = SourceOptions()
 
 
 # Output.
@@ -286,53 +200,29 @@ class EntryOutput:
         Format | None,
         typer.Option(
             "--format",
-            help="Set the output format [table on a terminal, else jsonl]; raw: the "
-            "entries' bytes.",
+            help="Set the output format [table on a terminal, else jsonl]; raw: the entries' "
+            "bytes.",
         ),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
 
     def chosen(self) -> Format:
         """The format that --format and --json select, or the default for standard output."""
-        return _chosen(self.format, self.json)
+        if self.json and self.format not in (None, "jsonl"):
+            raise typer.BadParameter(f"--json and --format {self.format} exclude each other")
+        if self.json or self.format is not None:
+            return self.format or "jsonl"
+        return "table" if sys.stdout.isatty() else "jsonl"
 
 
 @dataclass(frozen=True)
-class ReportOutput:
+class ReportOutput(EntryOutput):
     """The format of other output, a group."""
 
     format: Annotated[
         ReportFormat | None,
         typer.Option("--format", help="Set the output format [table on a terminal, else jsonl]."),
     ] = None
-    json: Annotated[bool, typer.Option("--json", help="Same as --format jsonl.")] = False
-
-    def chosen(self) -> Format:
-        """The format that --format and --json select, or the default for standard output."""
-        return _chosen(self.format, self.json)
-
-
-def _chosen(format: Format | ReportFormat | None, json: bool) -> Format:
-    if json:
-        if format not in (None, Format.jsonl):
-            raise typer.BadParameter(f"--json and --format {format.value} exclude each other")
-        return Format.jsonl
-    if format is not None:
-        return Format(format.value)
-    return Format.table if sys.stdout.isatty() else Format.jsonl
-
-
-ENTRY_OUTPUT = EntryOutput()
-REPORT_OUTPUT = ReportOutput()
-
-# Keys of bookmarks.
-
-KeyArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY", help="Key of the bookmark: 0x... in hex, block:N, batch:N, or text."
-    ),
-]
 
 
 class Key:
@@ -346,9 +236,8 @@ class Key:
             try:
                 self._bytes = bytes.fromhex(text[2:])
             except ValueError:
-                raise typer.BadParameter(
-                    f"{text!r} is not hex: 0x and two digits per byte"
-                ) from None
+                message = f"{text!r} is not hex: 0x and two digits per byte"
+                raise typer.BadParameter(message) from None
         elif colon and kind in ("block", "batch"):
             value = read_number(number, U64_MAX, f"the part after {kind}:")
             self._mark = BookmarkName("block" if kind == "block" else "batch", value)

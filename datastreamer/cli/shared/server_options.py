@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from datastreamer.cli.shared.options import number_option
+from datastreamer.cli.shared.options import number_option, text_option
 from datastreamer.format import U32_MAX
 from datastreamer.server.limits import GRACE_SECONDS, INACTIVITY_SECONDS, MAX_CLIENTS, Limits
 from datastreamer.server.publish.policy import check_client_tokens
 from datastreamer.storage.bookmarks.fallback import LMDB_OR_MEMORY
 
 if TYPE_CHECKING:
+    from datastreamer.storage.view import IndexName
     from datastreamer.transport.tls import ServerTLS
 
 
-class Sync(str, Enum):
-    """When a commit is durable."""
-
-    commit = "commit"
-    os = "os"
-
-
-class Index(str, Enum):
-    """Where bookmarks are indexed."""
-
-    lmdb = "lmdb"
-    memory = "memory"
-
-    @property
-    def backend(self) -> str:
-        """The index of a server, which starts even if the disk has no room for one."""
-        return LMDB_OR_MEMORY if self is Index.lmdb else self.value
+def port_option(default: int) -> Any:
+    """The option for the TCP port of a server."""
+    text = f"TCP port to listen on; 0: any free port, which is logged [{default}]."
+    return number_option("--port", "PORT", text, most=65535)
 
 
 @dataclass(frozen=True)
@@ -52,10 +39,8 @@ class MetricsOptions:
     ] = None
     metrics_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--metrics-host",
-            metavar="HOST",
-            help="Address of the metrics port; repeatable [127.0.0.1].",
+        text_option(
+            "--metrics-host", "HOST", "Address of the metrics port; repeatable [127.0.0.1]."
         ),
     ] = None
 
@@ -74,53 +59,45 @@ class ServerOptions:
 
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="HOST",
-            help="Address to listen on; repeatable [all, IPv4 and IPv6].",
-        ),
+        text_option("--host", "HOST", "Address to listen on; repeatable [all, IPv4 and IPv6]."),
     ] = None
     unix: Annotated[
         str | None,
-        typer.Option(
-            "--unix",
-            metavar="PATH",
-            help="Unix socket to listen on; with --host or --port, TCP as well.",
+        text_option(
+            "--unix", "PATH", "Unix socket to listen on; with --host or --port, TCP as well."
         ),
     ] = None
     tls_cert: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
             "--tls-cert",
-            metavar="FILE",
-            help="Use TLS with the certificate chain in this PEM file. Repeatable: each client "
-            "receives "
+            "FILE",
+            "Use TLS with the certificate chain in this PEM file. Repeatable: each client receives "
             "the one for the name that it asks for, else the first. SIGHUP reloads the files.",
         ),
     ] = None
     tls_key: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
             "--tls-key",
-            metavar="FILE",
-            help="Read the key from this PEM file, one for each --tls-cert [the same file].",
+            "FILE",
+            "Read the key from this PEM file, one for each --tls-cert [the same file].",
         ),
     ] = None
     tls_client_ca: Annotated[
         str | None,
-        typer.Option(
+        text_option(
             "--tls-client-ca",
-            metavar="FILE",
-            help="Accept only clients with a certificate of the CA in this PEM file.",
+            "FILE",
+            "Accept only clients with a certificate of the CA in this PEM file.",
         ),
     ] = None
     client_token_file: Annotated[
         str | None,
-        typer.Option(
+        text_option(
             "--client-token-file",
-            metavar="FILE",
-            help="Give a client that presents a token, a line of this file, a reserved place "
-            "when the "
+            "FILE",
+            "Give a client that presents a token, a line of this file, a reserved place when the "
             "server is full.",
         ),
     ] = None
@@ -201,20 +178,24 @@ class ServerOptions:
         ),
     ] = int(GRACE_SECONDS)
     sync: Annotated[
-        Sync,
+        Literal["commit", "os"],
         typer.Option(
             "--sync", help="Sync to disk with each commit, or leave that to the operating system."
         ),
-    ] = Sync.commit
+    ] = "commit"
     index: Annotated[
-        Index,
+        Literal["lmdb", "memory"],
         typer.Option(
             "--index",
             help="Keep the bookmark index in a folder beside the file, or in memory; lmdb falls "
-            "back to "
-            "memory if no file can be created there.",
+            "back to memory if no file can be created there.",
         ),
-    ] = Index.lmdb
+    ] = "lmdb"
+
+    @property
+    def backend(self) -> IndexName:
+        """The index of a server, which starts even if the disk has no room for one."""
+        return LMDB_OR_MEMORY if self.index == "lmdb" else self.index
 
     def port(self, given: int | None, default: int) -> int | None:
         """The TCP port; None if the server listens on a Unix socket only."""
@@ -252,7 +233,7 @@ class ServerOptions:
         pairs = zip(certs, keys or certs, strict=True)
         return ServerTLS(*pairs, client_ca=self.tls_client_ca)
 
-    def check_reserve(self, tls: ServerTLS | None, publishing: bool) -> None:
+    def check_reserve(self, tls: ServerTLS | None, *, publishing: bool) -> None:
         """Raises for unreadable tokens, and for reserved places that no client can use."""
         check_client_tokens(self.client_token_file)
         proofs = (self.client_token_file, publishing, tls is not None and tls.asks_clients)
@@ -261,7 +242,3 @@ class ServerOptions:
                 "--reserved-clients requires --client-token-file, --tls-client-ca or publishing: "
                 "no other client can use these places"
             )
-
-
-NO_METRICS = MetricsOptions()
-DEFAULT_SERVER = ServerOptions()

@@ -11,13 +11,13 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import NO_TLS, TLSOptions
+from datastreamer.cli.shared.options import NO_OPTIONS, SourceOptions
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.errors import (
     BadFromBookmark,
@@ -38,45 +38,14 @@ _PROBE_SECONDS = 10.0
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)")
 
 
-class SourceReader(Protocol):
-    """A stream to read from; a context manager that closes it."""
-
-    name: str
-
-    def __enter__(self) -> SourceReader: ...
-    def __exit__(self, *_: object) -> None: ...
-
-    def header(self) -> Header:
-        """The header as committed now."""
-
-    def entry(self, number: int) -> Entry:
-        """The entry of this number. Raises `UnknownEntry`."""
-
-    def first_event(self, key: bytes) -> Entry:
-        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
-
-    def bookmark(self, key: bytes) -> int:
-        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
-
-    def batches(
-        self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
-    ) -> Generator[EntryBatch, None, None]:
-        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
-        of these types.
-
-        Waits for later commits; without a `stop` it does not end.
-        """
-
-
 def open_source(
     text: str,
-    stream_type: int | None = None,
+    options: SourceOptions = NO_OPTIONS,
     *,
     follow: bool = False,
-    tls: TLSOptions = NO_TLS,
     heartbeat: float | None = None,
     batch_reads: bool = False,
-) -> SourceReader:
+) -> Source:
     """Open the stream that `text` names. An existing path wins over HOST:PORT.
 
     `follow`: read entries that another process commits later, and reconnect to a lost server.
@@ -84,30 +53,24 @@ def open_source(
     `follow`. `batch_reads`: use batch reads and filtered reads if the server supports them and
     is not followed.
     """
-    if not os.path.lexists(text):
-        address = parse_address(text)
-        if address is not None:
-            return ServerSource(
-                address,
-                stream_type,
-                tls,
-                follow=follow,
-                heartbeat=heartbeat,
-                batch_reads=batch_reads,
-            )
-        if "/" not in text and ":" in text:
-            raise Failure(
-                f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
-            )
+    address = server_address(text)
+    if address is not None:
+        return ServerSource(
+            address, options, follow=follow, heartbeat=heartbeat, batch_reads=batch_reads
+        )
+    if not os.path.lexists(text) and "/" not in text and ":" in text:
+        raise Failure(
+            f"{text}: no such file, and not HOST:PORT; write an IPv6 address as [::1]:6900"
+        )
     if heartbeat is not None:
         raise typer.BadParameter(f"--timeout is for servers, and {text} is a file")
-    tls.check_unused(text)
-    return FileSource(text, stream_type, follow)
+    options.check_unused(text)
+    return FileSource(text, options.stream_type, follow)
 
 
-def is_server(text: str) -> bool:
-    """Whether `open_source` connects to a server."""
-    return not os.path.lexists(text) and parse_address(text) is not None
+def server_address(text: str) -> SourceAddress | None:
+    """The server that `text` names; None if it names a file."""
+    return None if os.path.lexists(text) else parse_address(text)
 
 
 class SourceAddress(NamedTuple):
@@ -152,30 +115,30 @@ def named_not_found(source: str, key: str = "") -> Iterator[None]:
         raise Failure(f"{source}: {text}") from None
 
 
+def no_such_file(path: str) -> Failure:
+    """The error about a SOURCE that is neither a file nor an address."""
+    return Failure(f"{path}: no such file{'' if '/' in path else ', and not HOST:PORT'}")
+
+
 class FileSource:
-    """A stream file."""
+    """A stream file; a context manager that closes it."""
 
     def __init__(self, path: str, stream_type: int | None, follow: bool) -> None:
         self.name = path
         self._follow = follow
         try:
-            self._stream = DataStream.open(
+            self.stream = DataStream.open(
                 path, stream_type=stream_type, read_only=True, follow=follow
             )
         except FileMissing:
-            hint = "" if "/" in path else ", and not HOST:PORT"
-            raise Failure(f"{path}: no such file{hint}") from None
-        self._epoch = self._stream.epoch
-
-    @property
-    def stream(self) -> DataStream:
-        return self._stream
+            raise no_such_file(path) from None
+        self._epoch = self.stream.epoch
 
     def __enter__(self) -> FileSource:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        stream = self._stream
+        stream = self.stream
         # Inconsistent data may come from a change of history during the read.
         busy = isinstance(raised[1], DamagedFile) and (
             stream.epoch != self._epoch or stream.outdated
@@ -189,22 +152,31 @@ class FileSource:
             ) from None
 
     def header(self) -> Header:
-        self._stream.refresh()
-        return self._stream.header
+        """The header as committed now."""
+        self.stream.refresh()
+        return self.stream.header
 
     def entry(self, number: int) -> Entry:
-        return self._stream.entry(number)
+        """The entry of this number. Raises `UnknownEntry`."""
+        return self.stream.entry(number)
 
     def first_event(self, key: bytes) -> Entry:
-        return self._stream.first_event_after_bookmark(key)
+        """The first event at or after a bookmark. Raises `UnknownBookmark`."""
+        return self.stream.first_event_after_bookmark(key)
 
     def bookmark(self, key: bytes) -> int:
-        return self._stream.bookmark(key)
+        """The number of the bookmark's own entry. Raises `UnknownBookmark`."""
+        return self.stream.bookmark(key)
 
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
     ) -> Generator[EntryBatch, None, None]:
-        stream = self._stream
+        """Entries from a number or bookmark up to, not including, `stop`; with `types` only those
+        of these types.
+
+        Waits for later commits; without a `stop` it does not end.
+        """
+        stream = self.stream
         number = start if isinstance(start, int) else stream.bookmark(start)
         epoch = stream.epoch
         while True:
@@ -219,62 +191,56 @@ class FileSource:
             if not self._follow or stream.epoch != epoch or stream.total_entries < number:
                 raise Failure(
                     f"{self.name}: the stream was truncated or updated during the read (up to "
-                    "entry "
-                    f"{number - 1}); it now holds {stream.total_entries} entries"
+                    f"entry {number - 1}); it now holds {stream.total_entries} entries"
                 )
 
 
 class ServerSource:
-    """A server. With `follow` the client reconnects when it is lost."""
+    """A server, read as a `FileSource`. With `follow` the client reconnects when it is lost."""
 
     def __init__(
         self,
         address: SourceAddress,
-        stream_type: int | None,
-        tls: TLSOptions = NO_TLS,
+        options: SourceOptions = NO_OPTIONS,
         *,
         follow: bool = False,
         heartbeat: float | None = None,
         batch_reads: bool = False,
     ) -> None:
-        wanted = STREAM_TYPE_SEQUENCER if stream_type is None else stream_type
+        stream_type = options.stream_type
         if not address.tls:
-            tls.check_unused(address_of(address[:2]))
-        self._client = BlockingClient(
+            options.check_unused(address_of(address[:2]))
+        self.client = BlockingClient(
             address.host,
             address.port,
-            stream_type=wanted,
-            tls=tls.context() if address.tls else False,
-            tls_server_name=tls.tls_server_name,
+            stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
+            tls=options.context() if address.tls else False,
+            tls_server_name=options.tls_server_name,
             resume=follow,
             heartbeat=_PROBE_SECONDS if heartbeat is None and not follow else heartbeat,
             batch_reads=batch_reads,
         )
         self._batch_reads = batch_reads and not follow
-        self.name = self._client.peer
-
-    @property
-    def client(self) -> BlockingClient:
-        return self._client
+        self.name = self.client.peer
 
     def __enter__(self) -> ServerSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.client.close()
 
     def header(self) -> Header:
-        return self._client.header()
+        return self.client.header()
 
     def entry(self, number: int) -> Entry:
-        return self._client.entry(number)
+        return self.client.entry(number)
 
     def first_event(self, key: bytes) -> Entry:
-        return self._client.bookmark(key)
+        return self.client.bookmark(key)
 
     def bookmark(self, key: bytes) -> int:
         try:
-            with self._client.batches(from_bookmark=key) as batches:
+            with self.client.batches(from_bookmark=key) as batches:
                 return next(batches).first_number
         except BadFromBookmark:
             raise UnknownBookmark(key) from None
@@ -282,7 +248,7 @@ class ServerSource:
     def batches(
         self, start: int | bytes, stop: int | None, types: frozenset[int] | None = None
     ) -> Generator[EntryBatch, None, None]:
-        client = self._client
+        client = self.client
         try:
             if isinstance(start, int) and stop is not None and self._batch_reads:
                 yield from client.read_batches(from_entry=start, stop=stop, types=types)
@@ -293,6 +259,9 @@ class ServerSource:
         except BadFromBookmark:
             assert isinstance(start, bytes)
             raise UnknownBookmark(start) from None
+
+
+Source = FileSource | ServerSource
 
 
 def check_start(start: int, header: Header) -> None:

@@ -6,20 +6,17 @@ command ends before its commit, the operation is rolled back.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import typer
 
-from datastreamer.cli.shared.creation import NO_CREATION, CreationOptions
+from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
-from datastreamer.cli.shared.options import NO_TLS, TLSOptions
+from datastreamer.cli.shared.options import TLSOptions
 from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.cli.verbs.append_remote import (
-    NO_PUBLISHER,
     PublisherOptions,
-    RemoteOp,
     RemoteStream,
     TargetArgument,
     is_server,
@@ -40,9 +37,10 @@ _SHAPES = (
 
 def append(
     file: TargetArgument,
-    creation: CreationOptions = NO_CREATION,
-    publisher: PublisherOptions = NO_PUBLISHER,
-    tls: TLSOptions = NO_TLS,
+    *,
+    creation: CreationOptions,
+    publisher: PublisherOptions,
+    tls: TLSOptions,
 ) -> None:
     """Append atomic operations, read as JSON lines from standard input.
 
@@ -51,7 +49,7 @@ def append(
     {"rollback": true} discards them.
     """
     if is_server(file):
-        if replace(creation, stream_type=None) != NO_CREATION:
+        if creation != CreationOptions(stream_type=creation.stream_type):
             raise typer.BadParameter(
                 "--create, --system-id and --stream-version are for files, and FILE is a server"
             )
@@ -72,7 +70,7 @@ class _Appender:
 
     def __init__(self, stream: DataStream | RemoteStream, lines: InputLines) -> None:
         self._stream = stream
-        self._op: AtomicOp | RemoteOp = stream.atomic_op()
+        self._op: AtomicOp | RemoteStream = stream.atomic_op()
         self._lines = lines
 
     def run(self) -> None:
@@ -91,7 +89,7 @@ class _Appender:
     def _in_doubt(self) -> str:
         """Advice about the operation that was sent last, if it was not acknowledged."""
         remote = self._stream
-        first = remote.first_in_doubt if isinstance(remote, RemoteStream) else None
+        first = remote.publisher.first_unacknowledged if isinstance(remote, RemoteStream) else None
         if first is None:
             return ""
         return (
@@ -144,7 +142,7 @@ class _Appender:
         first = self._stream.total_entries
         # A signal waits until the result is known and printed, but not for a lost server.
         remote = self._stream if isinstance(self._stream, RemoteStream) else None
-        with stop_on_signal(None if remote is None else remote.give_up) as stop:
+        with stop_on_signal(None if remote is None else remote.publisher.give_up) as stop:
             if self._op.is_open:
                 self._stream.commit_atomic_op()
         total = self._stream.total_entries

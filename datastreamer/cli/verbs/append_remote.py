@@ -10,10 +10,8 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import TLSOptions, number_option
+from datastreamer.cli.shared.options import TLSOptions, number_option, text_option
 from datastreamer.cli.shared.source import parse_address
-from datastreamer.errors import UsageError
 from datastreamer.format import STREAM_TYPE_SEQUENCER, U32_MAX
 from datastreamer.publisher.blocking_publisher import BlockingOp, BlockingPublisher
 from datastreamer.server.publish.policy import read_tokens
@@ -34,11 +32,7 @@ class PublisherOptions:
 
     token_file: Annotated[
         str | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="To a server: present the first token in this file.",
-        ),
+        text_option("--token-file", "FILE", "To a server: present the first token in this file."),
     ] = None
     epoch: Annotated[
         int | None,
@@ -84,41 +78,14 @@ class PublisherOptions:
                 raise typer.BadParameter(f"{option} is for tcp://HOST:PORT, and {file} is a file")
 
 
-NO_PUBLISHER = PublisherOptions()
-
-
 def is_server(target: str) -> bool:
     """Whether `target` is a server's address; a bare HOST:PORT is a file's name."""
     return target.startswith(("tcp://", "tcps://", "unix:"))
 
 
-class RemoteOp:
-    """The open operation of a publisher, if there is one."""
-
-    def __init__(self, publisher: BlockingPublisher) -> None:
-        self._publisher = publisher
-        self.open: BlockingOp | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.open is not None
-
-    @property
-    def next_number(self) -> int:
-        return self._publisher.next_entry if self.open is None else self.open.next_number
-
-    def add_entry(self, kind: int, data: bytes) -> int:
-        assert self.open is not None
-        return self.open.add_entry(kind, data)
-
-    def add_bookmark(self, key: bytes) -> int:
-        assert self.open is not None
-        return self.open.add_bookmark(key)
-
-
 class RemoteStream:
-    """The part of a stream that `append` uses, on a server; a context manager that releases the
-    lease."""
+    """A publisher as the part of `DataStream` and `AtomicOp` that `append` uses; a context manager
+    that releases the lease."""
 
     def __init__(
         self, target: str, stream_type: int | None, options: PublisherOptions, tls: TLSOptions
@@ -131,16 +98,10 @@ class RemoteStream:
             )
         if not address.tls:
             tls.check_unused(target)
-        token = None
-        if options.token_file is not None:
-            try:
-                token = read_tokens(options.token_file)[0]
-            except UsageError as error:
-                raise Failure(str(error)) from None
-        self._publisher = BlockingPublisher(
+        self.publisher = BlockingPublisher(
             address.host,
             address.port,
-            token=token,
+            token=None if options.token_file is None else read_tokens(options.token_file)[0],
             stream_type=STREAM_TYPE_SEQUENCER if stream_type is None else stream_type,
             epoch=options.epoch or 0,
             take_over=options.take_over,
@@ -149,39 +110,46 @@ class RemoteStream:
             tls_server_name=tls.tls_server_name,
             retry_for=60.0 if options.retry_for is None else float(options.retry_for),
         )
-        self._op = RemoteOp(self._publisher)
+        self._op: BlockingOp | None = None
 
     @property
     def total_entries(self) -> int:
-        return self._publisher.next_entry
+        return self.publisher.next_entry
 
-    def atomic_op(self) -> RemoteOp:
-        return self._op
+    def atomic_op(self) -> RemoteStream:
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        return self._op is not None
+
+    @property
+    def next_number(self) -> int:
+        return self.total_entries if self._op is None else self._op.next_number
 
     def start_atomic_op(self) -> None:
-        self._op.open = self._publisher.atomic_op()
+        self._op = self.publisher.atomic_op()
+
+    def add_entry(self, kind: int, data: bytes) -> None:
+        assert self._op is not None
+        self._op.add_entry(kind, data)
+
+    def add_bookmark(self, key: bytes) -> None:
+        assert self._op is not None
+        self._op.add_bookmark(key)
 
     def commit_atomic_op(self) -> None:
-        op, self._op.open = self._op.open, None
+        op, self._op = self._op, None
         assert op is not None
         op.commit()
 
     def rollback_atomic_op(self) -> None:
-        op, self._op.open = self._op.open, None
+        op, self._op = self._op, None
         assert op is not None
         op.roll_back()
-
-    @property
-    def first_in_doubt(self) -> int | None:
-        """The first entry of the operation that was sent and not acknowledged, if there is one."""
-        return self._publisher.first_unacknowledged
-
-    def give_up(self) -> None:
-        """Stop reconnecting to a lost server."""
-        self._publisher.give_up()
 
     def __enter__(self) -> RemoteStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._publisher.close()
+        self.publisher.close()

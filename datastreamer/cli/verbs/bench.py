@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from datastreamer.cli.shared.console import rendered
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput, seconds_parser
+from datastreamer.cli.shared.options import ReportOutput, fraction_option, text_option
 from datastreamer.cli.shared.output import json_line
 
 if TYPE_CHECKING:
@@ -30,19 +28,16 @@ _MOST_ENTRIES = 1_000_000
 
 SecondsOption = Annotated[
     float,
-    typer.Option(
-        "--seconds",
-        parser=seconds_parser(0.01, 60),
-        metavar="S",
-        help="Duration of each measurement, in seconds.",
+    fraction_option(
+        "--seconds", "S", "Duration of each measurement, in seconds.", least=0.01, most=60
     ),
 ]
 FolderOption = Annotated[
     Path,
-    typer.Option(
+    text_option(
         "--folder",
-        metavar="FOLDER",
-        help="Folder on the disk to measure; up to 0.5 GB is written there, and removed.",
+        "FOLDER",
+        "Folder on the disk to measure; up to 0.5 GB is written there, and removed.",
     ),
 ]
 
@@ -56,7 +51,8 @@ class _Figure(NamedTuple):
 def bench(
     folder: FolderOption = Path(),
     seconds: SecondsOption = 0.5,
-    output: ReportOutput = REPORT_OUTPUT,
+    *,
+    output: ReportOutput,
 ) -> None:
     """Measure writing, reading and serving of entries of 200 bytes.
 
@@ -69,9 +65,9 @@ def bench(
         figures = []
         for found in _measured(Path(place), seconds):
             figures.append(found)
-            if shape is Format.jsonl:
+            if shape == "jsonl":
                 write_out(json_line({**found._asdict(), "figure": round(found.figure, 1)}))
-    if shape is not Format.jsonl:
+    if shape == "table":
         write_out(_table(figures))
 
 

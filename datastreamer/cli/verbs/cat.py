@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from datastreamer.cli.shared.decoded import Decoded, Decoding, decoded_form_of
+from datastreamer.cli.shared.decoded import Decoded
 from datastreamer.cli.shared.exit_codes import (
     Failure,
     exit_when_output_closes,
@@ -18,19 +18,18 @@ from datastreamer.cli.shared.exit_codes import (
     write_raw,
 )
 from datastreamer.cli.shared.options import (
-    ENTRY_OUTPUT,
-    NO_TLS,
     EntryOutput,
-    Format,
+    FollowOption,
+    FromOption,
     Key,
     SourceArgument,
-    StreamTypeOption,
+    SourceOptions,
     StreamVersionOption,
-    TLSOptions,
+    fraction_option,
     number_option,
     read_number,
     read_type,
-    seconds_parser,
+    text_option,
 )
 from datastreamer.cli.shared.output import form_of
 from datastreamer.cli.shared.progress import ProgressBar
@@ -38,43 +37,29 @@ from datastreamer.cli.shared.source import check_start, named_not_found, open_so
 from datastreamer.errors import HistoryChanged
 from datastreamer.format import U64_MAX
 
-FromOption = Annotated[
-    str | None,
-    typer.Option("--from", metavar="N|latest", help="First entry [0]; latest: only later commits."),
-]
 FromBookmarkOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--from-bookmark",
-        metavar="KEY",
-        help="Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
+        "KEY",
+        "Begin at this bookmark: 0x... in hex, block:N, batch:N, or text.",
     ),
 ]
-ToOption = Annotated[
-    int | None,
-    number_option("--to", "N", "Last entry, included [the head]."),
-]
-CountOption = Annotated[
-    int | None,
-    number_option("--count", "N", "Print at most N entries."),
-]
+ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
+CountOption = Annotated[int | None, number_option("--count", "N", "Print at most N entries.")]
 TypeOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--type", metavar="T", help="Print only entries of this type, decimal or 0x...; repeatable."
-    ),
-]
-FollowOption = Annotated[
-    bool, typer.Option("--follow", help="Continue with later commits, until Ctrl-C.")
+    text_option("--type", "T", "Print only entries of this type, decimal or 0x...; repeatable."),
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(
+    fraction_option(
         "--timeout",
-        parser=seconds_parser(0.001, 1e6),
-        metavar="SECONDS",
-        help="Probe a server that is silent for this time, and give up if it does not answer "
+        "SECONDS",
+        "Probe a server that is silent for this time, and give up if it does not answer "
         "[10; with --follow: no probes].",
+        least=0.001,
+        most=1e6,
     ),
 ]
 NoBatchReadsOption = Annotated[
@@ -86,13 +71,14 @@ NoBatchReadsOption = Annotated[
     ),
 ]
 DecodeOption = Annotated[
-    Decoding | None,
+    Literal["zkevm"] | None,
     typer.Option("--decode", help="Decode entries: add their kind and fields."),
 ]
 
 
 def cat(
     source: SourceArgument,
+    *,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
     to: ToOption = None,
@@ -103,9 +89,8 @@ def cat(
     decode: DecodeOption = None,
     stream_version: StreamVersionOption = None,
     no_batch_reads: NoBatchReadsOption = False,
-    output: EntryOutput = ENTRY_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: EntryOutput,
+    options: SourceOptions,
 ) -> None:
     """Print entries: all committed ones, a range, or later commits as well.
 
@@ -121,9 +106,9 @@ def cat(
             raise typer.BadParameter(f"--to {to} is less than --from {number}")
     wanted = frozenset(map(read_type, types or ()))
     shape = output.chosen()
-    if decode is not None and shape in (Format.raw, Format.hex):
+    if decode is not None and shape in ("raw", "hex"):
         raise typer.BadParameter(
-            f"--format {shape.value} prints bytes, and --decode needs table or jsonl"
+            f"--format {shape} prints bytes, and --decode needs table or jsonl"
         )
     if stream_version is not None and decode is None:
         raise typer.BadParameter("--stream-version requires --decode")
@@ -132,10 +117,9 @@ def cat(
     with (
         open_source(
             source,
-            stream_type,
+            options,
             follow=follow,
             heartbeat=timeout,
-            tls=tls,
             batch_reads=not no_batch_reads,
         ) as stream,
         named_not_found(source, from_bookmark or ""),
@@ -157,19 +141,25 @@ def cat(
             if count is not None and not wanted:
                 # Ask a server for no more entries than are printed.
                 stop = min(stop, begin + max(count, 1))
-        form = form_of(shape, header)
-        if decode is not None:
-            form = decoded_form_of(shape, header._replace(version=version))
+        if decode is None:
+            form = form_of(shape, header)
+        else:
+            form = Decoded(shape, header._replace(version=version))
         # Bytes, and JSON without decoding, need no escaping.
-        write = write_raw if decode is None and shape is not Format.table else write_out
-        write(form.begin())
+        write = write_raw if decode is None and shape != "table" else write_out
+        write(form.heading)
         if count == 0:
             return
         if follow:
             exit_when_output_closes()
         at = begin if isinstance(begin, int) else None
         with (
-            _progress(source, follow, header.total_entries) as progress,
+            # On a terminal the entries themselves show the progress.
+            ProgressBar(
+                f"reading {source}",
+                header.total_entries,
+                enabled=not follow and not sys.stdout.isatty(),
+            ) as progress,
             _history_advice(),
             # Closed here: in a garbage collection a signal would get lost, with a traceback.
             closing(stream.batches(begin, stop, wanted or None)) as batches,
@@ -185,13 +175,7 @@ def cat(
                 # With filters, batches skip entries.
                 progress.advance(batch.next_number - (batch.first_number if at is None else at))
                 at = batch.next_number
-        if isinstance(form, Decoded):
-            form.finish(source)
-
-
-def _progress(source: str, follow: bool, total: int) -> ProgressBar:
-    # On a terminal the entries themselves show the progress.
-    return ProgressBar(f"reading {source}", total, enabled=not follow and not sys.stdout.isatty())
+        form.finish(source)
 
 
 @contextmanager

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from datastreamer.cli.shared.exit_codes import write_out
 from datastreamer.cli.shared.metrics_client import LimitOption, MetricsAddressArgument, ask, drawn
-from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput
+from datastreamer.cli.shared.options import ReportOutput
 from datastreamer.cli.shared.output import json_line
 
 
 def clients(
-    server: MetricsAddressArgument,
-    limit: LimitOption = 1000,
-    output: ReportOutput = REPORT_OUTPUT,
+    server: MetricsAddressArgument, *, limit: LimitOption = 1000, output: ReportOutput
 ) -> None:
     """List the clients of a server, by lag, the largest first.
 
@@ -20,7 +18,7 @@ def clients(
     """
     shape = output.chosen()
     state = ask(server, limit)
-    if shape is Format.table:
+    if shape == "table":
         write_out(drawn(state))
     else:
         write_out(b"".join([json_line(client) for client in state["clients"]]))

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Annotated
-
-import typer
 
 from datastreamer.cli.demo.pace import progress, write_at_pace
 from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
-from datastreamer.cli.shared.options import (
-    FileArgument,
-    number_option,
-)
+from datastreamer.cli.shared.options import FileArgument, fraction_option, number_option
 from datastreamer.cli.shared.signals import stop_on_signal
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
 
-
-def _read_rate(value: str | float) -> float:
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = -1.0
-    if not 0 <= rate < math.inf:
-        raise typer.BadParameter(
-            f"it is a number of operations per second, 0 or more, not {value!r}"
-        )
-    return rate
-
-
 OpsOption = Annotated[
-    int,
-    number_option("--ops", "N", "Number of atomic operations to write, one block each."),
+    int, number_option("--ops", "N", "Number of atomic operations to write, one block each.")
 ]
 RateOption = Annotated[
     float,
-    typer.Option(
+    fraction_option(
         "--rate",
-        parser=_read_rate,
-        metavar="R",
-        help="Operations per second; 0: as fast as possible.",
+        "R",
+        "Operations per second; 0: as fast as possible.",
+        least=0,
+        most=1e9,
+        unit="operations per second",
     ),
 ]
-SeedOption = Annotated[
-    int,
-    number_option("--seed", "N", "Seed of the blocks' content."),
-]
+SeedOption = Annotated[int, number_option("--seed", "N", "Seed of the blocks' content.")]
 VersionOption = Annotated[
     int | None,
     number_option(
@@ -64,6 +43,7 @@ VersionOption = Annotated[
 
 def demo(
     file: FileArgument,
+    *,
     ops: OpsOption = 1000,
     rate: RateOption = 0.0,
     seed: SeedOption = 0,

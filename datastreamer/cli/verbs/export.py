@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import (
-    NO_TLS,
     SourceArgument,
-    StreamTypeOption,
+    SourceOptions,
     StreamVersionOption,
-    TLSOptions,
     number_option,
 )
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import FileSource, ServerSource, open_source
+from datastreamer.cli.shared.source import FileSource, open_source
 from datastreamer.errors import DecodeFailed, NotFound
 
 OutArgument = Annotated[
@@ -31,30 +28,18 @@ OutArgument = Annotated[
 ]
 
 
-class TableName(str, Enum):
-    """The tables of `datastreamer.arrow`, and all of them."""
-
-    entries = "entries"
-    blocks = "blocks"
-    block_ends = "block_ends"
-    transactions = "transactions"
-    batches = "batches"
-    batch_ends = "batch_ends"
-    ger_updates = "ger_updates"
-    bookmarks = "bookmarks"
-    all = "all"
-
-
-class OnError(str, Enum):
-    """What to do about an entry that is not an event."""
-
-    fail = "raise"
-    null = "null"
-    drop = "drop"
-
-
 TableOption = Annotated[
-    TableName,
+    Literal[
+        "entries",
+        "blocks",
+        "block_ends",
+        "transactions",
+        "batches",
+        "batch_ends",
+        "ger_updates",
+        "bookmarks",
+        "all",
+    ],
     typer.Option("--table", help="Set what a row is [entries]; all: one folder per table."),
 ]
 FromOption = Annotated[
@@ -63,7 +48,7 @@ FromOption = Annotated[
 ]
 ToOption = Annotated[int | None, number_option("--to", "N", "Last entry, included [the head].")]
 OnErrorOption = Annotated[
-    OnError,
+    Literal["raise", "null", "drop"],
     typer.Option(
         "--on-error",
         help="Set what to do about an entry that is not an event: fail, write nulls and a column "
@@ -75,13 +60,13 @@ OnErrorOption = Annotated[
 def export(
     source: SourceArgument,
     out: OutArgument,
-    table: TableOption = TableName.entries,
+    *,
+    table: TableOption = "entries",
     start: FromOption = None,
     to: ToOption = None,
-    on_error: OnErrorOption = OnError.fail,
+    on_error: OnErrorOption = "raise",
     stream_version: StreamVersionOption = None,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    options: SourceOptions,
 ) -> None:
     """Export the committed entries to Parquet, JSON lines or CSV.
 
@@ -95,18 +80,17 @@ def export(
     from datastreamer import arrow
 
     with (
-        open_source(source, stream_type, tls=tls) as stream,
+        open_source(source, options) as stream,
         ProgressBar(f"exporting {source}", 1) as progress,
     ):
-        assert isinstance(stream, FileSource | ServerSource)
         try:
             done = arrow.export(
                 stream.stream if isinstance(stream, FileSource) else stream.client,
                 out,
-                table.value,
+                table,
                 start=start,
                 stop=None if to is None else to + 1,
-                on_error=on_error.value,
+                on_error=on_error,
                 version=stream_version,
                 advance=progress.reach,
             )
@@ -123,7 +107,7 @@ def export(
         logs.say(f"{source} holds no entries")
     elif not done.files:
         logs.say(f"{out} already has all entries before {done.next:,}")
-    elif table is TableName.entries:
+    elif table == "entries":
         logs.say(f"{out}: {rows}, in {_files(len(done.files))}")
     else:
         logs.say(

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-import typer
-
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import ENTRY_OUTPUT, EntryOutput, FileArgument, Format
+from datastreamer.cli.shared.options import FileArgument, Format, ReportOutput, text_option
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.reindex import rebuild
@@ -23,10 +21,10 @@ from datastreamer.storage.stream import DataStream
 
 FolderOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--db",
-        metavar="FOLDER",
-        help="Folder of the database [FILE up to its first dot, with .db, as the Go program does].",
+        "FOLDER",
+        "Folder of the database [FILE up to its first dot, with .db, as the Go program does].",
     ),
 ]
 
@@ -40,19 +38,13 @@ class Difference(NamedTuple):
     why: str
 
 
-def import_leveldb(
-    file: FileArgument,
-    db: FolderOption = None,
-    output: EntryOutput = ENTRY_OUTPUT,
-) -> None:
+def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: ReportOutput) -> None:
     """Index a stream and compare its bookmarks with the Go program's database.
 
     The index is built from the stream; each bookmark that is stale or missing in the database is
     printed. The database is not changed.
     """
     shape = output.chosen()
-    if shape in (Format.raw, Format.hex):
-        raise typer.BadParameter(f"--format {shape.value} is for entries; use table or jsonl")
     folder = database_folder(file) if db is None else db
     with (
         logs.hold_errors(bookmarks.__name__),
@@ -128,7 +120,7 @@ class _Checked:
         return f"entry {newest} is newer"
 
     def _print(self, found: Difference) -> None:
-        if self._shape is Format.jsonl:
+        if self._shape == "jsonl":
             line: dict[str, Any] = {**found._asdict(), "key": f"0x{found.key.hex()}"}
             write_out(json_line(line))
             return

@@ -12,13 +12,10 @@ from datastreamer._codec import EntryBatch
 from datastreamer.cli.shared.console import rendered, text
 from datastreamer.cli.shared.exit_codes import write_out, write_raw
 from datastreamer.cli.shared.options import (
-    ENTRY_OUTPUT,
-    NO_TLS,
     EntryOutput,
     Format,
     SourceArgument,
-    StreamTypeOption,
-    TLSOptions,
+    SourceOptions,
 )
 from datastreamer.cli.shared.output import json_line, type_name
 from datastreamer.cli.shared.progress import ProgressBar
@@ -35,12 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def info(
-    source: SourceArgument,
-    output: EntryOutput = ENTRY_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
-) -> None:
+def info(source: SourceArgument, *, output: EntryOutput, options: SourceOptions) -> None:
     """Show the header of a stream; of a file also its pages, bookmarks and entries by type.
 
     The table also shows the records, the writer and the index of a file. Of a damaged file, the
@@ -49,11 +41,11 @@ def info(
     shape = output.chosen()
     rows: list[tuple[str, str]] = []
     try:
-        with open_source(source, stream_type, tls=tls) as stream:
+        with open_source(source, options) as stream:
             header, name = stream.header(), stream.name
             facts = _header_facts(header)
-            if isinstance(stream, FileSource) and shape in (Format.jsonl, Format.table):
-                if shape is Format.table:
+            if isinstance(stream, FileSource) and shape in ("jsonl", "table"):
+                if shape == "table":
                     # Counting bookmarks may build an index in memory: describe the index first.
                     rows = [*_condition(examine(source)), ("index", _index_state(stream.stream))]
                 facts |= _file_facts(stream, header)
@@ -75,12 +67,12 @@ def _show(
     rows: list[tuple[str, str]],
 ) -> None:
     packed = header.pack()
-    if shape is Format.raw:
+    if shape == "raw":
         write_raw(packed)
-    elif shape is Format.hex:
+    elif shape == "hex":
         write_out(f"{packed.hex()}\n".encode())
     else:
-        write_out(json_line(facts) if shape is Format.jsonl else _table(name, facts, rows))
+        write_out(json_line(facts) if shape == "jsonl" else _table(name, facts, rows))
 
 
 _ORDER = ("version", "system_id", "stream_type", "total_length", "total_entries")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from datastreamer.cli.shared import logs
+from datastreamer.cli.shared.console import live_display
 from datastreamer.cli.shared.exit_codes import (
     Failure,
     exit_when_output_closes,
@@ -25,31 +26,39 @@ from datastreamer.cli.shared.exit_codes import (
 )
 from datastreamer.cli.shared.json_input import BadLine, bytes_of
 from datastreamer.cli.shared.options import (
-    NO_TLS,
-    REPORT_OUTPUT,
+    FollowOption,
     Format,
+    FromOption,
     Key,
     ReportOutput,
-    StreamTypeOption,
-    TLSOptions,
+    SourceOptions,
+    fraction_option,
     number_option,
     read_number,
+    text_option,
 )
-from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.server_options import NO_METRICS, MetricsOptions
-from datastreamer.cli.shared.source import parse_address
-from datastreamer.cli.verbs.cat import FollowOption, FromOption
-from datastreamer.cli.verbs.reassemble_output import Board, described, event_line, payload_line
+from datastreamer.cli.shared.server_options import MetricsOptions
+from datastreamer.cli.shared.source import no_such_file, server_address
+from datastreamer.cli.verbs.reassemble_output import (
+    described,
+    event_line,
+    payload_line,
+    stats_line,
+    stats_table,
+)
 from datastreamer.cli.verbs.split import MessageTypeOption
 from datastreamer.client.upstream import Upstream
 from datastreamer.consumer.blocking_reassembly import BlockingReassembly
 from datastreamer.consumer.sqlite_store import SqliteStore
 from datastreamer.format import TYPE_BOOKMARK, U32_MAX, U64_MAX
+from datastreamer.printable import json_text
 from datastreamer.reassembly.events import PayloadComplete
 from datastreamer.reassembly.producer import MESSAGE_TYPE
 from datastreamer.transport.listeners import metrics_listeners
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from datastreamer.consumer.options import Start
 
 _NESTED = b"\xff"
@@ -64,19 +73,19 @@ SourcesArgument = Annotated[
 ]
 FromBookmarkOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--from-bookmark",
-        metavar="KEY",
-        help="Begin at this bookmark, 0x... in hex or text; the key of a payload's bookmark is the "
+        "KEY",
+        "Begin at this bookmark, 0x... in hex or text; the key of a payload's bookmark is the "
         "first 16 bytes of its id.",
     ),
 ]
 SubscribeOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--subscribe",
-        metavar="PREFIX",
-        help="Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
+        "PREFIX",
+        "Receive only messages whose keys have this prefix, 0x... in hex; repeatable [all]. "
         "Nested headers are followed in any case.",
     ),
 ]
@@ -101,20 +110,17 @@ BudgetOption = Annotated[
 ]
 MaxAgeOption = Annotated[
     float,
-    typer.Option(
+    fraction_option(
         "--max-age",
-        metavar="SECONDS",
-        min=0.001,
-        help="With --follow, drop a payload that is incomplete after this time.",
+        "SECONDS",
+        "With --follow, drop a payload that is incomplete after this time.",
+        least=0.001,
+        most=1e9,
     ),
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        metavar="FILE",
-        help="Keep the progress in this database, and resume from it.",
-    ),
+    text_option("--store", "FILE", "Keep the progress in this database, and resume from it."),
 ]
 StatsOption = Annotated[
     bool,
@@ -128,6 +134,7 @@ StatsOption = Annotated[
 
 def reassemble(
     sources: SourcesArgument,
+    *,
     subscribe: SubscribeOption = None,
     start: FromOption = None,
     from_bookmark: FromBookmarkOption = None,
@@ -138,10 +145,9 @@ def reassemble(
     max_age: MaxAgeOption = 600.0,
     store: StoreOption = None,
     stats: StatsOption = False,
-    output: ReportOutput = REPORT_OUTPUT,
-    metrics: MetricsOptions = NO_METRICS,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: ReportOutput,
+    metrics: MetricsOptions,
+    options: SourceOptions,
 ) -> None:
     """Print each payload that several producers publish in messages once, when it is complete.
 
@@ -157,10 +163,9 @@ def reassemble(
     prefixes = None if subscribe is None else [*map(_read_prefix, subscribe), _NESTED]
     address = metrics.address()
     begin = _start(start, from_bookmark)
-    upstreams = _upstreams(sources, tls)
+    upstreams = _upstreams(sources, options)
     if follow:
         exit_zero_on_signal()
-    board = Board(shown=stats, live=stats and sys.stdout.isatty())
     with ExitStack() as stack:
         kept = None if store is None else stack.enter_context(SqliteStore(store))
         payloads = stack.enter_context(
@@ -175,26 +180,30 @@ def reassemble(
                 reorg_threshold=reorg_threshold,
                 budget=budget << 20,
                 max_age=max_age,
-                stream_type=stream_type,
+                stream_type=options.stream_type,
             )
         )
         if address is not None:
             stack.enter_context(_metrics(payloads, *address))
         if follow:
             exit_when_output_closes()
-        with board:
-            _print_all(payloads, shape, board)
+        live = stack.enter_context(live_display()) if stats and sys.stdout.isatty() else None
+        _print_all(payloads, shape, stats, live)
     _report_end(payloads)
 
 
-def _print_all(payloads: BlockingReassembly, shape: Format, board: Board) -> None:
+def _print_all(payloads: BlockingReassembly, shape: Format, stats: bool, live: Live | None) -> None:
     due = time.monotonic()
     while not payloads.over:
-        item = payloads.next(_LOOK_SECONDS if board.shown else None)
-        if isinstance(item, PayloadComplete) and not board.live:
-            write_out(described(item) if shape is Format.table else payload_line(item))
-        if board.shown and (payloads.over or time.monotonic() >= due):
-            board.show(payloads.stats, payloads.sources, payloads.oldest_seconds)
+        item = payloads.next(_LOOK_SECONDS if stats else None)
+        if isinstance(item, PayloadComplete) and live is None:
+            write_out(described(item) if shape == "table" else payload_line(item))
+        if stats and (payloads.over or time.monotonic() >= due):
+            found = payloads.stats, payloads.sources, payloads.oldest_seconds
+            if live is None:
+                logs.say_verbatim(stats_line(*found))
+            else:
+                live.update(stats_table(*found), refresh=True)
             due = time.monotonic() + _LOOK_SECONDS
 
 
@@ -202,7 +211,7 @@ def _report_end(payloads: BlockingReassembly) -> None:
     stats = payloads.stats
     if stats.in_flight:
         event = {"event": "unfinished", "in_flight": stats.in_flight, "messages": stats.messages}
-        logs.say_verbatim(json_line(event).decode().rstrip("\n"))
+        logs.say_verbatim(json_text(event))
     for name, error in payloads.errors.items():
         raise Failure(f"{name} was not read to its end: {error}")
 
@@ -227,32 +236,31 @@ def _start(start: str | None, bookmark: str | None) -> Start:
     return 0 if start is None else read_number(start, U64_MAX, "--from")
 
 
-def _upstreams(sources: list[str], tls: TLSOptions) -> dict[str, Upstream | Path]:
+def _upstreams(sources: list[str], options: SourceOptions) -> dict[str, Upstream | Path]:
+    addresses = {text: server_address(text) for text in sources}
+    secured = any(address.tls for address in addresses.values() if address is not None)
+    context = options.context() if secured else False
+    if not secured:
+        options.check_unused(sources[0])
     found: dict[str, Upstream | Path] = {}
-    context = None
     for text in sources:
         place: Upstream | Path
-        address = None if os.path.lexists(text) else parse_address(text)
+        address = addresses[text]
         if address is None:
             if not os.path.lexists(text):
-                hint = "" if "/" in text else ", and not HOST:PORT"
-                raise Failure(f"{text}: no such file{hint}")
+                raise no_such_file(text)
             place = Path(text)
         else:
-            if address.tls and context is None:
-                context = tls.context()
             place = Upstream(
                 address.host,
                 address.port,
-                tls=context if address.tls and context is not None else False,
-                tls_server_name=tls.tls_server_name if address.tls else None,
+                tls=address.tls and context,
+                tls_server_name=options.tls_server_name if address.tls else None,
             )
         name = text if isinstance(place, Path) else place.name
         if name in found:
             raise typer.BadParameter(f"{text!r} is named twice")
         found[name] = place
-    if context is None:
-        tls.check_unused(sources[0])
     return found
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from datastreamer.cli.shared import logs
-from datastreamer.cli.shared.console import new_console, text
+from datastreamer.cli.shared.console import text
 from datastreamer.cli.shared.metrics_client import size
-from datastreamer.cli.shared.output import json_line
 from datastreamer.consumer.consumption import (
     Notice,
     SourceBack,
@@ -18,12 +15,12 @@ from datastreamer.consumer.consumption import (
     SourceRolledBack,
     SourceState,
 )
+from datastreamer.printable import json_text
 from datastreamer.reassembly.checkpoint import Stats
 from datastreamer.reassembly.events import Conflict, Dropped, Malformed, PayloadComplete
 
 if TYPE_CHECKING:
     import rich.console
-    import rich.live
 
 
 def payload_line(payload: PayloadComplete) -> bytes:
@@ -43,90 +40,45 @@ def described(payload: PayloadComplete) -> bytes:
     ).encode("utf-8", "replace")
 
 
+_FIELDS: dict[type, tuple[str, ...]] = {
+    Conflict: ("conflict", "what", "key", "prefix", "payload", "source", "position"),
+    Malformed: ("malformed", "key", "reason", "source", "position"),
+    Dropped: (
+        *("dropped", "why", "payload", "prefix", "messages", "bytes", "missing"),
+        "positions",
+    ),
+    SourceLost: ("source_lost", "source", "error"),
+    SourceFailed: ("source_failed", "source", "error", "again"),
+    SourceBack: ("source_back", "source", "next_entry"),
+}
+
+
 def event_line(event: Notice) -> str:
-    """Another event as a line of JSON."""
-    match event:
-        case Conflict():
-            line = _with_position("conflict", event, "what", "key", "prefix", "payload")
-        case Malformed():
-            line = _with_position("malformed", event, "key", "reason")
-        case Dropped():
-            line = {
-                "event": "dropped",
-                "why": event.why,
-                "payload": _hex(event.payload),
-                "prefix": _hex(event.prefix),
-                "messages": event.messages,
-                "bytes": event.bytes,
-                "missing": event.missing,
-                "positions": dict(event.positions),
-            }
-        case SourceLost():
-            line = {"event": "source_lost", "source": event.source, "error": str(event.error)}
-        case SourceFailed():
-            line = {
-                "event": "source_failed",
-                "source": event.source,
-                "error": str(event.error),
-                "again": event.again,
-            }
-        case SourceBack():
-            line = {
-                "event": "source_back",
-                "source": event.source,
-                "next_entry": event.next_entry,
-            }
-        case SourceRolledBack():
-            line = {
-                "event": "source_rolled_back",
-                "source": event.source,
-                "to_entry": event.rollback.to_entry,
-                "from_entry": event.rollback.from_entry,
-            }
-        case _:
-            raise AssertionError(f"{event} is an event of ordering, which is off")
-    return json_line(line).decode().rstrip("\n")
-
-
-def _with_position(name: str, event: Conflict | Malformed, *fields: str) -> dict[str, Any]:
-    line: dict[str, Any] = {"event": name}
-    for field in fields:
-        value = getattr(event, field)
-        line[field] = _hex(value) if isinstance(value, bytes) else value
-    return {**line, "source": event.source, "position": event.position}
-
-
-def _hex(value: bytes | None) -> str | None:
-    return None if value is None else f"0x{value.hex()}"
-
-
-class Board:
-    """Statistics: a live table, or lines of JSON on stderr."""
-
-    def __init__(self, *, shown: bool, live: bool) -> None:
-        self.shown = shown
-        self.live = live
-        self._live: rich.live.Live | None = None
-
-    def __enter__(self) -> Board:
-        if self.live:
-            from rich.live import Live
-
-            console = new_console(sys.stdout)
-            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, stats: Stats, states: Mapping[str, SourceState], age: float | None) -> None:
-        """Show the statistics; `age` is that of the oldest incomplete payload."""
-        if self._live is not None:
-            self._live.update(table(stats, states, age), refresh=True)
-            return
+    """Another event as a line of JSON. Events of ordering, which is off, do not occur."""
+    if isinstance(event, SourceRolledBack):
+        rollback = event.rollback
         line = {
+            "event": "source_rolled_back",
+            "source": event.source,
+            "to_entry": rollback.to_entry,
+            "from_entry": rollback.from_entry,
+        }
+    else:
+        name, *fields = _FIELDS[type(event)]
+        line = {"event": name, **{field: _plain(getattr(event, field)) for field in fields}}
+    return json_text(line)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def stats_line(stats: Stats, states: Mapping[str, SourceState], age: float | None) -> str:
+    """The statistics as a line of JSON; `age` is that of the oldest incomplete payload."""
+    return json_text(
+        {
             "event": "stats",
             "in_flight": stats.in_flight,
             "complete": stats.completed,
@@ -139,7 +91,7 @@ class Board:
                 for name, state in states.items()
             },
         }
-        logs.say_verbatim(json_line(line).decode().rstrip("\n"))
+    )
 
 
 _COUNTS = ("received", "duplicates", "conflicts", "malformed", "outside")
@@ -150,10 +102,10 @@ def _counts(stats: Stats, name: str) -> dict[str, int]:
     return {field: 0 if counts is None else getattr(counts, field) for field in _COUNTS}
 
 
-def table(
+def stats_table(
     stats: Stats, states: Mapping[str, SourceState], age: float | None
 ) -> rich.console.RenderableType:
-    """The totals, and a row for each source."""
+    """The same as a table: the totals, and a row for each source."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -16,9 +16,7 @@ from datastreamer.storage.stream import DataStream
 _PROGRESS_SECONDS = 0.1
 
 
-def reindex(
-    file: FileArgument,
-) -> None:
+def reindex(file: FileArgument) -> None:
     """Delete the bookmark index and rebuild it from the stream.
 
     A writer that opens a stream repairs a missing or lagging index by itself; use this command

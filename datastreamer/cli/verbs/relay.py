@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,13 +13,9 @@ from datastreamer.cli.shared.options import (
     StreamTypeOption,
     TLSOptions,
     number_option,
+    text_option,
 )
-from datastreamer.cli.shared.server_options import (
-    DEFAULT_SERVER,
-    NO_METRICS,
-    MetricsOptions,
-    ServerOptions,
-)
+from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
 from datastreamer.cli.shared.source import parse_address
 from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
@@ -32,36 +27,19 @@ from datastreamer.transport.listeners import address_of
 _log = logging.getLogger(__name__)
 
 
-class OnRewrite(str, Enum):
-    """What to do about an upstream whose entries differ from the relay's."""
-
-    stop = "stop"
-    follow = "follow"
-
-
 ServerOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--server",
-        metavar="HOST:PORT",
-        help="Server to download from; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: a later "
+        "HOST:PORT",
+        "Server to download from; tcps://HOST:PORT with TLS, unix:PATH. Repeatable: a later "
         "one is used while the earlier ones are not available.",
     ),
 ]
-RelayFileOption = Annotated[
-    str | None, typer.Option("--file", metavar="FILE", help="Stream file of the relay.")
-]
-RelayPortOption = Annotated[
-    int | None,
-    number_option(
-        "--port",
-        "PORT",
-        f"TCP port to listen on; 0: any free port, which is logged [{DEFAULT_PORT}].",
-        most=65535,
-    ),
-]
+RelayFileOption = Annotated[str | None, text_option("--file", "FILE", "Stream file of the relay.")]
+RelayPortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
 OnRewriteOption = Annotated[
-    OnRewrite,
+    Literal["stop", "follow"],
     typer.Option(
         "--on-rewrite",
         help="Set what to do if a server has other entries, or truncated some: stop downloading "
@@ -70,45 +48,40 @@ OnRewriteOption = Annotated[
 ]
 UpstreamCaOption = Annotated[
     str | None,
-    typer.Option(
-        "--server-tls-ca",
-        metavar="FILE",
-        help="For tcps:// servers: trust the CAs in this PEM file.",
-    ),
+    text_option("--server-tls-ca", "FILE", "For tcps:// servers: trust the CAs in this PEM file."),
 ]
 UpstreamCertOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--server-tls-cert",
-        metavar="FILE",
-        help="For tcps:// servers: present the client certificate in this PEM file.",
+        "FILE",
+        "For tcps:// servers: present the client certificate in this PEM file.",
     ),
 ]
 UpstreamKeyOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--server-tls-key",
-        metavar="FILE",
-        help="Read the key of --server-tls-cert from this PEM file [the same file].",
+        "FILE",
+        "Read the key of --server-tls-cert from this PEM file [the same file].",
     ),
 ]
 UpstreamNameOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--server-tls-name",
-        metavar="NAME",
-        help="For tcps:// servers: require this name in their certificates [HOST].",
+        "NAME",
+        "For tcps:// servers: require this name in their certificates [HOST].",
     ),
 ]
 UpstreamTokenFileOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--server-token-file",
-        metavar="FILE",
-        help="Present the first token in this file to each server, for a reserved place there.",
+        "FILE",
+        "Present the first token in this file to each server, for a reserved place there.",
     ),
 ]
-
 ReadyLagOption = Annotated[
     int,
     number_option(
@@ -120,19 +93,20 @@ ReadyLagOption = Annotated[
 
 
 def relay(
+    *,
     server: ServerOption = None,
     file: RelayFileOption = None,
     config: ConfigOption = None,
     port: RelayPortOption = None,
-    options: ServerOptions = DEFAULT_SERVER,
-    on_rewrite: OnRewriteOption = OnRewrite.stop,
+    options: ServerOptions,
+    on_rewrite: OnRewriteOption = "stop",
     stream_type: StreamTypeOption = None,
     server_tls_ca: UpstreamCaOption = None,
     server_tls_cert: UpstreamCertOption = None,
     server_tls_key: UpstreamKeyOption = None,
     server_tls_name: UpstreamNameOption = None,
     server_token_file: UpstreamTokenFileOption = None,
-    metrics: MetricsOptions = NO_METRICS,
+    metrics: MetricsOptions,
     ready_lag: ReadyLagOption = READY_LAG,
 ) -> None:
     """Download a stream, keep it in a file, and serve it, until SIGINT or SIGTERM.
@@ -159,10 +133,10 @@ def relay(
         unix=options.unix,
         tls=tls,
         limits=options.limits(),
-        sync=options.sync.value,
-        index=options.index.backend,
+        sync=options.sync,
+        index=options.backend,
         stream_type=stream_type,
-        on_rewrite=on_rewrite.value,
+        on_rewrite=on_rewrite,
         metrics_port=metrics.metrics_port,
         metrics_host=metrics.metrics_host or None,
         ready_lag=ready_lag,

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import REPORT_OUTPUT, FileArgument, Format, ReportOutput
-from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.options import FileArgument, ReportOutput
+from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.verbs.verify import count, printable, wrapped
 from datastreamer.storage.maintain.repair import Plan, Repaired, plan
 from datastreamer.storage.maintain.repair import repair as mend
 from datastreamer.storage.maintain.report import counted
@@ -20,11 +19,7 @@ DryRunOption = Annotated[
 ]
 
 
-def repair(
-    file: FileArgument,
-    dry_run: DryRunOption = False,
-    output: ReportOutput = REPORT_OUTPUT,
-) -> None:
+def repair(file: FileArgument, *, dry_run: DryRunOption = False, output: ReportOutput) -> None:
     """Repair a file: truncate it to the last complete operation or entry, and fix the totals.
 
     Entries after damage are removed, since numbers have no gaps. The changed part is copied to
@@ -38,7 +33,7 @@ def repair(
             done = mend(file, progress=bar.reach)
             made = done.plan
     facts = _facts(made, done)
-    write_out(json_line(facts) if shape is Format.jsonl else _table(file, made, done))
+    write_out(json_line(facts) if shape == "jsonl" else _table(file, made, done))
 
 
 def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
@@ -56,7 +51,7 @@ def _facts(made: Plan, done: Repaired | None) -> dict[str, Any]:
 
 def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
     if made.healthy:
-        return printable([f"{name}: no problems; nothing was changed"])
+        return text_lines([f"{name}: no problems; nothing was changed"])
     lines = [f"{name}: {count(len(made.report.problems), 'problem')}"]
     for problem in made.report.problems:
         lines += ["", f"{problem.where}:", *wrapped(problem.what)]
@@ -74,4 +69,4 @@ def _table(name: str, made: Plan, done: Repaired | None) -> bytes:
         lines += ["", f"the changed part was copied to {done.kept}"]
     if done is not None:
         lines += [f"checked again: no problems, {done.report.entries:,} entries"]
-    return printable(lines)
+    return text_lines(lines)

@@ -8,17 +8,9 @@ from typing import Annotated
 
 import typer
 
-from datastreamer.cli.shared.creation import NO_CREATION, CreationOptions
-from datastreamer.cli.shared.options import (
-    FileArgument,
-    number_option,
-)
-from datastreamer.cli.shared.server_options import (
-    DEFAULT_SERVER,
-    NO_METRICS,
-    MetricsOptions,
-    ServerOptions,
-)
+from datastreamer.cli.shared.creation import CreationOptions
+from datastreamer.cli.shared.options import FileArgument, number_option, text_option
+from datastreamer.cli.shared.server_options import MetricsOptions, ServerOptions, port_option
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.server.publish.policy import Publishing
 from datastreamer.service.daemon import serve_until_signal
@@ -28,30 +20,22 @@ from datastreamer.transport.listeners import address_of
 _log = logging.getLogger(__name__)
 
 
-PortOption = Annotated[
-    int | None,
-    number_option(
-        "--port",
-        "PORT",
-        f"TCP port to listen on; 0: any free port, which is logged [{DEFAULT_PORT}].",
-        most=65535,
-    ),
-]
+PortOption = Annotated[int | None, port_option(DEFAULT_PORT)]
 PublishTokenFileOption = Annotated[
     str | None,
-    typer.Option(
+    text_option(
         "--publish-token-file",
-        metavar="FILE",
-        help="Accept a remote publisher that presents a token, a line of this file. Without TLS, "
+        "FILE",
+        "Accept a remote publisher that presents a token, a line of this file. Without TLS, "
         "tokens are sent unencrypted.",
     ),
 ]
 PublishClientCertOption = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
         "--publish-client-cert",
-        metavar="NAME",
-        help="Also accept a publisher whose client certificate is for NAME; repeatable; requires "
+        "NAME",
+        "Also accept a publisher whose client certificate is for NAME; repeatable; requires "
         "--tls-client-ca.",
     ),
 ]
@@ -69,14 +53,15 @@ WorkersOption = Annotated[
 
 def serve(
     file: FileArgument,
+    *,
     port: PortOption = None,
-    options: ServerOptions = DEFAULT_SERVER,
+    options: ServerOptions,
     publish_token_file: PublishTokenFileOption = None,
     publish_client_cert: PublishClientCertOption = None,
-    creation: CreationOptions = NO_CREATION,
+    creation: CreationOptions,
     follow: FollowOption = False,
     workers: WorkersOption = 1,
-    metrics: MetricsOptions = NO_METRICS,
+    metrics: MetricsOptions,
 ) -> None:
     """Serve a stream to clients over TCP or a Unix socket, until SIGINT or SIGTERM.
 
@@ -104,12 +89,12 @@ def serve(
             token_file=publish_token_file, client_certs=tuple(publish_client_cert or ())
         )
         publishing.tokens()  # read before a file is created
-    options.check_reserve(tls, publishing is not None)
+    options.check_reserve(tls, publishing=publishing is not None)
 
     def open_stream() -> DataStream:
         if follow or (os.path.isfile(file) and not os.access(file, os.W_OK)):
-            return DataStream.open(file, follow=True, index=options.index.backend)
-        return creation.open(file, sync=options.sync.value, index=options.index.backend)
+            return DataStream.open(file, follow=True, index=options.backend)
+        return creation.open(file, sync=options.sync, index=options.backend)
 
     def listening(stream: DataStream, addresses: list[tuple[str, int]]) -> None:
         _log.info(

@@ -16,10 +16,7 @@ OutArgument = Annotated[
 ]
 
 
-def snapshot(
-    file: FileArgument,
-    out: OutArgument,
-) -> None:
+def snapshot(file: FileArgument, out: OutArgument) -> None:
     """Copy a stream consistently, even while it is written and served.
 
     The copy holds the entries committed at the start; its first writer builds its bookmark

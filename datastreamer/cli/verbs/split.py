@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from datastreamer.cli.shared.creation import NO_CREATION, CreationOptions
+from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import FileArgument, number_option
 from datastreamer.cli.shared.signals import stop_on_signal
@@ -43,7 +43,8 @@ LimitOption = Annotated[
 
 def split(
     file: FileArgument,
-    creation: CreationOptions = NO_CREATION,
+    *,
+    creation: CreationOptions,
     type: MessageTypeOption = MESSAGE_TYPE,
     limit: LimitOption = MAX_DATA_SIZE - 2,
 ) -> None:

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
-import typer
-
-from datastreamer.cli.shared.console import new_console, text
+from datastreamer.cli.shared.console import live_display, text
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.metrics_client import (
     LimitOption,
@@ -20,13 +18,7 @@ from datastreamer.cli.shared.metrics_client import (
     table,
     with_rates,
 )
-from datastreamer.cli.shared.options import (
-    REPORT_OUTPUT,
-    Format,
-    ReportOutput,
-    number_option,
-    seconds_parser,
-)
+from datastreamer.cli.shared.options import ReportOutput, fraction_option, number_option
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.signals import StopRequest, stop_on_signal
 
@@ -35,11 +27,8 @@ _log = logging.getLogger(__name__)
 
 IntervalOption = Annotated[
     float,
-    typer.Option(
-        "--interval",
-        parser=seconds_parser(0.1, 3600),
-        metavar="S",
-        help="Interval between updates, in seconds.",
+    fraction_option(
+        "--interval", "S", "Interval between updates, in seconds.", least=0.1, most=3600
     ),
 ]
 CountOption = Annotated[
@@ -49,10 +38,11 @@ CountOption = Annotated[
 
 def top(
     server: MetricsAddressArgument,
+    *,
     interval: IntervalOption = 1.0,
     count: CountOption = 0,
     limit: LimitOption = 20,
-    output: ReportOutput = REPORT_OUTPUT,
+    output: ReportOutput,
 ) -> None:
     """Watch a server's head and its clients: position, lag, throughput; until SIGINT.
 
@@ -61,7 +51,7 @@ def top(
     """
     shape = output.chosen()
     with stop_on_signal() as stop:
-        if shape is Format.table and sys.stdout.isatty():
+        if shape == "table" and sys.stdout.isatty():
             _live(lambda lost: _updates(server, interval, count, limit, stop, lost))
             return
 
@@ -69,7 +59,7 @@ def top(
             _log.warning("lost %s, trying again: %s", server, why)
 
         for state in _updates(server, interval, count, limit, stop, lost):
-            write_out(drawn(state) if shape is Format.table else json_line(state))
+            write_out(drawn(state) if shape == "table" else json_line(state))
 
 
 def _updates(
@@ -106,10 +96,8 @@ def _updates(
 
 def _live(updates: Callable[[Callable[[str], None]], Iterator[Overview]]) -> None:
     from rich.console import Group
-    from rich.live import Live
 
-    console = new_console(sys.stdout)
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    with live_display() as live:
 
         def lost(why: str) -> None:
             live.update(Group(text(f"lost, trying again: {why}"), live.renderable), refresh=True)

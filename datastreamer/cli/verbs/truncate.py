@@ -10,7 +10,6 @@ from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument, number_parser
 from datastreamer.cli.shared.signals import stop_on_signal
-from datastreamer.format import U64_MAX
 from datastreamer.storage import bookmarks
 from datastreamer.storage.stream import DataStream
 
@@ -18,16 +17,13 @@ CountArgument = Annotated[
     int,
     typer.Argument(
         metavar="N",
-        parser=number_parser(U64_MAX),
+        parser=number_parser(),
         help="Number of entries to keep: those before entry N.",
     ),
 ]
 
 
-def truncate(
-    file: FileArgument,
-    number: CountArgument,
-) -> None:
+def truncate(file: FileArgument, number: CountArgument) -> None:
     """Truncate a stream to its first N entries, permanently.
 
     The bookmarks among the removed entries are removed; an older one of the same key is found

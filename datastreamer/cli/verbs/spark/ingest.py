@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,11 @@ from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.options import (
     SourceArgument,
     StreamTypeOption,
+    fraction_option,
     number_option,
-    seconds_parser,
 )
 from datastreamer.cli.shared.signals import stop_on_signal
-from datastreamer.cli.shared.source import parse_address
+from datastreamer.cli.shared.source import server_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 from datastreamer.transport.listeners import address_of
 
@@ -34,15 +33,10 @@ OutArgument = Annotated[
 FollowOption = Annotated[
     bool, typer.Option("--follow", help="Continue with later commits, until SIGINT or SIGTERM.")
 ]
-
-
 EveryOption = Annotated[
     float,
-    typer.Option(
-        "--every",
-        parser=seconds_parser(0, 1e6),
-        metavar="S",
-        help="With --follow: interval between writes, in seconds.",
+    fraction_option(
+        "--every", "S", "With --follow: interval between writes, in seconds.", least=0, most=1e6
     ),
 ]
 ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries per write.", least=1)]
@@ -51,6 +45,7 @@ ChunkOption = Annotated[int, number_option("--chunk", "N", "Number of entries pe
 def ingest(
     source: SourceArgument,
     out: OutArgument,
+    *,
     follow: FollowOption = False,
     every: EveryOption = 10.0,
     chunk: ChunkOption = 5_000_000,
@@ -89,7 +84,7 @@ def ingest(
 
 def _options(source: str, stream_type: int | None) -> dict[str, str]:
     """SOURCE as options of the Spark data source."""
-    address = None if os.path.lexists(source) else parse_address(source)
+    address = server_address(source)
     if address is None:
         found = {"path": source}
     elif address.tls:

@@ -8,7 +8,7 @@ import typer
 
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import write_out
-from datastreamer.cli.shared.options import REPORT_OUTPUT, Format, ReportOutput
+from datastreamer.cli.shared.options import ReportOutput, text_option
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 
@@ -20,7 +20,7 @@ FolderArgument = Annotated[
 ]
 ChartsOption = Annotated[
     str | None,
-    typer.Option("--charts", metavar="OUT", help="Also draw charts (PNG) into this folder."),
+    text_option("--charts", "OUT", "Also draw charts (PNG) into this folder."),
 ]
 
 _MOST_ROWS = 20
@@ -28,8 +28,9 @@ _MOST_ROWS = 20
 
 def report(
     folder: FolderArgument,
+    *,
     charts: ChartsOption = None,
-    output: ReportOutput = REPORT_OUTPUT,
+    output: ReportOutput,
     master: MasterOption = "local[*]",
 ) -> None:
     """Report transactions per block, gas by sender, block times and batches without an end.
@@ -52,7 +53,7 @@ def report(
                 {column: _plain(value) for column, value in row.asDict().items()}
                 for row in spark.sql(query.sql).collect()
             ]
-            if shape is Format.table:
+            if shape == "table":
                 write_out(_table(query, rows))
             else:
                 write_out(json_line({"query": name, "rows": rows}))

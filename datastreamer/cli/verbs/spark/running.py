@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
+from datastreamer.cli.shared.options import text_option
 
 _MASTERS = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|(spark|k8s)://.+|yarn")
 
@@ -24,11 +25,8 @@ def _read_master(value: str) -> str:
 
 MasterOption = Annotated[
     str,
-    typer.Option(
-        "--master",
-        parser=_read_master,
-        metavar="URL",
-        help="Spark master: local[2], spark://HOST:7077.",
+    text_option(
+        "--master", "URL", "Spark master: local[2], spark://HOST:7077.", parser=_read_master
     ),
 ]
 

@@ -8,19 +8,15 @@ from typing import Final
 
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
-    NO_TLS,
-    REPORT_OUTPUT,
     Format,
     ReportOutput,
     SourceArgument,
-    StreamTypeOption,
+    SourceOptions,
     StreamVersionOption,
-    TLSOptions,
 )
-from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.output import count, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import open_source
-from datastreamer.cli.verbs.verify import count, printable, wrapped
 from datastreamer.zkevm.check.sequence import Breach, SequenceCheck, SequenceReport
 
 # Maximum number of breaches held, of 225 bytes each.
@@ -29,17 +25,17 @@ _HELD: Final = 10_000
 
 def check(
     source: SourceArgument,
+    *,
     stream_version: StreamVersionOption = None,
-    output: ReportOutput = REPORT_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: ReportOutput,
+    options: SourceOptions,
 ) -> None:
     """Check the sequence of entries, bookmarks, batches, blocks, timestamps and parents.
 
     Prints every breach with its entry number; exit code 1 if there is any.
     """
     breaches = _BreachOutput(output.chosen())
-    with open_source(source, stream_type, tls=tls) as stream:
+    with open_source(source, options) as stream:
         header = stream.header()
         checked = SequenceCheck(stream_version or header.version, breaches.add)
         if header.total_entries:
@@ -61,7 +57,7 @@ class _BreachOutput:
     """
 
     def __init__(self, shape: Format) -> None:
-        self._json = shape is Format.jsonl
+        self._json = shape == "jsonl"
         self._held: list[Breach] = []
         self._written = 0
 
@@ -89,7 +85,7 @@ class _BreachOutput:
                 text = before + json_line(breach._asdict()).rstrip()
             else:
                 lines = [f"entry {breach.entry}, {breach.rule}:", *wrapped(breach.what)]
-                text = printable(["", *lines] if self._written else lines)
+                text = text_lines(["", *lines] if self._written else lines)
             write_out(text)
             self._written += 1
 
@@ -107,4 +103,4 @@ def _table(name: str, report: SequenceReport) -> bytes:
     lines += [f"{title:{width}}  {value}" for title, value in rows]
     for note in report.notes:
         lines += ["", "note:", *wrapped(note)]
-    return printable(lines)
+    return text_lines(lines)

@@ -12,21 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from datastreamer._codec import Entry, EntryBatch
-from datastreamer.cli.shared.decoded import described
 from datastreamer.cli.shared.exit_codes import Failure, write_out
-from datastreamer.cli.shared.options import (
-    NO_TLS,
-    REPORT_OUTPUT,
-    Format,
-    ReportOutput,
-    StreamTypeOption,
-    StreamVersionOption,
-    TLSOptions,
-)
-from datastreamer.cli.shared.output import json_line
+from datastreamer.cli.shared.options import ReportOutput, SourceOptions, StreamVersionOption
+from datastreamer.cli.shared.output import described, json_line, text_lines, wrapped
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.cli.shared.source import SourceReader, open_source
-from datastreamer.cli.verbs.verify import printable, wrapped
+from datastreamer.cli.shared.source import Source, open_source
 from datastreamer.errors import DecodeFailed
 from datastreamer.format import Header
 from datastreamer.zkevm.bookmark_keys import Kind, name_of_key
@@ -48,10 +38,10 @@ BArgument = Annotated[str, typer.Argument(metavar="B", help="The other stream fi
 def diff(
     a: AArgument,
     b: BArgument,
+    *,
     stream_version: StreamVersionOption = None,
-    output: ReportOutput = REPORT_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: ReportOutput,
+    options: SourceOptions,
 ) -> None:
     """Compare two streams and show the first entry that differs, with its batch and block.
 
@@ -60,14 +50,12 @@ def diff(
     """
     shape = output.chosen()
     # The options of TLS apply to the sources that use TLS.
+    without = SourceOptions(stream_type=options.stream_type)
     for_a, for_b = (
-        tls if one.startswith(_TLS) or not other.startswith(_TLS) else NO_TLS
+        options if one.startswith(_TLS) or not other.startswith(_TLS) else without
         for one, other in ((a, b), (b, a))
     )
-    with (
-        open_source(a, stream_type, tls=for_a) as first,
-        open_source(b, stream_type, tls=for_b) as second,
-    ):
+    with open_source(a, for_a) as first, open_source(b, for_b) as second:
         headers = first.header(), second.header()
         totals = headers[0].total_entries, headers[1].total_entries
         with ProgressBar(f"comparing {a} and {b}", min(totals)) as progress:
@@ -83,7 +71,7 @@ def diff(
         if at is not None:
             versions = [stream_version or header.version for header in headers]
             found["first_difference"] = _difference((first, second), totals, versions, at)
-    write_out(json_line(found) if shape is Format.jsonl else _table(a, b, found))
+    write_out(json_line(found) if shape == "jsonl" else _table(a, b, found))
     if at is not None:
         raise Failure(f"{a} and {b} differ from entry {at} on")
     if not found["equal"]:
@@ -96,9 +84,7 @@ def _header_differences(a: Header, b: Header) -> dict[str, list[int]]:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _first_difference(
-    a: SourceReader, b: SourceReader, stop: int, progress: ProgressBar
-) -> int | None:
+def _first_difference(a: Source, b: Source, stop: int, progress: ProgressBar) -> int | None:
     """The number of the first entry below `stop` that differs."""
     if not stop:
         return None
@@ -129,7 +115,7 @@ def _in_step(
 
 
 def _difference(
-    sources: tuple[SourceReader, SourceReader],
+    sources: tuple[Source, Source],
     totals: tuple[int, int],
     versions: list[int],
     at: int,
@@ -156,7 +142,7 @@ def _side(entry: Entry, version: int) -> dict[str, Any]:
     return {**described(entry), "kind": kind_of(entry.type, version), "fields": fields}
 
 
-def _where(source: SourceReader, version: int, at: int) -> dict[str, int | None]:
+def _where(source: Source, version: int, at: int) -> dict[str, int | None]:
     """The batch and block of the last bookmarks before the entry."""
     found: dict[Kind, int | None] = {"batch": None, "block": None}
     stop = at
@@ -182,7 +168,7 @@ def _table(a: str, b: str, found: dict[str, Any]) -> bytes:
         lines.append(f"{name:12}  {mine} and {other}")
     difference = found["first_difference"]
     if difference is None:
-        return printable(lines)
+        return text_lines(lines)
     where = [
         f"{kind} {difference[kind]}" for kind in ("batch", "block") if difference[kind] is not None
     ]
@@ -196,4 +182,4 @@ def _table(a: str, b: str, found: dict[str, Any]) -> bytes:
         shown = difference["fields"] or (["data"] if not side["fields"] else [])
         values = side["fields"] or side
         lines += [line for field in shown for line in wrapped(f"  {field} = {values[field]}")]
-    return printable(lines)
+    return text_lines(lines)

@@ -13,20 +13,16 @@ import typer
 from datastreamer._codec import Entry
 from datastreamer.cli.shared.exit_codes import Failure, write_out
 from datastreamer.cli.shared.options import (
-    NO_TLS,
-    REPORT_OUTPUT,
     Format,
     ReportOutput,
     SourceArgument,
-    StreamTypeOption,
+    SourceOptions,
     StreamVersionOption,
-    TLSOptions,
     number_parser,
 )
 from datastreamer.cli.shared.output import json_line
 from datastreamer.cli.shared.source import named_not_found, open_source
 from datastreamer.errors import DecodeFailed
-from datastreamer.format import U64_MAX
 from datastreamer.zkevm import events, fixed
 from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of
 from datastreamer.zkevm.decoding import Event, as_json, decode, event_name
@@ -34,9 +30,7 @@ from datastreamer.zkevm.events import BookmarkType
 
 NumberArgument = Annotated[
     int,
-    typer.Argument(
-        metavar="N", parser=number_parser(U64_MAX), help="Number of the batch or block."
-    ),
+    typer.Argument(metavar="N", parser=number_parser(), help="Number of the batch or block."),
 ]
 NoOpenOption = Annotated[
     bool,
@@ -47,42 +41,41 @@ NoOpenOption = Annotated[
 def batch(
     source: SourceArgument,
     number: NumberArgument,
+    *,
     no_open: NoOpenOption = False,
     stream_version: StreamVersionOption = None,
-    output: ReportOutput = REPORT_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: ReportOutput,
+    options: SourceOptions,
 ) -> None:
     """Show a batch with its blocks and their transactions."""
     shape = output.chosen()
-    found = _batch(
-        _MarkedEntries(source, "batch", number, stream_version, stream_type, tls), not no_open
-    )
-    _write(shape, "batch", found)
+    mark = BookmarkName("batch", number)
+    entries = list(_marked_entries(source, mark, stream_version, options))
+    _write(shape, "batch", _batch(entries, not no_open))
 
 
 def block(
     source: SourceArgument,
     number: NumberArgument,
+    *,
     no_open: NoOpenOption = False,
     stream_version: StreamVersionOption = None,
-    output: ReportOutput = REPORT_OUTPUT,
-    stream_type: StreamTypeOption = None,
-    tls: TLSOptions = NO_TLS,
+    output: ReportOutput,
+    options: SourceOptions,
 ) -> None:
     """Show a block with its transactions."""
     shape = output.chosen()
-    reading = _MarkedEntries(source, "block", number, stream_version, stream_type, tls)
-    entries = list(reading)
+    mark = BookmarkName("block", number)
+    entries = list(_marked_entries(source, mark, stream_version, options))
     found = _blocks(entries, not no_open)
     if not found:
-        mark = entries[0][0].number
-        raise Failure(f"{source}: no block follows the bookmark in entry {mark}")
+        first = entries[0][0].number
+        raise Failure(f"{source}: no block follows the bookmark in entry {first}")
     _write(shape, "block", found[0])
 
 
 def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
-    if shape is Format.jsonl:
+    if shape == "jsonl":
         write_out(json_line(found))
     else:
         from datastreamer.cli.verbs.zkevm.tree import batch_tree, block_tree, printed
@@ -93,58 +86,37 @@ def _write(shape: Format, kind: Kind, found: dict[str, Any]) -> None:
 _Found = tuple[Entry, Event]
 
 
-class _MarkedEntries:
+def _marked_entries(
+    source: str, mark: BookmarkName, version: int | None, options: SourceOptions
+) -> Iterator[_Found]:
     """The entries of a batch or block with their events, beginning with its bookmark."""
-
-    def __init__(
-        self,
-        source: str,
-        kind: Kind,
-        number: int,
-        version: int | None,
-        stream_type: int | None,
-        tls: TLSOptions,
-    ) -> None:
-        self._source = source
-        self._mark = BookmarkName(kind, number)
-        self._version = version
-        self._stream_type = stream_type
-        self._tls = tls
-
-    def __iter__(self) -> Iterator[_Found]:
-        with (
-            open_source(self._source, self._stream_type, tls=self._tls) as stream,
-            named_not_found(self._source, str(self._mark)),
-        ):
-            header = stream.header()
-            version = self._version or header.version
-            key = key_of(version, self._mark)
-            begun = False
-            for run in stream.batches(key, header.total_entries):
-                for entry in run:
-                    event = decode(entry, version=version)
-                    if begun and self._is_over(event):
-                        return
-                    yield entry, event
-                    begun = True
-                    if self._is_last(event):
-                        return
-
-    def _is_over(self, event: Event) -> bool:
-        """Whether an event follows the batch or block."""
-        if self._mark.kind == "batch":
-            return isinstance(event, events.BookMark) and event.type == BookmarkType.BATCH
-        over = (events.BookMark, events.BatchStart, events.BatchEnd, events.UpdateGER)
-        return isinstance(event, (*over, fixed.FixedUpdateGER))
-
-    def _is_last(self, event: Event) -> bool:
-        if self._mark.kind == "batch":
-            return isinstance(event, events.BatchEnd)
-        return isinstance(event, events.L2BlockEnd | fixed.EndL2Block)
+    with open_source(source, options) as stream, named_not_found(source, str(mark)):
+        header = stream.header()
+        version = version or header.version
+        begun = False
+        for run in stream.batches(key_of(version, mark), header.total_entries):
+            for entry in run:
+                event = decode(entry, version=version)
+                if begun and _is_over(mark.kind, event):
+                    return
+                yield entry, event
+                begun = True
+                if isinstance(event, _LAST[mark.kind]):
+                    return
 
 
-def _batch(reading: _MarkedEntries, opening: bool) -> dict[str, Any]:
-    found = list(reading)
+_LAST = {"batch": (events.BatchEnd,), "block": (events.L2BlockEnd, fixed.EndL2Block)}
+
+
+def _is_over(kind: Kind, event: Event) -> bool:
+    """Whether an event follows the batch or block."""
+    if kind == "batch":
+        return isinstance(event, events.BookMark) and event.type == BookmarkType.BATCH
+    over = (events.BookMark, events.BatchStart, events.BatchEnd, events.UpdateGER)
+    return isinstance(event, (*over, fixed.FixedUpdateGER))
+
+
+def _batch(found: list[_Found], opening: bool) -> dict[str, Any]:
     head: dict[str, Any] = {"bookmark": found[0][0].number, "start": None}
     ger_updates = []
     end = None
