@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from datastreamer.metrics.exposition import LISTED_CLIENTS, Tally, exposition_text
+from datastreamer.metrics.exposition import LISTED_CLIENTS, Tally, exposition_parts
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.session import FAILED, REASONS
 
@@ -43,7 +43,8 @@ def series() -> set[str]:
         ]
         for name, metric in METRICS.items()
     }
-    text = exposition_text({"time": 0.0, "samples": samples, "clients": []}).decode()
+    parts = exposition_parts({"time": 0.0, "samples": samples, "clients": []})
+    text = b"".join(parts).decode()
     return {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
 
 

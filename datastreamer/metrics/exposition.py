@@ -124,6 +124,20 @@ def _together(metric: Metric, one: Value, other: Value) -> Value:
     return cast("float", combine(one, other))
 
 
+def process_samples() -> Samples:
+    """The process's use of memory, CPU and descriptors: on Linux only, elsewhere no samples.
+
+    Raises `ImportError` if prometheus-client is not installed.
+    """
+    from prometheus_client import ProcessCollector
+
+    return {
+        sample.name: [([], sample.value)]
+        for family in ProcessCollector(registry=None).collect()
+        for sample in family.samples
+    }
+
+
 def load_exporter() -> None:
     """Import prometheus-client, which takes 25 ms, while no client is connected.
 
@@ -143,11 +157,6 @@ def exposition_parts(snapshot: MetricsSnapshot) -> Iterator[bytes]:
     for name, metric in METRICS.items():
         if name in samples:
             yield generate_latest(_One(_family(name, metric, samples[name])))
-
-
-def exposition_text(snapshot: MetricsSnapshot) -> bytes:
-    """The whole text."""
-    return b"".join(exposition_parts(snapshot))
 
 
 def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:

@@ -29,8 +29,8 @@ from datastreamer.metrics.exposition import (
     Samples,
     Tally,
     largest_lags,
+    process_samples,
 )
-from datastreamer.metrics.process import process_samples
 from datastreamer.server.admission.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
 from datastreamer.server.session import AUTHENTICATE, COMMANDS, PUBLISH, REASONS
 from datastreamer.server.streaming.sender import State

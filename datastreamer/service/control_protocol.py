@@ -35,9 +35,6 @@ CHANGED: Final = b"e"
 RELOAD: Final = b"t"
 """Read TLS certificates and keys again: answered when they are in use."""
 
-STATS: Final = b"s"
-"""Counters since the start: answered with a JSON object."""
-
 METRICS: Final = b"m"
 """Send the metrics, with at most N (u32) clients: answered with a `MetricsSnapshot` as JSON."""
 
@@ -52,7 +49,6 @@ SIZES: Final = {
     CHANGE: RANGE.size,
     CHANGED: RANGE.size,
     RELOAD: 0,
-    STATS: 0,
     METRICS: NUMBER.size,
 }
 """The size of a request's arguments, by its letter."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 
 import trio
@@ -68,10 +68,9 @@ def serve_until_signal(
     """
     shutdown = Shutdown()
 
-    async def main(stream: DataStream) -> None:
+    async def serve(stream: DataStream) -> None:
         server = Server(stream, limits=limits, tls=tls, publishing=publishing)
-        async with trio.open_nursery() as nursery:
-            shutdown.enter_loop(nursery.cancel_scope)
+        async with shutdown.event_loop() as nursery:
             if shutdown.begun.is_set():
                 return
             if tls is not None:
@@ -81,27 +80,19 @@ def serve_until_signal(
                 await nursery.start(
                     serve_metrics_of, server, metrics_sockets, stream.share_numbers()
                 )
-            seconds = systemd.watchdog_seconds()
-            if seconds is not None:
-                nursery.start_soon(send_watchdog, seconds)
             listening(stream, addresses)
             systemd.notify(systemd.READY)
             await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             await server.finish()
-            nursery.cancel_scope.cancel()
 
-    async def look_after(many: Workers, stream: DataStream) -> None:
-        async with trio.open_nursery() as nursery:
-            shutdown.enter_loop(nursery.cancel_scope)
+    async def supervise(many: Workers, stream: DataStream) -> None:
+        async with shutdown.event_loop() as nursery:
             nursery.start_soon(_hurry_when_cancelled, many)
             if stream.follows:
                 nursery.start_soon(_adopt_successors, many, stream)
             if tls is not None:
                 await nursery.start(_reload_all_on_hangup, tls, many)
-            seconds = systemd.watchdog_seconds()
-            if seconds is not None:
-                nursery.start_soon(send_watchdog, seconds)
             if not shutdown.begun.is_set():
                 listening(stream, [name_of(listener) for listener in listeners])
                 systemd.notify(systemd.READY)
@@ -114,7 +105,6 @@ def serve_until_signal(
                 listener.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(many.close)
-            nursery.cancel_scope.cancel()
 
     limits.share(0, workers)  # raises if they do not fit
     if publishing is not None and workers != 1:
@@ -129,7 +119,7 @@ def serve_until_signal(
     try:
         with shutdown.handling_signals(), open_stream() as stream:
             if workers == 1:
-                trio.run(main, stream)
+                trio.run(serve, stream)
             else:
                 with contextlib.suppress(StartAbandoned):
                     many = Workers(
@@ -142,7 +132,7 @@ def serve_until_signal(
                         lambda: bool(shutdown.caught),
                     )
                     try:
-                        trio.run(look_after, many, stream)
+                        trio.run(supervise, many, stream)
                         if not shutdown.caught:
                             many.check()
                     finally:
@@ -178,11 +168,20 @@ class Shutdown:
             for number, handler in before:
                 signal.signal(number, handler)
 
-    def enter_loop(self, scope: trio.CancelScope) -> None:
-        """From now on signals are delivered to the event loop; the second one cancels `scope`."""
-        self._scope = scope
-        self._token = trio.lowlevel.current_trio_token()
-        self._deliver()
+    @contextlib.asynccontextmanager
+    async def event_loop(self) -> AsyncIterator[trio.Nursery]:
+        """A nursery that is cancelled at the end of the block. Within the block, signals are
+        delivered to the event loop, where a second one cancels the nursery, and systemd's watchdog
+        is notified."""
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            self._token = trio.lowlevel.current_trio_token()
+            self._deliver()
+            seconds = systemd.watchdog_seconds()
+            if seconds is not None:
+                nursery.start_soon(_notify_watchdog, seconds)
+            yield nursery
+            nursery.cancel_scope.cancel()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         self.caught.append(number)
@@ -237,7 +236,7 @@ async def _reload_all_on_hangup(
                     _log.error("%s", error)
 
 
-async def send_watchdog(seconds: float) -> None:
+async def _notify_watchdog(seconds: float) -> None:
     """Notify systemd's watchdog every `seconds` seconds that the event loop runs."""
     while True:
         systemd.notify(systemd.WATCHDOG)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from datastreamer.service import systemd
-from datastreamer.service.daemon import Shutdown, send_watchdog
+from datastreamer.service.daemon import Shutdown
 from datastreamer.transport.listeners import open_listeners
 from datastreamer.transport.tls_stream import reload_on_hangup
 
@@ -29,8 +29,7 @@ def relay_until_signal(
     shutdown = Shutdown()
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            shutdown.enter_loop(nursery.cancel_scope)
+        async with shutdown.event_loop() as nursery:
 
             async def begin() -> None:
                 addresses = await nursery.start(relay.run, listeners)
@@ -39,15 +38,11 @@ def relay_until_signal(
 
             if relay.tls is not None:
                 await nursery.start(reload_on_hangup, relay.tls)
-            seconds = systemd.watchdog_seconds()
-            if seconds is not None:
-                nursery.start_soon(send_watchdog, seconds)
             # Without a file the start waits for an upstream, and a signal may arrive first.
             nursery.start_soon(begin)
             await shutdown.begun.wait()
             systemd.notify(systemd.STOPPING)
             await relay.finish()
-            nursery.cancel_scope.cancel()
 
     listeners = systemd.take_listeners() or open_listeners(*relay.listen)
     try:

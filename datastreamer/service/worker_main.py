@@ -7,13 +7,11 @@ parent. `control_protocol.py` has the protocol between the two.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
 import socket
 import sys
-from collections import Counter
 from typing import Any
 
 import trio
@@ -21,7 +19,7 @@ import trio
 from datastreamer.errors import BadCertificate
 from datastreamer.format import U64_MAX
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import Tally, load_exporter
+from datastreamer.metrics.exposition import load_exporter
 from datastreamer.server.admission.accept_balance import AcceptBalance
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
@@ -65,8 +63,6 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
                 done = await wait(milliseconds / 1000)
             elif what == control.RELOAD:
                 done = tls is not None and reload_and_log(tls)
-            elif what == control.STATS:
-                answer, done = json.dumps(_stats(server)).encode(), True
             elif what == control.METRICS:
                 (limit,) = control.NUMBER.unpack(words)
                 answer, done = json.dumps(await collect(server, limit=limit)).encode(), True
@@ -81,16 +77,6 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
             await link.send_all(control.ANSWER.pack(verdict, asked, len(answer)) + answer)
             if what == control.QUIT:
                 return
-
-
-def _stats(server: Server) -> dict[str, Any]:
-    """The server's counters by name, and its number of clients."""
-    counts = server.counts
-    names = [field.name for field in dataclasses.fields(counts)]
-    values = {name: getattr(counts, name) for name in names}
-    plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
-    plain = {k: v.histogram() if isinstance(v, Tally) else v for k, v in plain.items()}
-    return {**plain, "clients": server.clients}
 
 
 async def _end_with(parent: int, scope: trio.CancelScope) -> None:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from datastreamer.errors import ServerFailed, UsageError
 from datastreamer.format import U64_MAX
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _CHANGE_SECONDS = 10.0
 # Time limit for workers to read certificates and keys.
 _RELOAD_SECONDS = 10.0
-_STATS_SECONDS = 2.0
+_METRICS_SECONDS = 2.0
 # Upper limit of any timeout.
 _LONGEST = 1_000_000.0
 
@@ -140,23 +140,17 @@ class Workers:
                 "its message in the log"
             )
 
-    def stats(self) -> list[dict[str, Any]]:
-        """The counters of each process since its start, by the names of `Counts`, and its number of
-        "clients". A process that does not answer is left out.
-        """
-        answers = self._ask(control.STATS, b"", _STATS_SECONDS)
-        return [json.loads(answer) for answer in answers if answer is not None]
-
     def snapshot(self, limit: int) -> MetricsSnapshot:
         """The merged metrics, with the `limit` clients that have the largest lag. A process that
         does not answer is left out; counters start at 0 when a process restarts."""
-        answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _STATS_SECONDS)
-        parts: list[MetricsSnapshot] = [
-            json.loads(answer) for answer in answers if answer is not None
-        ]
         written = {} if self._numbers is None else self._numbers.samples()
         own: MetricsSnapshot = {"time": time.time(), "samples": written, "clients": []}
-        return merge([*parts, own], limit)
+        return merge([*self.snapshots(limit), own], limit)
+
+    def snapshots(self, limit: int) -> list[MetricsSnapshot]:
+        """The metrics of each process that answers."""
+        answers = self._ask(control.METRICS, control.NUMBER.pack(limit), _METRICS_SECONDS)
+        return [json.loads(answer) for answer in answers if answer is not None]
 
     def _unready(self) -> str:
         return self._stream.misplaced if self.serving else "no serving process is left"

@@ -120,13 +120,26 @@ class ServingProcess:
             passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
             return passed[-1]
 
+        def hand_over(fd: int) -> int:
+            try:
+                return hand_down(fd)
+            finally:
+                os.close(fd)
+
+        # A separate open file description: the writer's holds the lock. On systems other than
+        # Linux, /dev/fd duplicates the same description.
+        linux = sys.platform == "linux"
+        file = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
         try:
             order = {
                 "listeners": [hand_down(listener.fileno()) for listener in self._listeners],
-                "file": self._hand_down_file(passed),
+                "file": hand_over(os.open(file, os.O_RDONLY | os.O_CLOEXEC)),
                 "waker": hand_down(self._waking),
                 "control": hand_down(theirs.fileno()),
-                "parent": self._hand_down_parent(hand_down),
+                # A pidfd shows the child that this process died; -1: not on this system.
+                "parent": hand_over(os.pidfd_open(os.getpid()))
+                if hasattr(os, "pidfd_open")
+                else -1,
                 "turns": None if self._shared is None else hand_down(self._shared),
                 "at": self._at,
                 # A stream that this process writes is not replaced.
@@ -201,29 +214,6 @@ class ServingProcess:
             raise
         self._unread = b""
         return ours
-
-    def _hand_down_file(self, passed: list[int]) -> int:
-        """A separate open file description, for reading: the writer's holds the lock."""
-        # On systems other than Linux, /dev/fd duplicates the same description.
-        linux = sys.platform == "linux"
-        name = f"/dev/fd/{self._stream.fileno()}" if linux else self._name
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            passed.append(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3))
-        finally:
-            os.close(file)
-        return passed[-1]
-
-    @staticmethod
-    def _hand_down_parent(hand_down: Callable[[int], int]) -> int:
-        """A pidfd that shows the child that this process died; -1: not on this system."""
-        if not hasattr(os, "pidfd_open"):
-            return -1
-        parent = os.pidfd_open(os.getpid())
-        try:
-            return hand_down(parent)
-        finally:
-            os.close(parent)
 
     def _watch(self) -> None:
         """Restart the child if it dies."""

@@ -23,7 +23,7 @@ from datastreamer.errors import ExtraMissing, WriteFailed
 from datastreamer.format import RESULT_BAD_FROM_ENTRY
 from datastreamer.metrics import block, exposition
 from datastreamer.metrics.block import WriterNumbers
-from datastreamer.metrics.exposition import Tally, exposition_text, merge
+from datastreamer.metrics.exposition import Tally, exposition_parts, merge
 from datastreamer.metrics.names import METRICS
 from datastreamer.server.limits import Limits
 from datastreamer.server.metrics import collect
@@ -265,7 +265,7 @@ def test_several_processes_are_told_as_one() -> None:
     parts = [snapshot(10, 7, 5.0, [1, 900]), snapshot(3, 8, 4.0, [20])]
     merged = merge([json.loads(json.dumps(part)) for part in parts], 2)
     assert [client["id"] for client in merged["clients"]] == ["900", "20"]
-    samples = parsed(exposition_text(merged))
+    samples = parsed(b"".join(exposition_parts(merged)))
     assert value(samples, "sent_bytes_total") == 13
     assert value(samples, "head_entries") == 8
     assert value(samples, "clients", state="live") == 3
@@ -390,7 +390,7 @@ async def test_many_clients_are_few_series(stream: DataStream) -> None:
         assert len((await collect(rig.server))["clients"]) == exposition.LISTED_CLIENTS
         series = [
             name
-            for name, _ in parsed(exposition_text(snapshot))
+            for name, _ in parsed(b"".join(exposition_parts(snapshot)))
             if name.endswith("client_lag_bytes")
         ]
         assert len(series) == exposition.LISTED_CLIENTS

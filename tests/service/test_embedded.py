@@ -638,6 +638,6 @@ async def test_a_parent_that_is_killed_before_it_hears(stream: DataStream, asked
                 assert await ours.receive_some() == control.READY
                 assert isinstance(ours.receive_stream, trio.testing.MemoryReceiveStream)
                 ours.receive_stream.close()
-                await ours.send_all(control.STATS + control.NUMBER.pack(7))
+                await ours.send_all(control.RELOAD + control.NUMBER.pack(7))
             await trio.sleep_forever()
     assert nursery.cancel_scope.cancelled_caught

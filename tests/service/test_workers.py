@@ -39,8 +39,20 @@ def workers_of(server: StreamServer) -> Workers:
     return server._serving
 
 
+def by_worker(server: StreamServer, name: str, label: str | None = None) -> list[int]:
+    """The value of a metric in each process that answers, of all labels or of one."""
+    return [
+        sum(
+            value
+            for labels, value in process["samples"].get(name, ())
+            if isinstance(value, int) and label in (None, *labels)
+        )
+        for process in workers_of(server).snapshots(0)
+    ]
+
+
 def clients_by_worker(server: StreamServer) -> list[int]:
-    return [told["clients"] for told in workers_of(server).stats()]
+    return by_worker(server, "datastreamer_clients")
 
 
 @contextlib.contextmanager
@@ -64,12 +76,12 @@ def test_everybody_is_served_by_one_or_the_other(path: Path) -> None:
             for client in many:
                 client.ask(b"", whole)
             assert server.drain()
-            told = workers_of(server).stats()
-            assert sum(each["clients"] for each in told) == 30
-            assert min(each["clients"] for each in told) > 5
-            assert sum(each["accepted"] for each in told) == 30
-            assert sum(each["commands"]["start"] for each in told) == 30
-            assert sum(each["bytes_sent"] for each in told) == 30 * len(OK + whole)
+            assert sum(clients_by_worker(server)) == 30
+            assert min(clients_by_worker(server)) > 5
+            assert sum(by_worker(server, "datastreamer_connections_accepted_total")) == 30
+            assert sum(by_worker(server, "datastreamer_commands_total", "start")) == 30
+            sent = by_worker(server, "datastreamer_sent_bytes_total")
+            assert sum(sent) == 30 * len(OK + whole)
 
 
 def test_all_are_told_of_changes_before_a_byte_is_touched(path: Path) -> None:
@@ -108,8 +120,7 @@ def test_the_limit_of_clients_is_that_of_all_together(path: Path) -> None:
                 pass
             with clients(server.port, 5):
                 assert sum(clients_by_worker(server)) == 10
-        told = workers_of(server).stats()
-        assert sum(sum(each["refused"].values()) for each in told) == 1
+        assert sum(by_worker(server, "datastreamer_connections_refused_total")) == 1
 
 
 def test_the_limit_by_address_is_that_of_all_together(path: Path) -> None:
@@ -124,9 +135,10 @@ def test_the_limit_by_address_is_that_of_all_together(path: Path) -> None:
                 pass
             with clients(server.port, 1):
                 pass
-        told = workers_of(server).stats()
-        refusals = sum(each["refused"].get("max_clients_per_address", 0) for each in told)
-        assert refusals == 5
+        refused_by_address = by_worker(
+            server, "datastreamer_connections_refused_total", "max_clients_per_address"
+        )
+        assert sum(refused_by_address) == 5
 
 
 def test_more_workers_than_clients(path: Path) -> None:
@@ -181,8 +193,7 @@ def test_one_that_dies_takes_its_own_clients_and_no_other(
             assert server.drain()
             # It gets the next ones, until it has as many as the other.
             while (
-                len(workers_of(server).stats()) < 2
-                or sum(clients_by_worker(server)) > 8 - concerned
+                len(clients_by_worker(server)) < 2 or sum(clients_by_worker(server)) > 8 - concerned
             ):
                 pass
             with clients(server.port, concerned):
@@ -202,7 +213,7 @@ def test_while_one_is_left_commits_go_on(path: Path, monkeypatch: pytest.MonkeyP
         for _ in range(3):
             with Plain(server.port) as client:
                 client.ask(wire.start(0), OK + modelled(path).packed())
-        assert len(workers_of(server).stats()) == 1
+        assert len(clients_by_worker(server)) == 1
 
 
 def test_one_that_cannot_start_leaves_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
