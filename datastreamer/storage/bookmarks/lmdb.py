@@ -55,7 +55,6 @@ from datastreamer.storage.bookmarks.lmdb_environment import (
     INDEX_SUFFIX,
     Opened,
     SharedEnvironment,
-    begin,
     file_id,
 )
 from datastreamer.storage.disk.access import Access, Folder
@@ -126,16 +125,14 @@ class LmdbIndex(BookmarkIndex):
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[tuple[Opened, lmdb.Transaction]]:
-        shared = self._env()
-        with shared.turn if shared.small else contextlib.nullcontext():
-            opened = shared.opened
-            try:
-                with begin(opened.env, opened.blocks) as transaction:
-                    yield opened, transaction
-            except lmdb.Error as error:
-                raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
-            except DamagedBlockError as error:
-                raise self._damaged(str(error)) from None
+        opened = self._env().opened
+        try:
+            with opened.begin() as transaction:
+                yield opened, transaction
+        except lmdb.Error as error:
+            raise IndexFailed(self._folder, f"the bookmark index: {error}") from error
+        except DamagedBlockError as error:
+            raise self._damaged(str(error)) from None
 
     def _damaged(self, what: str) -> IndexDamaged:
         return IndexDamaged(self._folder, f"the bookmark index is damaged: {what}")
@@ -149,15 +146,9 @@ class LmdbIndex(BookmarkIndex):
             return mark
 
     def newest(self, key: bytes) -> int | None:
-        place, shared, known = newest_place(key), self._env(), self._known
-        if shared.small:
-            with shared.turn:
-                return self._newest(place, shared.opened, known)
-        return self._newest(place, shared.opened, known)
-
-    def _newest(self, place: bytes, opened: Opened, known: _KnownWatermark) -> int | None:
+        place, known, opened = newest_place(key), self._known, self._env().opened
         try:
-            with begin(opened.env, opened.blocks) as transaction:
+            with opened.begin() as transaction:
                 if opened is known.opened and transaction.id() < known.transaction:
                     raise DamagedBlockError("an older state has replaced the newest")
                 cursor = transaction.cursor()  # the end of the transaction closes it
@@ -222,7 +213,7 @@ class LmdbIndex(BookmarkIndex):
         shared = self._env()
         opened = shared.opened
         try:
-            with begin(opened.env, opened.blocks, write=True) as transaction:
+            with opened.begin(write=True) as transaction:
                 yield opened, transaction
             self._known = self._putting
             if opened.file_id == file_id(self._folder):
@@ -238,12 +229,10 @@ class LmdbIndex(BookmarkIndex):
     def add(
         self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark, pace: Pace = at_once
     ) -> None:
-        run = _run_of(bookmarks)
-        self._growing_the_map(lambda: self._replace(merged, run, watermark, pace))
+        self._replace(merged, _run_of(bookmarks), watermark, pace)
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        run = _run_of(bookmarks)
-        self._growing_the_map(lambda: self._replace(without, run, watermark, at_once))
+        self._replace(without, _run_of(bookmarks), watermark, at_once)
 
     def _replace(self, change: _Change, run: bytes, watermark: Watermark, pace: Pace) -> None:
         """Change the blocks that the pairs of `run` belong to, in one transaction."""
@@ -269,23 +258,6 @@ class LmdbIndex(BookmarkIndex):
         transaction.put(_WATERMARK_KEY, packed)
         self._putting = _KnownWatermark(opened, transaction.id(), packed, watermark.entries)
 
-    def _growing_the_map(self, write: Callable[[], None]) -> None:
-        while True:
-            try:
-                write()
-            except IndexFailed as error:
-                if not isinstance(error.__cause__, lmdb.MapFullError):
-                    raise
-            else:
-                return
-            try:
-                self._env().grow()
-            except (lmdb.Error, MemoryError) as error:
-                raise IndexFailed(
-                    self._folder,
-                    f"the bookmark index needs more address space (ulimit -v): {error}",
-                ) from error
-
     def fill(
         self, parts: Iterable[Pairs], watermark: Callable[[], Watermark], pace: Pace = at_once
     ) -> None:
@@ -294,13 +266,11 @@ class LmdbIndex(BookmarkIndex):
         try:
             with tempfile.TemporaryFile(dir=os.path.dirname(self._folder)) as aside:
                 runs = _runs(parts, aside)
-                mark = watermark()
-                self._growing_the_map(lambda: self._put_all(Blocks(runs, pace), mark))
+                self._put_all(Blocks(runs, pace), watermark())
         except OSError as error:
             raise IndexFailed(self._folder, f"the bookmarks cannot be sorted: {error}") from error
 
     def _put_all(self, blocks: Iterator[tuple[bytes, bytes]], watermark: Watermark) -> None:
-        # An attempt that did not fit the map may have left batches. The grown map is kept.
         with self._change() as (opened, transaction):
             transaction.drop(opened.blocks, delete=False)
         while True:
@@ -360,7 +330,10 @@ def _untrusted(error: UntrustedFile, write: bool) -> IndexUntrusted:
 
 
 def _why(error: Exception, folder: str) -> str:
-    """LMDB's message; on a full disk, where LMDB reports an input/output error, that reason."""
+    """LMDB's message; or the reason, where LMDB's message does not say what to do."""
+    if isinstance(error, lmdb.MapFullError):
+        return f"needs more address space (ulimit -v): {error}"
+    # On a full disk LMDB reports an input/output error.
     with contextlib.suppress(OSError):
         room = os.statvfs(folder)
         if isinstance(error, lmdb.Error) and room.f_bavail * room.f_frsize < _FULL_DISK_BYTES:
@@ -419,22 +392,13 @@ def _runs(parts: Iterable[Pairs], aside: IO[bytes]) -> list[memoryview]:
     return runs
 
 
-def new_index(path: str, write: bool, access: Access) -> LmdbIndex:
-    """An empty index for the stream file at `path`. An existing one is removed without opening it:
-    writing to a damaged one may end the process."""
-    return _open_index(path, write, access, anew=write)
-
-
-def open_index(path: str, write: bool, access: Access) -> LmdbIndex:
+def open_index(path: str, write: bool, access: Access, *, anew: bool = False) -> LmdbIndex:
     """The index of the stream file at `path`.
 
-    With `write` a damaged one is replaced by an empty one. Without, raises `IndexReadOnly` if it
+    With `write` a damaged one is replaced by an empty one; with `anew` any one is, without opening
+    it: writing to a damaged one may end the process. Without `write`, raises `IndexReadOnly` if it
     is damaged or there is none.
     """
-    return _open_index(path, write, access, anew=False)
-
-
-def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIndex:
     folder = index_folder(path)
     if not write and not os.path.lexists(os.path.join(folder, "data.mdb")):
         raise IndexReadOnly(folder, "there is no bookmark index")
@@ -446,7 +410,7 @@ def _open_index(path: str, write: bool, access: Access, *, anew: bool) -> LmdbIn
         if write:
             raise IndexFailed(folder, error.what + _ALTERNATIVE) from None
         raise IndexReadOnly(folder, error.what) from error
-    if anew:
+    if anew and write:
         _remove(folder, access)
     was_there = file_id(folder) is not None
     try:

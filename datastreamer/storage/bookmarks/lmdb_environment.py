@@ -1,7 +1,7 @@
 """The LMDB environment of one index folder, which all users in this process share.
 
 Prevents what would end the process: a map that is too small, a page of the file without space on
-disk, a transaction while the map changes, use of an environment after a fork.
+disk, use of an environment after a fork.
 Knows nothing of bookmarks but the name of the database.
 """
 
@@ -20,11 +20,10 @@ from datastreamer.storage.disk.access import Access, Folder
 INDEX_FILES: Final = ("data.mdb", "lock.mdb")
 INDEX_SUFFIX: Final = ".index"
 
-# Address space, not memory or disk: a map of this size never has to grow.
-_WHOLE_MAP = 1 << 40
-_MAP_SIZE = _WHOLE_MAP
-# If the process may not have that (ulimit -v), a quarter of it is tried, and so on down to this;
-# such a map grows when it is full.
+# Address space, not memory or disk: more than any index needs. An index that fills its map is not
+# written any more.
+_MAP_SIZE = 1 << 40
+# If the process may not have that (ulimit -v), a quarter of it is tried, and so on down to this.
 _LEAST_MAP_SIZE = 1 << 24
 _MAX_READERS = 1024
 # Bytes that the file has after its last page: in a damaged page, LMDB may look for an entry up to
@@ -48,6 +47,9 @@ class Opened(NamedTuple):
     # Device and inode of its file; None if that was removed at once.
     file_id: tuple[int, int] | None
 
+    def begin(self, *, write: bool = False) -> lmdb.Transaction:
+        return self.env.begin(db=self.blocks, write=write, buffers=True)
+
 
 class SharedEnvironment:
     """This process's environment for one index folder.
@@ -65,10 +67,6 @@ class SharedEnvironment:
         self.access = access
         self.users = 0
         self.write = write
-        # Held by a thread that reads or grows a map smaller than the whole one: no transaction may
-        # be open while the map grows.
-        self.turn = threading.Lock()
-        self.small = False
         self.opened = self.open(beside_writer)
 
     def open(self, beside_writer: bool = False) -> Opened:
@@ -98,7 +96,6 @@ class SharedEnvironment:
         env = _environment(place, self.write, lock)
         try:
             self.ensure_whole(env, place, extend=False)
-            self.small = env.info()["map_size"] < _WHOLE_MAP
             env.reader_check()
             return Opened(
                 place,
@@ -128,12 +125,6 @@ class SharedEnvironment:
         if extend and size < needed + _SLACK_BYTES:
             with contextlib.suppress(OSError):  # a full disk
                 _reserve(place, "data.mdb", needed + _SLACK_BYTES)
-
-    def grow(self) -> None:
-        """Double the map. Raises `lmdb.Error` if there is no address space."""
-        with self.turn:
-            env = self.opened.env
-            env.set_mapsize(2 * env.info()["map_size"])
 
     def renew(self) -> None:
         """Replace the files by empty ones. The old ones are closed when their last transaction
@@ -242,15 +233,6 @@ def _environment(place: Folder, write: bool, lock: bool) -> lmdb.Environment:
             size //= 4
             if size < _LEAST_MAP_SIZE:
                 raise
-
-
-def begin(env: lmdb.Environment, db: Any, *, write: bool = False) -> lmdb.Transaction:
-    """A transaction, also if another process has made the file larger than our map."""
-    try:
-        return env.begin(db=db, write=write, buffers=True)
-    except lmdb.MapResizedError:
-        env.set_mapsize(0)
-        return env.begin(db=db, write=write, buffers=True)
 
 
 def file_id(folder: str) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from datastreamer.errors import BadArgument
@@ -19,7 +20,7 @@ LMDB_ANEW: Final = "lmdb-anew"
 
 _openers: dict[str, IndexOpener] = {
     "lmdb": lmdb.open_index,
-    LMDB_ANEW: lmdb.new_index,
+    LMDB_ANEW: partial(lmdb.open_index, anew=True),
     "memory": memory.open_index,
     fallback.LMDB_OR_MEMORY: fallback.open_index,
 }
