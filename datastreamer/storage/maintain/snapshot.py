@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from datastreamer.errors import (
     DamagedEntry,
-    DamagedHeader,
     FileExists,
     FileMissing,
     NotFound,
@@ -37,7 +34,7 @@ from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, OsFile, boot_
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import CommitRecord, Head, PublisherRecord, SyncedHeader
+from datastreamer.storage.header.records import CommitRecord, Head, SyncedHeader
 from datastreamer.storage.header.recovery import NO_HASH, undone_by
 from datastreamer.storage.read.change_watch import Changes, ChangeWatch, steady_page
 from datastreamer.storage.read.file import StreamFile
@@ -53,21 +50,18 @@ _PAUSE_SECONDS = 0.05
 _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
 _PART = 16 * PAGE_SIZE
-# Linux ioctl: share the other file's blocks until one of the files writes them.
-_FICLONE = 0x40049409
 # Errors of a system that cannot copy between two files by itself.
 _NOT_HERE = {
     errno.EBADF,
     errno.EINVAL,
     errno.ENOSYS,
-    errno.ENOTTY,
     errno.EOPNOTSUPP,
     errno.EPERM,
     errno.ETXTBSY,
     errno.EXDEV,
 }
 
-Means = Literal["reflink", "copy_file_range", "read and write"]
+Means = Literal["copy_file_range", "read and write"]
 
 
 class Snapshot(NamedTuple):
@@ -271,7 +265,12 @@ def _copy(
     version, system_id, stream_type, _, _ = source.header
     header = Header(version, system_id, stream_type, *head)
     copy = _header_page(header, source.stream_id, epoch)
-    _copy_publisher(copy, source)
+    # Sources with lower epochs cannot publish to the copy either. A damaged record remains damaged:
+    # its epoch is not known.
+    there = steady_page(source.file)
+    for start in records.SOURCE_OFFSETS:
+        part = slice(start, start + records.SOURCE.size)
+        copy[part] = there[part]
     target.write(copy, 0)
     return Snapshot(header, size, means)
 
@@ -360,56 +359,26 @@ def _header_page(header: Header, stream_id: bytes, epoch: int) -> bytearray:
     return page
 
 
-def _copy_publisher(page: bytearray, source: StreamFile) -> None:
-    """Copy the publisher record: sources with lower epochs cannot publish to the copy either."""
-    try:
-        last = source.source()
-    except DamagedHeader:
-        # The copy gets the same damage: the last epoch is not known.
-        there = steady_page(source.file)
-        for start in records.SOURCE_OFFSETS:
-            part = slice(start, start + records.SOURCE.size)
-            page[part] = there[part]
-        return
-    if last != PublisherRecord():
-        for copy in range(len(records.SOURCE_OFFSETS)):
-            records.put_source(page, copy, source.stream_id, last)
-
-
 # The bytes.
 
 
 def _copy_data(
     source: File, target: File, length: int, advance: Callable[[int, int], None]
 ) -> Means:
-    """Copy the bytes from the header page to `length` by the system's best means."""
-    if isinstance(source, OsFile) and isinstance(target, OsFile):
-        if _clone(source.fileno(), target.fileno()):
-            target.resize(length)  # what follows is not part of the stream
-            advance(length, length)
-            return "reflink"
-        if hasattr(os, "copy_file_range") and _copy_inside(
-            source.fileno(), target.fileno(), length, advance
-        ):
-            return "copy_file_range"
+    """Copy the bytes from the header page to `length`: in the kernel if it can, which then shares
+    blocks where the file system can."""
+    if (
+        isinstance(source, OsFile)
+        and isinstance(target, OsFile)
+        and hasattr(os, "copy_file_range")
+        and _copy_inside(source.fileno(), target.fileno(), length, advance)
+    ):
+        return "copy_file_range"
     for offset in range(HEADER_PAGE_SIZE, length, _PART):
         part = source.read(min(_PART, length - offset), offset)
         target.write(part, offset)
         advance(offset + len(part), length)
     return "read and write"
-
-
-def _clone(source: int, target: int) -> bool:
-    """Whether the file system made `target` share all blocks of `source`."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError as error:
-        if error.errno in _NOT_HERE:
-            return False
-        raise
-    return True
 
 
 def _copy_inside(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 import threading
@@ -451,7 +450,6 @@ def _no(number: int) -> Callable[..., Any]:
 def test_where_the_system_cannot_copy(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(fcntl, "ioctl", _no(number))
     monkeypatch.setattr(os, "copy_file_range", _no(number), raising=False)
     assert snapshot(path, out).means == "read and write"
     check(out)
@@ -462,7 +460,6 @@ def test_where_it_stops_in_the_middle(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "stream.bin", [(1, b"\1" * LARGEST)] * 3)
-    monkeypatch.setattr(fcntl, "ioctl", _no(errno.ENOTTY))
     steps = iter([PAGE, 0])
 
     def some(source: int, target: int, count: int, at: int, to: int) -> int:
@@ -473,27 +470,9 @@ def test_where_it_stops_in_the_middle(
     assert scan_file(out) == scan_file(path)
 
 
-def test_shared_blocks(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clone has all that the file has; what is no part of the stream goes."""
-
-    def clone(target: int, request: int, source: int) -> int:
-        assert request == 0x40049409
-        os.pwrite(target, os.pread(source, os.fstat(source).st_size, 0), 0)
-        return 0
-
-    monkeypatch.setattr(fcntl, "ioctl", clone)
-    with DataStream.open(path) as stream, stream.atomic_op() as op:
-        op.add_entries(1, [b"\1" * 1000] * 10_000)
-        assert snapshot(path, out).means == "reflink"
-        check(out)
-    assert len(scan_file(out)) == 3
-
-
 def test_progress(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "stream.bin", [(1, b"\1" * LARGEST)] * 3)
     monkeypatch.setattr(module, "_PART", PAGE)
-    for share in (fcntl, os):
-        monkeypatch.setattr(share, "ioctl", _no(errno.ENOTTY), raising=False)
     told: list[tuple[int, int]] = []
     snapshot(path, out, advance=lambda done, total: told.append((done, total)))
     total = FIRST + 3 * PAGE
