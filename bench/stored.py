@@ -17,8 +17,8 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.bookmarks.interface import Watermark
-from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.lmdb import LmdbIndex, index_folder
+from datastreamer.storage.bookmarks.trust import fingerprint
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import boot_id
 from datastreamer.storage.header import records
@@ -56,18 +56,9 @@ def sparse_stream(path: Path, pages: int, *, filled: bool = True) -> Path:
     finally:
         os.close(fd)
     file = StreamFile.open(path)
-    keeper = BookmarkKeeper(
-        "memory",
-        str(path),
-        file.file,
-        file.reader,
-        write=False,
-        stream_id=file.stream_id,
-        epoch=lambda: file.epoch,
-    )
+    identity = fingerprint(file.file, file.stream_id, file.epoch, head.length)
     index = LmdbIndex(index_folder(str(path)), True, Access.private())
-    index.add([], Watermark(head.length, head.entries, keeper.trusted.identity(head.length)))
+    index.add([], Watermark(head.length, head.entries, identity))
     index.close()
-    keeper.close()
     file.close()
     return path

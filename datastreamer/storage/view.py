@@ -31,6 +31,7 @@ from datastreamer.format import (
     Header,
 )
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper, NotAtHandError
+from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.access import Access
 from datastreamer.storage.disk.file_ops import Buffer
 from datastreamer.storage.disk.identity import LOOK_SECONDS
@@ -384,14 +385,16 @@ class StreamView:
                 raise StreamClosed(f"{self.path}: the stream is closed")
             if self._keeper is None:
                 self._keeper = BookmarkKeeper(
-                    self._index,
-                    self._place,
-                    self._file.file,
-                    self._file.reader,
-                    write=self._file.writable,
-                    stream_id=self._file.stream_id,
-                    epoch=lambda: self._file.epoch,
-                    opened_by=self._file.opened_by,
+                    TrustedIndex(
+                        self._index,
+                        self._place,
+                        self._file.file,
+                        self._file.reader,
+                        write=self._file.writable,
+                        stream_id=self._file.stream_id,
+                        epoch=lambda: self._file.epoch,
+                        opened_by=self._file.opened_by,
+                    )
                 )
             return self._keeper
 

@@ -23,10 +23,7 @@ from datastreamer.storage.bookmarks.builder import IndexBuilder
 from datastreamer.storage.bookmarks.interface import IndexWentBack
 from datastreamer.storage.bookmarks.recent import MovedError
 from datastreamer.storage.bookmarks.trust import TrustedIndex
-from datastreamer.storage.disk.file_ops import File
-from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header.records import Head
-from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
 
 _log = logging.getLogger(__package__)
@@ -46,35 +43,18 @@ class NotAtHandError(Exception):
 class BookmarkKeeper:
     """Bookmarks of one stream. `newest` is exact at any time, however far the index lags."""
 
-    def __init__(
-        self,
-        backend: str,
-        path: str,
-        file: File,
-        reader: Reader,
-        *,
-        write: bool,
-        stream_id: bytes,
-        epoch: Callable[[], int],
-        opened_by: OpenPath | None = None,
-    ) -> None:
-        self.trusted = TrustedIndex(
-            *(backend, path, file, reader),
-            write=write,
-            stream_id=stream_id,
-            epoch=epoch,
-            opened_by=opened_by,
-        )
-        self.builder = IndexBuilder(self.trusted)
-        self._reader = reader
-        self._recent = self.trusted.recent
+    def __init__(self, trusted: TrustedIndex) -> None:
+        self.trusted = trusted
+        self.builder = IndexBuilder(trusted)
+        self._reader = reader = trusted.reader
+        self._recent = trusted.recent
         # For a reader: the reader's change count that the fields reflect, the head at the last
         # check of the index's files, and the number of look-ups without an index.
         self._changes = reader.changes
         self._checked_at = reader.head
         self._questions = 0
         self._scanning = threading.Lock()
-        if write:
+        if trusted.write:
             self.builder.start()
 
     def wait(self) -> None:

@@ -18,7 +18,6 @@ from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import (
-    NO_ID,
     CommitRecord,
     PublisherRecord,
     SyncedHeader,
@@ -58,7 +57,6 @@ def examine(path: str) -> Condition:
         page = HeaderPage.of(file)
         header, boot = page.header(path), boot_id()
         record, writer = page.record, records.get_writer(page)
-        known = [it for it in (record, *page.synced) if it is not None]
         return Condition(
             size=file.size(),
             allocated=512 * os.fstat(file.fileno()).st_blocks,
@@ -71,7 +69,7 @@ def examine(path: str) -> Condition:
             writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
-            source=records.get_source(page, known[0].stream_id if known else NO_ID),
+            source=records.get_source(page, page.identity[0]),
         )
     finally:
         file.close()

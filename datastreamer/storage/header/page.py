@@ -21,6 +21,7 @@ from datastreamer.format import (
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header import records
 from datastreamer.storage.header.records import (
+    NO_ID,
     Change,
     CommitRecord,
     Head,
@@ -181,6 +182,12 @@ class HeaderPage(bytes):
     def known_record(self) -> CommitRecord | None:
         """The commit record; also if it does not fit the header as it is stored, but `proven`."""
         return self._proof[0]
+
+    @property
+    def identity(self) -> tuple[bytes, int]:
+        """The stream id and the epoch; zeros if no record is whole."""
+        known = self.known_record or next(iter(self.synced), None)
+        return (NO_ID, 0) if known is None else (known.stream_id, known.epoch)
 
     @property
     def proven(self) -> Header | None:

@@ -1,22 +1,6 @@
 """The records after the header in the header page: their layout, and values to bytes and back.
 
-``docs/FILE.md`` specifies them. Knows no files and decides nothing.
-
-========  ============================  ==========================================
-offset    record                        written
-========  ============================  ==========================================
-64        commit record, 128 bytes      with the header, in the header's sector
-512       synced header, slot 0         after a sync, in turn with slot 1
-1024      synced header, slot 1
-1536      visible mark, 48 bytes        last: the end for readers
-2048      writer, 64 bytes              when a writer opens
-2304      source, the second copy       after the first one is on disk
-2560      doubt, 128 bytes              during the recovery from a failed sync
-3072      changes, 408 bytes            before a truncation or update
-3584      source, 64 bytes              before a lease to publish is granted
-3712      upstream, 80 bytes            by a relay, after it applied a change
-4032      claim, 48 bytes               when an operation begins to place its bytes
-========  ============================  ==========================================
+``docs/FILE.md`` specifies them and says when each is written. Knows no files and decides nothing.
 
 Every record ends in an xxh3 of 64 bits. Programs that do not know the records ignore and keep
 them. Each `put_...` writes a record to a page and returns the span that it changed; each `get_...`
@@ -43,7 +27,7 @@ from datastreamer.format import (
 
 RECORD_OFFSET: Final = 64
 SLOT_OFFSETS: Final = (512, 1024)
-MARK_OFFSET: Final = 1536
+MARK_OFFSET: Final = 1536  # written last: the end for readers
 WRITER_OFFSET: Final = 2048
 DOUBT_OFFSET: Final = 2560
 CHANGES_OFFSET: Final = 3072

@@ -2,19 +2,8 @@
 
 While entry data is overwritten, the old bytes are in the journal, on disk; it is removed once the
 new bytes are on disk. An open that finds a journal restores the old bytes. Owns the journal's
-bytes, and how it is made and removed; knows no headers, locks or entries.
-
-=======  ==========  ======================================================
-offset   size        value
-=======  ==========  ======================================================
-0        8, 4, 4     ``DSundo__``, u32 version = 1, u32 0
-16       16, 8       stream id, epoch before the update
-40       38, 2       the header of the stream file (bytes 16 to 53), zeros
-80       8, 8        file offset of the data, its length n
-96       n           the data before the update
-96 + n   n           the data after it
-96 + 2n  8           xxh3 (64 bits) of all before
-=======  ==========  ======================================================
+bytes, which ``docs/FILE.md`` specifies, and how it is made and removed; knows no headers, locks or
+entries.
 """
 
 from __future__ import annotations
@@ -38,7 +27,6 @@ SUFFIX: Final = ".undo"
 _HEAD: Final = struct.Struct(">8sII16sQ38s2xQQ")
 _SUM: Final = struct.Struct(">Q")
 _MAGIC: Final = b"DSundo__"
-_PART: Final = 4096
 
 
 class Undo(NamedTuple):
@@ -83,15 +71,9 @@ class Undo(NamedTuple):
         found = file.read(len(self.old), self.offset)
         if len(found) != len(self.old):
             return None
-        for start in range(0, len(found), _PART):
-            part = slice(start, start + _PART)
-            here, old, new = found[part], self.old[part], self.new[part]
-            # Usually whole sectors; but an interrupted write may end at any byte.
-            if here not in (old, new) and not all(
-                byte in pair for byte, *pair in zip(here, old, new, strict=True)
-            ):
-                return None
-        return found
+        # Usually whole sectors are new; but an interrupted write may end at any byte.
+        bytes_of_each = zip(found, self.old, self.new, strict=True)
+        return found if all(byte in pair for byte, *pair in bytes_of_each) else None
 
     def is_half_done(self, file: Readable) -> bool:
         """Whether some of its bytes in the file are old and some new."""

@@ -34,7 +34,7 @@ from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
-from datastreamer.storage.header.records import NO_ID, CommitRecord, Head
+from datastreamer.storage.header.records import CommitRecord, Head
 from datastreamer.storage.header.recovery import longest_whole, undone_by
 from datastreamer.storage.maintain.report import Examination, Help, Report
 from datastreamer.storage.read.change_watch import ChangeWatch, steady_page
@@ -147,10 +147,9 @@ class _Examiner:
         self._check_records()
         done.claimed = self._claim()
         limit = self._limit()
-        stream_id, epoch = self._identity()
         if done.claimed is not None:
             self._audit = IndexAudit(
-                self._file, self._path, stream_id, epoch, done.claimed, live=live
+                self._file, self._path, *page.identity, done.claimed, live=live
             )
         try:
             walk = self._walk(limit)
@@ -202,17 +201,9 @@ class _Examiner:
             what = "the commit record is about another header, though its sum fits"
             self._done.problem(HEADER_OFFSET, what, Help.RECORDS)
         whole = all(name != "source" for name, _ in page.broken)
-        if whole and records.get_source(self.page, self._identity()[0]) is None:
+        if whole and records.get_source(page, page.identity[0]) is None:
             what = "the record of the stream's source is about another stream"
             self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
-
-    def _identity(self) -> tuple[bytes, int]:
-        page = self._done.page
-        if page.known_record is not None:
-            return page.known_record.stream_id, page.known_record.epoch
-        if page.synced:
-            return page.synced[0].stream_id, page.synced[0].epoch
-        return NO_ID, 0
 
     # How far the stream goes.
 

@@ -30,6 +30,7 @@ from datastreamer.format import (
 )
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
+from datastreamer.storage.bookmarks.trust import TrustedIndex
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
@@ -58,8 +59,8 @@ _SECTOR = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """What a repair does. `header` is the new header, None if the file stays as is; `size` is its
-    size afterwards; `steps` describes all of it.
+    """What a repair does. `header` is the new header, None if the file stays as it is; `size` is
+    its size afterwards; `steps` describes all of it.
 
     `claimed` is the number of entries in the present header (None: impossible). The header page
     and the bytes `keep_from` to `keep_to` are kept beside the file.
@@ -74,10 +75,6 @@ class Plan:
     epoch: int
     stream_id: bytes
     sequence: int
-    undo: bool
-    unproven: int | None
-    bad_journal: bool
-    reindex: bool
     steps: list[str]
 
     @property
@@ -137,19 +134,20 @@ def repair(
         made = _plan(found, name)
         if made.healthy:
             return Repaired(made, None, made.report)
-        if made.undo:
+        first = found
+        if first.half_updated:
             undo_update(disk, file, place, name)
             found = examine(file, name)
-        if made.bad_journal:
+        if first.bad_journal:
             keep_journal(disk, place, name)
         kept = _write(file, name, found.page, _plan(found, name), disk)
-        if made.reindex:
+        if first.touch or first.reindex:
             _rebuild_index(file, name)
         after = examine(file, name, progress).report
         if not after.ok:
-            first = after.problems[0]
+            left = after.problems[0]
             raise StreamFileError(
-                name, f"is not whole after the repair: at {first.where}: {first.what}"
+                name, f"is not whole after the repair: at {left.where}: {left.what}"
             )
         return Repaired(made, kept, after)
     except OSError as error:
@@ -167,13 +165,9 @@ def _plan(found: Examination, path: str) -> Plan:
     epochs += [] if page.known_record is None else [page.known_record.epoch]
     epochs += [] if page.mark is None else [page.mark.epoch]
     sequence = max((slot.sequence for slot in page.synced), default=0)
-    stream_id = NO_ID
-    if page.known_record is not None:
-        stream_id = page.known_record.stream_id
-    elif page.synced:
-        stream_id = page.synced[0].stream_id
-    else:
-        written = [found for found in records.get_sources(found.page) if found is not None]
+    stream_id = page.identity[0]
+    if page.known_record is None and not page.synced:
+        written = [source for source in records.get_sources(page) if source is not None]
         stream_id = max((named for named, _ in written), default=NO_ID)
     header, size, keep_from, keep_to = None, found.size, 0, 0
     if found.touch:
@@ -199,10 +193,6 @@ def _plan(found: Examination, path: str) -> Plan:
         max(epochs, default=0) + 1,
         stream_id,
         sequence,
-        found.half_updated,
-        found.unproven,
-        found.bad_journal,
-        found.touch or found.reindex,
         [],
     )
     made.steps.extend(_steps(made, found))
@@ -211,14 +201,14 @@ def _plan(found: Examination, path: str) -> Plan:
 
 def _steps(made: Plan, found: Examination) -> Iterator[str]:
     header = made.header
-    if made.undo:
+    if found.half_updated:
         yield "restore the old bytes of an entry whose update a crash interrupted"
-    if made.unproven is not None:
+    if found.unproven is not None:
         yield (
-            f"keep entry {made.unproven} as it is: its update was interrupted, and which of its "
+            f"keep entry {found.unproven} as it is: its update was interrupted, and which of its "
             "bytes are old is not known"
         )
-    if made.bad_journal:
+    if found.bad_journal:
         yield "keep the unusable journal of an update under another name"
     if header is not None:
         bytes_kept = made.keep_to - made.keep_from
@@ -248,7 +238,7 @@ def _steps(made: Plan, found: Examination) -> Iterator[str]:
                 "clear the record of the stream's source, whose epoch is lost: first end all "
                 "sources of the stream, then start one with an epoch that no source had before"
             )
-    if made.reindex:
+    if found.touch or found.reindex:
         yield "rebuild the bookmark index"
 
 
@@ -310,17 +300,16 @@ def _fresh_page(page: bytes, made: Plan, header: Header) -> bytearray:
 def _rebuild_index(file: File, path: str) -> None:
     """Rebuild the index as a writer does. Requires the writer's lock."""
     page = HeaderPage.of(file)
-    record, head = page.record, Head(*page.raw[3:])
-    stream_id, epoch = (NO_ID, 0) if record is None else (record.stream_id, record.epoch)
+    stream_id, epoch = page.identity
+    reader = Reader(file, path, Head(*page.raw[3:]))
     try:
         keeper = BookmarkKeeper(
-            LMDB_ANEW,
-            os.path.abspath(path),
-            file,
-            Reader(file, path, head),
-            write=True,
-            stream_id=stream_id,
-            epoch=lambda: epoch,
+            TrustedIndex(
+                *(LMDB_ANEW, os.path.abspath(path), file, reader),
+                write=True,
+                stream_id=stream_id,
+                epoch=lambda: epoch,
+            )
         )
         try:
             keeper.rebuild()
