@@ -54,8 +54,8 @@ async def client_of(
     upstream: Upstream,
     stream_type: int,
     timeout: float,
-    heartbeat: float | None = None,
-    own: Collection[socket.socket] = (),
+    heartbeat: float | None,
+    own: Collection[socket.socket],
 ) -> AsyncIterator[Client]:
     """A client that does not reconnect: the relay decides which upstream is next.
 
@@ -78,16 +78,6 @@ async def client_of(
                 f"{client.peer} is this relay itself; name another server to relay from"
             )
         yield client
-
-
-async def header_of(
-    upstream: Upstream, stream_type: int, timeout: float, own: Collection[socket.socket] = ()
-) -> Header:
-    """The header of the upstream's stream now. Raises `PeerError`."""
-    with trio.move_on_after(timeout):
-        async with client_of(upstream, stream_type, timeout, own=own) as client:
-            return await client.header()
-    raise NoAnswer(f"no answer from {upstream.name} within {timeout:g} s")
 
 
 @dataclass(slots=True)

@@ -60,8 +60,7 @@ T = TypeVar("T")
 class Server:
     """Serves one stream to any number of clients.
 
-    `serve` makes and runs one; to shut down in order, call ``await nursery.start(server.run,
-    listeners)`` and later ``await server.finish()`` instead.
+    `run` serves until it is cancelled, `finish` shuts down in order.
     """
 
     def __init__(
@@ -468,9 +467,11 @@ async def serve(
     limits: Limits | None = None,
     waker: int | None = None,
     publishing: Publishing | None = None,
+    stop: trio.Event | None = None,
     task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `stream` until cancelled: ``await nursery.start(partial(serve, stream, port=0))``.
+    """Serve `stream` until `stop` is set or the task is cancelled:
+    ``await nursery.start(partial(serve, stream, port=0))``.
 
     `nursery.start` returns the addresses, [(host, port), ...]. The server listens on every
     interface, IPv4 and IPv6, unless `host` names one or several; also on a Unix socket at the path
@@ -484,13 +485,26 @@ async def serve(
     has committed. `publishing` accepts publishers into the stream, which must be open for writing
     (``docs/PUBLISHING.md``).
 
+    When `stop` is set, the server accepts no more connections, answers the commands that it has
+    received, sends streaming clients the entries that are committed, and closes each connection
+    when that is done, at the latest after the limits' `grace`; then `serve` returns. Cancelling
+    `serve`, also meanwhile, closes the listeners and every connection at once.
+
     Raises `ListenFailed`, and `UsageError` if the limits' client token file has no tokens.
-    Cancelling it closes the listeners and every connection at once.
     """
     check_client_tokens(None if limits is None else limits.client_token_file)
     server = Server(stream, limits=limits, waker=waker, tls=tls, publishing=publishing)
     sockets = open_listeners(host, port, unix) if listeners is None else listeners
-    await server.run(sockets, task_status=task_status)
+    async with trio.open_nursery() as nursery:
+        if stop is not None:
+            nursery.start_soon(_finish_after, stop, server)
+        await server.run(sockets, task_status=task_status)
+        nursery.cancel_scope.cancel()
+
+
+async def _finish_after(stop: trio.Event, server: Server) -> None:
+    await stop.wait()
+    await server.finish()
 
 
 def _in_loop(token: trio.lowlevel.TrioToken, callback: ChangeCallback) -> ChangeCallback:

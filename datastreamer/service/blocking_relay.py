@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Concatenate, ParamSpec
+
+import trio
 
 from datastreamer.errors import DatastreamerError, ServerFailed
+from datastreamer.relay.relay import Relay
+from datastreamer.transport.trio_thread import TrioThread
 
-if TYPE_CHECKING:
-    from datastreamer.transport.trio_thread import TrioThread
+P = ParamSpec("P")
+
+
+def _accepts(
+    relay: Callable[Concatenate[Relay, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[BlockingRelay, P], None]]:
+    """The decorated function has the parameters of `relay`."""
+
+    def decorate(function: Any) -> Any:
+        function.__signature__ = inspect.signature(relay)
+        return function
+
+    return decorate
 
 
 class BlockingRelay:
-    """A relay in a thread: ``with BlockingRelay([("sequencer", 6900)], path) as relay: ...``
+    """Downloads a stream, stores it in the file at `path`, and serves it, from a thread:
+    ``with BlockingRelay([("sequencer", 6900)], path) as relay: ...``
 
     Accepts what `Relay` accepts, and returns when clients are served: without a file, when an
     upstream has answered. Raises `ListenFailed` and what `DataStream.open` raises. A program that
     keeps its interpreter busy slows the relay down; `datastreamer relay` runs in its own process.
     """
 
+    @_accepts(Relay.__init__)
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        import trio
-
-        from datastreamer.relay.relay import Relay
-        from datastreamer.transport.trio_thread import TrioThread
-
-        self._addresses: list[tuple[str, int]] = []
         self._closed = False
         self._relay = Relay(*arguments, **options)
 
         async def main(started: Callable[[], None]) -> None:
             async with trio.open_nursery() as nursery:
-                self._addresses = await nursery.start(self._relay.run)
+                await nursery.start(self._relay.run)
                 started()
 
-        self._thread: TrioThread = TrioThread(f"relay of {self._relay.path}", main)
+        self._thread = TrioThread(f"relay of {self._relay.path}", main)
         if self._thread.failure is not None:
             raise self._thread.failure
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """The addresses it listens on: [(host, port), ...]; a Unix socket is ("unix:PATH", 0)."""
-        return self._addresses
+        return self._relay.addresses
 
     @property
     def port(self) -> int:
         """The TCP port it listens on; 0 if it listens only on a Unix socket."""
-        return max(port for _, port in self._addresses)
+        return self._relay.port
 
     @property
     def metrics_port(self) -> int | None:
@@ -56,36 +68,41 @@ class BlockingRelay:
     @property
     def total_entries(self) -> int:
         """The number of entries in the file, which are served."""
-        stream = self._relay.stream
-        assert stream is not None
-        return stream.total_entries
+        return self._relay.total_entries
 
     @property
     def lag(self) -> int | None:
-        """As `Relay.lag`."""
+        """The number of entries that the current upstream holds and the relay lacks; None without a
+        current upstream."""
         return self._relay.lag
 
     @property
+    def caught_up(self) -> bool:
+        """Whether it has a current upstream and had all of its entries."""
+        return self._relay.caught_up
+
+    @property
     def failure(self) -> DatastreamerError | None:
-        """As `Relay.failure`; or why the relay has ended unexpectedly."""
+        """Why the download has stopped; None while it goes on. Or why the relay has ended
+        unexpectedly."""
         failure = self._thread.failure
         if failure is None or isinstance(failure, DatastreamerError):
             return failure or self._relay.failure
         return ServerFailed(f"the relay has failed: {failure}")
 
-    def close(self) -> None:
-        """Stop the download and shut down; clients have the limits' `grace` to receive the entries
-        in the file. A second call does nothing."""
+    def close(self, grace: float | None = None) -> bool:
+        """Stop the download, then shut down: clients have `grace` seconds (None: the limits') to
+        receive the entries in the file. True if every client received everything. A second call
+        does nothing."""
         if self._closed:
-            return
+            return True
         self._closed = True
-        import trio
-
         try:
-            if self._thread.failure is None:
-                self._thread.call(self._relay.finish)
+            return self._thread.failure is None and self._thread.call(
+                lambda: self._relay.finish(grace)
+            )
         except (trio.RunFinishedError, trio.Cancelled):
-            pass
+            return False
         finally:
             self._thread.close()
 

@@ -15,6 +15,7 @@ import trio.testing
 from datastreamer.client.trio_driver import connect
 from datastreamer.client.upstream import Upstream
 from datastreamer.protocol.retry import Backoff
+from datastreamer.relay.download import Download
 from datastreamer.relay.relay import Relay
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
@@ -103,6 +104,10 @@ class Rig:
     def stream(self) -> DataStream:
         assert self.relay.stream is not None
         return self.relay.stream
+
+    @property
+    def download(self) -> Download:
+        return self.relay.download
 
     async def has(self, total: int) -> None:
         """Returns when a client of the relay has been sent `total` entries."""

@@ -422,7 +422,7 @@ async def test_what_fails_after_each_join_is_said_once(
         source.commit([8] * 5)
         await rig.has(10)
     assert relay.seen == [5, 10]
-    said = [record.getMessage() for record in caplog.records if record.name.endswith("relay")]
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("download")]
     name = f"127.0.0.1:{server.port}"
     assert said == [
         f"relaying from {name}: next entry 0, the upstream holds 5",

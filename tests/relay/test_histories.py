@@ -165,15 +165,15 @@ async def test_fails_over_and_goes_back(
             await relay.has(100)
             await one.stop()
             await relay.has(120)
-            assert relay.relay.current is relay.relay.states[1]
+            assert relay.download.current is relay.download.states[1]
             # There again, but with less than we have: that is no reason to go back.
             await one.start()
-            await relay.relay.until(lambda: relay.relay.states[0].entries == 100)
-            assert relay.relay.current is relay.relay.states[1]
-            await relay.relay.until(lambda: relay.relay.states[0].reported_shorter)
+            await relay.relay.until(lambda: relay.download.states[0].entries == 100)
+            assert relay.download.current is relay.download.states[1]
+            await relay.relay.until(lambda: relay.download.states[0].reported_shorter)
             assert "holds only 100 entries: entries 100 to 119 are in doubt" in caplog.text
             fill(upstream, 30)
-            await relay.relay.until(lambda: relay.relay.current is relay.relay.states[0])
+            await relay.relay.until(lambda: relay.download.current is relay.download.states[0])
             await relay.has(130)
             assert contents(relay.stream) == contents(upstream)
     assert "is reachable again, returning to it" in caplog.text
@@ -191,7 +191,7 @@ async def test_waits_for_an_upstream_that_is_merely_behind(
             )
             await relay.has(100)
             await one.stop()
-            await relay.relay.until(lambda: relay.relay.states[1].shorter_since is not None)
+            await relay.relay.until(lambda: relay.download.states[1].shorter_since is not None)
             assert relay.stream.total_entries == 100
             with second.atomic_op() as op:
                 for batch in upstream.batches(90):
@@ -228,16 +228,18 @@ async def test_patience_with_one_that_is_behind_begins_anew(
 ) -> None:
     """Whenever it has got more, and whenever another could be had meanwhile."""
     relay = Relay([("first", 1), ("second", 2)], tmp_path / "relay.bin", on_rewrite="follow")
-    first, second = relay.states
+    download = relay.download
+    download.stream = upstream
+    first, second = download.states
 
     def followed(total: int) -> bool:
-        return relay._is_followed(second, UpstreamShorter(f"it holds {total}", total))
+        return download._is_followed(second, UpstreamShorter(f"it holds {total}", total))
 
     assert not followed(10)
     for total in range(11, 20):
         await trio.sleep(29)
         assert not followed(total)
-    relay._joined(first, upstream, upstream.header)
+    download._joined(first, upstream, upstream.header)
     await trio.sleep(3600)
     assert not followed(19)
     await trio.sleep(29)
@@ -255,7 +257,7 @@ async def test_another_stream_on_the_second_upstream(tmp_path: Path, upstream: D
             relay = await relaying(nursery, tmp_path / "relay.bin", one.port, two.port)
             await relay.has(100)
             await one.stop()
-            await relay.relay.until(lambda: relay.relay.states[1].set_aside is not None)
+            await relay.relay.until(lambda: relay.download.states[1].set_aside is not None)
             assert relay.relay.failure is None
             fill(upstream, 1)
             await one.start()
@@ -272,8 +274,8 @@ async def test_another_history_on_the_second_upstream(tmp_path: Path, upstream: 
             relay = await relaying(nursery, tmp_path / "relay.bin", one.port, two.port)
             await relay.has(100)
             await one.stop()
-            await relay.relay.until(lambda: relay.relay.states[1].set_aside is not None)
-            assert isinstance(relay.relay.states[1].set_aside, UpstreamRewritten)
+            await relay.relay.until(lambda: relay.download.states[1].set_aside is not None)
+            assert isinstance(relay.download.states[1].set_aside, UpstreamRewritten)
             assert relay.stream.total_entries == 100
 
 
@@ -331,7 +333,7 @@ async def test_two_that_tell_different_histories_are_not_followed_to_and_fro(
             relay = await relaying(
                 nursery, tmp_path / "relay.bin", one.port, two.port, on_rewrite="follow"
             )
-            first, later = relay.relay.states
+            first, later = relay.download.states
             await relay.has(100)
             await one.stop()
             # Its turn comes, and there is no reason not to believe it.
@@ -339,7 +341,7 @@ async def test_two_that_tell_different_histories_are_not_followed_to_and_fro(
             assert contents(relay.stream) == contents(second)
             fill(upstream, 80)
             await one.start()
-            await relay.relay.until(lambda: relay.relay.current is first)
+            await relay.relay.until(lambda: relay.download.current is first)
             await relay.relay.until(lambda: relay.stream.total_entries == 180)
             assert contents(relay.stream) == contents(upstream)
             assert later.distrusted

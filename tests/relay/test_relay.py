@@ -16,7 +16,7 @@ from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.client.upstream import Upstream
 from datastreamer.errors import FileMissing, ListenFailed, UsageError
 from datastreamer.protocol.messages import HeaderQuery
-from datastreamer.relay import relay as relay_module
+from datastreamer.relay import download as download_module
 from datastreamer.relay.relay import Relay
 from datastreamer.service.blocking_relay import BlockingRelay
 from datastreamer.service.embedded import StreamServer
@@ -100,7 +100,7 @@ async def test_serves_while_the_upstream_is_gone(tmp_path: Path, upstream: DataS
         relay = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await relay.has(50)
         await server.stop()
-        await relay.relay.until(lambda: relay.relay.current is None)
+        await relay.relay.until(lambda: relay.download.current is None)
         await relay.has(50)
         assert relay.relay.lag is None
         await relay.stop()
@@ -122,7 +122,7 @@ async def test_a_name_that_no_host_can_have_is_an_upstream_that_is_not_there(
         nobody = Upstream("a..b")
         relay = await relaying(nursery, tmp_path / "relay.bin", nobody, server.port)
         await relay.has(50)
-        assert relay.relay.states[0].lost.startswith("cannot connect to a..b:6900: ")
+        assert relay.download.states[0].lost.startswith("cannot connect to a..b:6900: ")
 
 
 async def test_waits_for_an_upstream_to_say_whose_stream_it_is(
@@ -187,7 +187,7 @@ async def test_a_connection_that_is_cut_anywhere(
             )
             if end is End.HALF_OPEN and passes >= _JOINED:
                 # Nothing reports that it has died; see the next test.
-                await relay.relay.until(lambda: relay.relay.current is not None)
+                await relay.relay.until(lambda: relay.download.current is not None)
             else:
                 await relay.has(120)
             assert contents(relay.stream) == [
@@ -201,7 +201,7 @@ async def test_a_silent_upstream_is_told_from_a_quiet_one(
 ) -> None:
     """It says nothing any more; the next upstream has the rest. Where it goes on to take
     connections, and answers none, that it takes long to find out is no sign that all is well."""
-    monkeypatch.setattr(relay_module, "_STEADY_SECONDS", 0.05)
+    monkeypatch.setattr(download_module, "_STEADY_SECONDS", 0.05)
     entries = sample(120)
     good = functools.partial(Stub, entries)
     frozen = functools.partial(Stub, entries, deaf=(HeaderQuery,))
@@ -222,7 +222,7 @@ async def test_a_silent_upstream_is_told_from_a_quiet_one(
                 timeout=0.2,
             )
             await relay.has(120)
-            assert relay.relay.current is relay.relay.states[1]
+            assert relay.download.current is relay.download.states[1]
 
 
 async def test_wrong_numbers_are_never_kept(
@@ -281,7 +281,7 @@ async def test_one_that_is_ended_while_it_waits_for_an_upstream_serves_nobody(
         )
 
         async def ended() -> None:
-            await relay.until(lambda: relay.states[0].lost)
+            await relay.until(lambda: relay.download.states[0].lost)
             assert await relay.finish()
 
         nursery.start_soon(ended)
@@ -330,13 +330,13 @@ async def test_a_relay_is_no_upstream_of_its_own(
         )
         nursery.start_soon(relay.run, listeners)
         await relay.until(lambda: relay.caught_up)
-        own, other = relay.states
-        assert relay.current is other
+        own, other = relay.download.states
+        assert relay.download.current is other
         assert "is this relay itself" in own.lost
         # It is used as little when the other is lost.
         await server.stop()
         await relay.until(lambda: bool(other.lost))
-        assert relay.current is None
+        assert relay.download.current is None
         fill(upstream, 50)
         await server.start()
         assert relay.stream is not None

@@ -52,7 +52,7 @@ async def test_the_lag_of_each_upstream_and_its_state(tmp_path: Path, upstream: 
                 nursery, tmp_path / "relay.bin", one.port, two.port, metrics_port=0
             )
             await relay.has(100)
-            await relay.relay.until(lambda: relay.relay.states[1].entries == 120)
+            await relay.relay.until(lambda: relay.download.states[1].entries == 120)
             first, other = f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"
             assert await series(relay, "lag_entries") == {
                 f'datastreamer_relay_lag_entries{{upstream="{first}"}}': 0,
@@ -90,7 +90,7 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
         )
         await relay.has(100)
         assert await told(relay, "/readyz") == (200, "serving\n")
-        state = relay.relay.states[0]
+        state = relay.download.states[0]
         for entries, code in ((150, 200), (151, 503)):
             state.entries = entries
             assert (await told(relay, "/readyz"))[0] == code
@@ -100,7 +100,7 @@ async def test_ready_while_the_lag_is_under_its_bound(tmp_path: Path, upstream: 
         state.entries = 100
         # What is here is served, also when its upstream is lost.
         await server.stop()
-        await relay.relay.until(lambda: relay.relay.current is None and bool(state.lost))
+        await relay.relay.until(lambda: relay.download.current is None and bool(state.lost))
         assert await told(relay, "/readyz") == (200, "serving\n")
         states = await series(relay, "upstream_state")
         assert [name for name, is_so in states.items() if is_so and "lost" in name]
@@ -134,7 +134,7 @@ async def test_before_an_upstream_has_answered(tmp_path: Path, upstream: DataStr
         rig = Rig(relay, 0)
         async with nursery_for() as nursery:
             nursery.start_soon(relay.run)
-            await relay.until(lambda relay=relay: bool(relay.states[0].lost))
+            await relay.until(lambda relay=relay: bool(relay.download.states[0].lost))
             assert await told(rig, "/readyz") == (503, why)
             assert (await told(rig, "/healthz"))[0] == 200
             assert (await told(rig, "/metrics"))[0] == 200

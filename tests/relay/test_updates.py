@@ -145,7 +145,7 @@ async def test_what_was_missed_is_reported_on_the_next_connection(
         again = await relaying(nursery, tmp_path / "relay.bin", server.port)
         await same(again, source)
         assert again.stream.epoch == 62
-        assert again.relay.uncompared == 0
+        assert again.download.uncompared == 0
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["same upstream", "nothing known"])
@@ -274,7 +274,7 @@ async def test_another_history_on_another_stream_changes_nothing(
 ) -> None:
     """Its entries have the types and lengths of ours, and the epochs would allow as many updates;
     it arrives in several batches."""
-    fill(source, count, size=6000)
+    fill(source, count, size=2000)
     async with nursery_for() as nursery:
         server = await serving(nursery, source)
         rig = await relaying(nursery, tmp_path / "relay.bin", server.port)
@@ -287,7 +287,7 @@ async def test_another_history_on_another_stream_changes_nothing(
         assert epoch > 40
         await server.stop()
         with twin(tmp_path / "other.bin", source, 2960) as other:
-            fill(other, count - 2960, salt=b"other", size=6000)
+            fill(other, count - 2960, salt=b"other", size=2000)
             server.stream = other
             await server.start()
             await rig.relay.until(lambda: rig.relay.failure is not None)
@@ -437,8 +437,8 @@ async def test_reports_that_make_no_sense(
     with FaultyServer(*plan) as server:
         async with nursery_for() as nursery:
             rig = await relaying(nursery, tmp_path / "relay.bin", server.port, look_seconds=1000)
-            await rig.relay.until(lambda: words in rig.relay.states[0].lost or has_failed(rig))
-            said = str(rig.relay.failure or rig.relay.states[0].lost)
+            await rig.relay.until(lambda: words in rig.download.states[0].lost or has_failed(rig))
+            said = str(rig.relay.failure or rig.download.states[0].lost)
             assert words in said
             assert "\n" not in said
             assert list(rig.stream.entries()) == SAMPLE
@@ -458,11 +458,11 @@ async def test_reports_about_entries_that_are_not_here(tmp_path: Path) -> None:
     with FaultyServer(*[(functools.partial(Hostile, 60, far), NONE)] * 10) as server:
         async with nursery_for() as nursery:
             rig = await relaying(nursery, tmp_path / "relay.bin", server.port, look_seconds=1000)
-            await rig.relay.until(lambda: rig.relay.updates > 0)
+            await rig.relay.until(lambda: rig.download.updates > 0)
             expected = [*SAMPLE]
             expected[31] = Entry(31, SAMPLE[31].type, b"!" * 31)
             assert list(rig.stream.entries()) == expected
-            assert rig.relay.states[0].lost == ""
+            assert rig.download.states[0].lost == ""
             await rig.stop()
 
 
@@ -480,7 +480,7 @@ async def test_updates_wait_for_the_end_of_an_operation(
     with FaultyServer(*[(functools.partial(Hostile, 60, half + updates + rest), NONE)] * 9) as it:
         async with nursery_for() as nursery:
             rig = await relaying(nursery, tmp_path / "relay.bin", it.port, look_seconds=1000)
-            await rig.relay.until(lambda: rig.relay.updates == 5)
+            await rig.relay.until(lambda: rig.download.updates == 5)
             expected = [
                 Entry(n, more[n].type, b"!" * n) if n in (1, 2, 63, 64, 65) else more[n]
                 for n in range(70)
@@ -493,6 +493,6 @@ async def test_updates_wait_for_the_end_of_an_operation(
         async with nursery_for() as nursery:
             rig = await relaying(nursery, tmp_path / "other.bin", it.port, look_seconds=1000)
             words = "updated too many entries within one operation"
-            await rig.relay.until(lambda: words in rig.relay.states[0].lost)
+            await rig.relay.until(lambda: words in rig.download.states[0].lost)
             assert list(rig.stream.entries()) == SAMPLE
             await rig.stop()

@@ -395,8 +395,8 @@ async def test_a_relay_whose_own_file_goes(tmp_path: Path, path: Path) -> None:
                 await until(lambda: stream.total_entries == 1)
                 kept.rename(away)
                 append(upstream, (1, b"two"))
-                await relay.until(lambda: "moved away" in relay.states[0].lost)
-                assert "moved away" in relay.unready
+                await relay.until(lambda: "moved away" in relay.download.states[0].lost)
+                assert "moved away" in relay._unready()
                 assert stream.total_entries == 1
                 async with connect("127.0.0.1", ours) as client:
                     assert (await client.entry(0)).data == b"one"

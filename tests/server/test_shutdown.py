@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from datastreamer.server import server as server_module
 from datastreamer.server.limits import Limits
-from datastreamer.server.server import Server
+from datastreamer.server.server import Server, serve
 from datastreamer.server.streaming import broadcast as live_module
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
@@ -72,6 +72,46 @@ async def test_run_returns_then(stream: DataStream) -> None:
         await nursery.start(server.run, listeners)
         assert await server.finish()
     assert [listener.fileno() for listener in listeners] == [-1]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_serve_ends_when_its_event_is_set(stream: DataStream, cancelled: bool) -> None:
+    append(stream, *[(1, bytes([n]) * 90_000) for n in range(100)])
+    stop, ended = trio.Event(), trio.Event()
+
+    async def run(task_status: trio.TaskStatus[list[tuple[str, int]]]) -> None:
+        with trio.CancelScope() as scope:
+            if cancelled:
+                nursery.start_soon(cancel_after_stop, scope)
+            limits = Limits(grace=30)
+            await serve(
+                stream, host="127.0.0.1", port=0, limits=limits, stop=stop, task_status=task_status
+            )
+        assert scope.cancelled_caught is cancelled
+        ended.set()
+
+    async def cancel_after_stop(scope: trio.CancelScope) -> None:
+        await stop.wait()
+        await wait_all_tasks_blocked(0.002)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        [address] = await nursery.start(run)
+        client = await trio.open_tcp_stream(*address)
+        if cancelled:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        await client.send_all(wire.start(0))
+        await wait_all_tasks_blocked(0.002)
+        stop.set()
+        if cancelled:
+            await ended.wait()  # though the client has received almost nothing
+        received = b""
+        with suppress(trio.BrokenResourceError):
+            while data := await client.receive_some():
+                received += data
+        await ended.wait()
+        await client.aclose()
+    assert (received == OK + modelled(stream).packed()) is not cancelled
 
 
 async def test_what_was_asked_is_answered(stream: DataStream) -> None:
