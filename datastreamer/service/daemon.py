@@ -1,4 +1,4 @@
-"""The life of a serving program, from its listeners to the signal that ends it.
+"""The life of a program that serves or relays, from its listeners to the signal that ends it.
 
 For callers without an event loop, such as the command line.
 """
@@ -10,6 +10,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -26,6 +27,9 @@ from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import Hosts, metrics_listeners, name_of, open_listeners
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import reload_and_log, reload_on_hangup
+
+if TYPE_CHECKING:
+    from datastreamer.relay.relay import Relay
 
 _log = logging.getLogger(__name__)
 
@@ -139,6 +143,41 @@ def serve_until_signal(
                         many.close()
     finally:
         for listener in (*listeners, *metrics_sockets):
+            listener.close()
+    return shutdown.name
+
+
+def relay_until_signal(
+    relay: Relay, listening: Callable[[Relay, list[tuple[str, int]]], None]
+) -> str:
+    """Relay until SIGINT or SIGTERM; returns the signal's name. In the main thread.
+
+    Signals, systemd and `listening` as for `serve_until_signal`. Raises what `Relay.run` raises.
+    """
+    shutdown = Shutdown()
+
+    async def main() -> None:
+        async with shutdown.event_loop() as nursery:
+
+            async def begin() -> None:
+                addresses = await nursery.start(relay.run, listeners)
+                listening(relay, addresses)
+                systemd.notify(systemd.READY)
+
+            if relay.tls is not None:
+                await nursery.start(reload_on_hangup, relay.tls)
+            # Without a file the start waits for an upstream, and a signal may arrive first.
+            nursery.start_soon(begin)
+            await shutdown.begun.wait()
+            systemd.notify(systemd.STOPPING)
+            await relay.finish()
+
+    listeners = systemd.take_listeners() or open_listeners(*relay.listen)
+    try:
+        with shutdown.handling_signals():
+            trio.run(main)
+    finally:
+        for listener in listeners:
             listener.close()
     return shutdown.name
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from datastreamer.cli import dsapp, main
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, DemoSequencer
+from datastreamer.cli.demo import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 

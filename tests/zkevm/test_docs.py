@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from datastreamer import DataStream
-from datastreamer.cli.demo.sequencer import DemoSequencer
+from datastreamer.cli.demo import DemoSequencer
 from datastreamer.zkevm import SequenceCheck
 
 ROOT = Path(__file__).resolve().parent.parent.parent

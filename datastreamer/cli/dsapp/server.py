@@ -6,8 +6,7 @@ import logging
 import time
 from typing import Annotated
 
-from datastreamer.cli.demo.pace import progress, write_at_pace
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
+from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, write_at_pace
 from datastreamer.cli.dsapp.options import (
     FileOption,
     InactivityTimeoutOption,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from datastreamer.cli.demo.pace import progress, write_at_pace
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, VERSION, DemoSequencer
+from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, write_at_pace
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument, fraction_option, number_option

@@ -21,7 +21,7 @@ from datastreamer.client.upstream import Upstream
 from datastreamer.relay.relay import DEFAULT_PORT, Relay
 from datastreamer.relay.status import READY_LAG
 from datastreamer.server.publish.policy import read_tokens
-from datastreamer.service.relay_daemon import relay_until_signal
+from datastreamer.service.daemon import relay_until_signal
 from datastreamer.transport.listeners import address_of
 
 _log = logging.getLogger(__name__)

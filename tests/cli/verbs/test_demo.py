@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.demo.sequencer import DemoSequencer
+from datastreamer.cli.demo import DemoSequencer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.bookmark_keys import BookmarkName, name_of_key
 from datastreamer.zkevm.fixed import StartL2Block

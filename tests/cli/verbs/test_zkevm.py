@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from datastreamer.cli.demo.sequencer import SYSTEM_ID, DemoSequencer
+from datastreamer.cli.demo import SYSTEM_ID, DemoSequencer
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm import encode, events, transactions

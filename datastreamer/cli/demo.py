@@ -1,4 +1,4 @@
-"""A demo sequencer, which writes blocks with plausible content to a stream.
+"""The demo sequencer of `demo` and `dsapp server`, which writes generated blocks to a stream.
 
 Each operation is one batch with one block of one transaction, in the layouts of the stream
 version. The content of a block depends only on the seed and its number: a stream written in
@@ -8,21 +8,26 @@ several runs equals one written in a single run.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from typing import Any
 
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.storage.stream import DataStream
 from datastreamer.zkevm.rlp import rlp_bytes, rlp_list
 from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION
 from datastreamer.zkevm.sequencer import Sequencer
 
+_log = logging.getLogger(__name__)
+
 VERSION = 1
 SYSTEM_ID = 137
-# Of a stream of version 1.
-ENTRIES_PER_OPERATION = 5
 
 _FORK_ID = 9
 _GENESIS = 1_700_000_000
 _BLOCK_SECONDS = 2
+# Interval between reports of the progress.
+_LOG_SECONDS = 5.0
 
 
 class DemoSequencer:
@@ -39,7 +44,7 @@ class DemoSequencer:
     def entries_per_operation(self) -> int:
         """Number of entries of a batch with its block."""
         if self._sequencer.version < FIRST_PROTOBUF_VERSION:
-            return ENTRIES_PER_OPERATION
+            return 5
         return 6 + self._sequencer.state.block_ends
 
     @property
@@ -68,6 +73,40 @@ class DemoSequencer:
             "global_exit_root": _hash(seed, block // 100, b"exit"),
             "coinbase": _hash(seed, 0, b"coinbase")[:20],
         }
+
+
+def write_at_pace(
+    sequencer: DemoSequencer, operations: int, pause: float, stop: StopRequest, *, fixed: bool
+) -> int:
+    """Write `operations` blocks, or fewer if `stop` is set; returns how many.
+
+    `pause` is in seconds: after each block, or, if the rate is `fixed`, between the starts of
+    two blocks.
+    """
+    began = time.monotonic()
+    logged = due = began
+    for written in range(operations):
+        if stop.is_set():
+            return written
+        if pause:
+            due += pause
+            if stop.wait(max(0.0, due - time.monotonic()) if fixed else pause):
+                return written
+        sequencer.write()
+        now = time.monotonic()
+        if now - logged >= _LOG_SECONDS:
+            logged = now
+            _log.info("%s", progress(sequencer, written + 1, operations, now - began))
+    return operations
+
+
+def progress(sequencer: DemoSequencer, written: int, operations: int, seconds: float) -> str:
+    """The progress, for people."""
+    rate = f" ({written / seconds:,.0f} operations/s)" if seconds > 0 else ""
+    entries = written * sequencer.entries_per_operation
+    return (
+        f"{written:,} of {operations:,} operations, {entries:,} entries, in {seconds:.1f} s{rate}"
+    )
 
 
 def _hash(seed: int, number: int, what: bytes) -> bytes:

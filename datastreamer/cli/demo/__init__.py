@@ -1,1 +1,0 @@
-"""The demo sequencer of `demo` and `dsapp server`."""
