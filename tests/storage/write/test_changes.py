@@ -60,7 +60,7 @@ def test_update(path: Path) -> None:
         (UpdateRefused, "has 3 bytes, not 4", 1, 1, b"once"),
         (UpdateRefused, "entry 0 is a bookmark", 0, BOOKMARK, b"l"),
         (UpdateRefused, "entry 0 is a bookmark", 0, 1, b"l"),
-        (BadEntryType, "0xb0 is the bookmarks' own", 1, BOOKMARK, b"one"),
+        (BadEntryType, "0xb0 is the type of bookmarks", 1, BOOKMARK, b"one"),
     ],
 )
 def test_update_refuses(
