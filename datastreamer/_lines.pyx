@@ -1,7 +1,4 @@
-"""Entries as JSON lines, a run at a time.
-
-Owns the spelling of one line, and nothing else. Knows batches and bytes.
-"""
+"""The entries of a batch as JSON lines."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -11,7 +8,7 @@ from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE
 
 cdef enum:
-    # The size of a line without its digits.
+    # The size of a line without its numbers and data.
     LINE = 11 + 10 + 12 + 13 + 3
 
 cdef uint8_t[512] PAIRS

@@ -11,25 +11,25 @@ cdef struct Segment:
 
 @cython.final
 cdef class Arena:
-    """Memory for packed bytes. Exported memory neither moves nor changes."""
+    """Memory for packed bytes. While it is exported it neither moves nor changes."""
 
     cdef uint8_t* memory
     cdef Py_ssize_t size
-    cdef Py_ssize_t used       # what the next export shows
+    cdef Py_ssize_t used       # the size of the next export
     cdef Py_ssize_t exports
 
 
 cdef class Packed:
-    """Entries as the file will hold them, and their offsets; only `EntryPacker` subclasses it."""
+    """Packed entries and their file offsets; only `EntryPacker` subclasses it."""
 
     cdef Arena _arena
     cdef uint8_t* _bytes          # the arena's memory
-    cdef Py_ssize_t _size         # and its size
+    cdef Py_ssize_t _size         # of the arena's memory
     cdef Py_ssize_t _used
     cdef Segment* _segments
     cdef Py_ssize_t _count
     cdef Py_ssize_t _capacity
-    cdef int64_t _offset          # in the file, where the next byte goes
+    cdef int64_t _offset          # of the next byte, in the file
     cdef uint64_t _number
 
 

@@ -1,4 +1,4 @@
-# The contracts stand in the docstrings of _packer.pyx.
+# The docstrings are in _packer.pyx.
 
 from collections.abc import Iterable
 

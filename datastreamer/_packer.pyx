@@ -1,9 +1,9 @@
 """The write side of the hot path: the entries of an operation to bytes, page by page.
 
-Owns the arena that packed bytes gather in, the segments that say where in the file
-they belong, and the numbers that entries get. Knows bytes and file offsets; must not
-know files (a subclass writes), sockets or clocks, nor read entries but from a batch's
-columns. Only the GIL protects objects from other threads.
+Owns the arena of packed bytes, the segments, which say where in the file they belong, and the
+numbers of new entries. Knows bytes and file offsets; must not know files (a subclass writes),
+sockets or clocks. Reads entries only through a batch's columns. Only the GIL protects objects from
+other threads.
 """
 
 cimport cython
@@ -32,7 +32,7 @@ from datastreamer._run cimport AHEAD, prefetch
 from datastreamer.errors import BadBookmark, CorruptEntries, NoOperation, UsageError
 
 cdef extern from "Python.h":
-    # Borrowed: for loops in which no Python code runs.
+    # Borrowed references, for loops in which no Python code runs.
     PyObject** PySequence_Fast_ITEMS(object sequence)
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     bint is_bytes "PyBytes_CheckExact"(PyObject* item) noexcept
@@ -42,17 +42,17 @@ cdef extern from "Python.h":
 cdef enum:
     SMALLEST_ARENA = 64 << 10
     SPILL_SIZE = 4 << 20
-    # An operation with more bookmarks than this forgets them: the index then reads them from
-    # the file. Some 2.5 MB as Python objects.
+    # An operation with more bookmarks than this, some 2.5 MB of Python objects, discards them: the
+    # index then reads them from the file.
     MOST_BOOKMARKS = 20_000
 
 KEPT_BOOKMARKS = MOST_BOOKMARKS
 
-cdef int64_t LARGEST_OPERATION = <int64_t>1 << 50  # none comes near: offsets cannot overflow
+cdef int64_t LARGEST_OPERATION = <int64_t>1 << 50  # so offsets cannot overflow
 
 
 cdef bytes copied(object data):
-    """The bytes of a bytes-like object, as an object of our own."""
+    """A copy of a bytes-like object."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -62,9 +62,9 @@ cdef bytes copied(object data):
 
 
 cdef Py_ssize_t measure(object items) except -2:
-    """The bytes that a list or tuple of bytes packs to, padding marks included.
+    """An upper bound of the packed size of a list or tuple of bytes, with padding marks.
 
-    -1 where it holds something else too; raises `EntryTooLarge`. Runs no Python code.
+    -1 if an item is of another type; raises `EntryTooLarge`. Runs no Python code.
     """
     cdef PyObject** item = PySequence_Fast_ITEMS(items)
     cdef Py_ssize_t i, size, total = 0
@@ -105,12 +105,12 @@ cdef class Packed:
 
 @cython.final
 cdef class Layout:
-    """Where a batch's entries stand in the file if they come next, as they are; changes nothing.
+    """Where a batch's entries will be in the file if they are added next, unchanged.
 
-    `segments` are (file offset, offset in the batch's `base`, length), padding marks among
-    them; `spans` the parts of `base` that hold the entries, (start, end), in order. The
-    stream then ends at `total_length` and `next_number`; `bookmarks` are (key, number), or None
-    where the operation then has more than it keeps.
+    `segments` are (file offset, offset in the batch's `base`, length), padding marks included;
+    `spans` the parts of `base` that hold the entries, (start, end), in order. The stream will end
+    at `total_length` and `next_number`. `bookmarks` are (key, number); None if the operation will
+    have more than it keeps.
     """
 
     cdef readonly list segments
@@ -123,29 +123,28 @@ cdef class Layout:
 
 @cython.no_gc_clear
 cdef class EntryPacker(Packed):
-    """The write side of an atomic operation: entries packed as they will stand in the file.
+    """The write side of an atomic operation: entries packed as they will be in the file.
 
-    Packed bytes gather in an arena; `segments` say where in the file they belong. No segment
-    crosses a page boundary: if an entry does not fit in the rest of its page, the segment ends
-    with one 0 byte (the padding mark) if a byte is left, and the next one begins with the next
-    page. The rest of the padding is not written.
+    `segments` say where in the file the packed bytes of the arena belong. No segment crosses a
+    page boundary: if an entry does not fit in the rest of its page, the segment ends with one 0
+    byte (the padding mark) if a byte is left, and the next segment begins the next page. The rest
+    of the padding is not written.
 
-    Memory stays bounded by spilling: with more than `spill_size` bytes in the arena the
-    next add calls `self.spill()` first, also in the middle of a bulk call. A subclass
-    writes the segments there and calls `drain()`; it must not add. If it does not drain (as
-    here), it is called again after as many bytes more. If it raises, the current entry is not
-    added, the earlier ones are, and the next add calls it again: so the operation can continue
-    or be rolled back.
+    Memory is bounded by spilling: if the arena has more than `spill_size` bytes, the next add
+    calls `self.spill()` first, also in the middle of a bulk call. A subclass writes the segments
+    there and calls `drain()`; it must not add entries. If it does not drain, `spill` is called
+    again after `spill_size` more bytes. If it raises, the current entry is not added, the earlier
+    ones are, and the next add calls it again: the operation can continue or be rolled back.
 
-    Every `add_` raises `NoOperation` if no operation has begun.
+    Every `add_` method raises `NoOperation` if no operation has begun.
     """
 
     cdef Py_ssize_t _spill_size
     cdef Py_ssize_t _spill_at
-    cdef Py_ssize_t _room         # what is left of the page at `_offset`; 0 behind a full one
+    cdef Py_ssize_t _room         # bytes left in the page at `_offset`; 0 after a full page
     cdef list _bookmarks
     cdef bint _open
-    cdef Arena _spare             # exported, last time; to be used again once it is not
+    cdef Arena _spare             # the previous arena, used again once it is not exported
 
     def __cinit__(self, *args, **kwargs):
         self._bookmarks = []
@@ -158,14 +157,14 @@ cdef class EntryPacker(Packed):
         self._spill_size = self._spill_at = spill_size
 
     def begin(self, total_length, total_entries):
-        """Open an operation on a stream that ends there; forget everything before.
+        """Open an operation on a stream that ends there, and discard the previous one.
 
-        `total_length` is a file offset, as in the header. The arena's memory is kept.
+        `total_length` is a file offset, as in the header. The arena's memory is reused.
         """
         cdef int64_t offset = as_file_offset(total_length)
         cdef uint64_t number = as_u64(total_entries, "the number of entries")
         if offset > INT64_MAX - LARGEST_OPERATION:
-            raise ValueError(f"a stream of {offset} bytes has no place for an operation")
+            raise ValueError(f"a stream of {offset} bytes has no space for an operation")
         self._spare = None
         self._empty()
         self._bookmarks = []
@@ -175,12 +174,12 @@ cdef class EntryPacker(Packed):
         self._open = True
 
     def close(self):
-        """End the operation. What it packed can be read until the next `begin`."""
+        """End the operation. The packed bytes can be read until the next `begin`."""
         self._open = False
 
     def drain(self):
-        """Forget arena and segments: they are written, or the holder of the exported arena
-        writes them. Positions and bookmarks stay. Two arenas are used in turn then."""
+        """Discard arena and segments: they are written, or the holder of the exported arena
+        writes them. Positions and bookmarks remain. From then on two arenas are used in turn."""
         cdef Arena full = self._arena
         cdef Arena spare = self._spare
         self._empty()
@@ -193,7 +192,7 @@ cdef class EntryPacker(Packed):
         self._spare = full if self._fits(full.size) else None
 
     def spill(self):
-        """Called when the arena is above its limit; for subclasses. Does nothing here."""
+        """Called if the arena exceeds `spill_size`; for subclasses. Does nothing here."""
 
     @property
     def is_open(self):
@@ -202,12 +201,12 @@ cdef class EntryPacker(Packed):
 
     @property
     def next_number(self):
-        """The next entry's number: the total of entries after a commit now."""
+        """The next entry's number, and the total number of entries after a commit now."""
         return self._number
 
     @property
     def total_length(self):
-        """The file offset just past the last entry: the total length after a commit now."""
+        """The file offset just past the last entry, and the total length after a commit now."""
         return self._offset
 
     @property
@@ -225,7 +224,7 @@ cdef class EntryPacker(Packed):
 
     @property
     def arena(self):
-        """The packed bytes of all segments: a read-only view, whose bytes never change."""
+        """The packed bytes of all segments: a read-only view of bytes that do not change."""
         self._arena.used = self._used
         return PyMemoryView_FromObject(self._arena)
 
@@ -243,8 +242,8 @@ cdef class EntryPacker(Packed):
     def add_entry(self, type, data):
         """Add an event and return its number.
 
-        Raises `BadEntryType` where `type` is no u32 or the bookmarks' own (0xb0),
-        `EntryTooLarge` where `data` is more than 1,048,559 bytes.
+        Raises `BadEntryType` if `type` is not a u32 or is that of bookmarks (0xb0), and
+        `EntryTooLarge` if `data` has more than 1,048,559 bytes.
         """
         cdef uint32_t kind = as_event_type(type)
         cdef Py_buffer view
@@ -257,7 +256,8 @@ cdef class EntryPacker(Packed):
             PyBuffer_Release(&view)
 
     def add_bookmark(self, key):
-        """Add a bookmark and return its number. `BadBookmark`: its key is not 1 to 16 bytes."""
+        """Add a bookmark and return its number. Raises `BadBookmark` if its key is not 1 to 16
+        bytes."""
         cdef bytes its_key = key if PyBytes_CheckExact(key) else copied(key)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(its_key)
         if not 1 <= size <= MAX_BOOKMARK_SIZE:
@@ -271,8 +271,8 @@ cdef class EntryPacker(Packed):
     def add_entries(self, type, data):
         """Add an event for each item of `data` and return the range of their numbers.
 
-        `type` is one for all, or as many as there are items. Everything is checked
-        first, with the errors of `add_entry`: if one item is refused, none is added.
+        `type` is one type for all, or one for each item. All items are checked first, as in
+        `add_entry`: if one is refused, none is added.
         """
         cdef object items, types
         cdef uint32_t kind = 0
@@ -293,7 +293,7 @@ cdef class EntryPacker(Packed):
                     kinds[i] = as_event_type(types[i])
             total = measure(items)
             if total < 0 or total > self._spill_at - self._used:
-                # Python code will run in between: give it nothing that it could change.
+                # Python code will run in between: it must not change the items.
                 items = tuple(items)
                 if measure(items) < 0:
                     items = [copied(item) for item in items]
@@ -313,7 +313,7 @@ cdef class EntryPacker(Packed):
     def add_batch(self, batch):
         """Add the entries of a batch, with new numbers; return the range of these.
 
-        Bookmarks are accepted, and noted if their key is 1 to 16 bytes.
+        Bookmarks are accepted; `bookmarks` includes those with a key of 1 to 16 bytes.
         """
         cdef BatchColumns columns
         cdef Py_ssize_t i = 0, size
@@ -331,15 +331,15 @@ cdef class EntryPacker(Packed):
             self._put(columns.types[i], data, size)
             i += 1
             if columns.numbers == NULL and self._number == columns.first_number + <uint64_t>i:
-                # The batch holds them, heads included, as the file will.
+                # The batch has the bytes that the file will have, heads included.
                 i = self._put_run(&columns, i)
         return range(first, first + <uint64_t>columns.count)
 
     def lay_out(self, batch):
-        """A `Layout` of the batch after what was added so far.
+        """The `Layout` of the batch after the entries that were added so far.
 
-        Raises `NoOperation`, and `UsageError` where the batch's numbers are not those due;
-        `CorruptEntries` where its memory is not what was scanned any more.
+        Raises `NoOperation`, `UsageError` if the batch does not have the next numbers, and
+        `CorruptEntries` if its memory changed since the scan.
         """
         cdef BatchColumns columns
         cdef Layout layout = Layout.__new__(Layout)
@@ -349,8 +349,8 @@ cdef class EntryPacker(Packed):
         columns_of(batch, &columns)
         self._check(<uint64_t>columns.count)
         if columns.numbers != NULL or columns.first_number != self._number:
-            raise UsageError(f"entries from {columns.first_number} on, with no gap, are not what "
-                             f"is due: entry {self._number} is next")
+            raise UsageError(f"the next entry is {self._number}: a batch from entry "
+                             f"{columns.first_number} on, or with gaps, cannot follow")
         layout.segments, layout.spans = [], []
         layout.bookmarks = None if self._bookmarks is None else []
         layout.first_number = self._number
@@ -375,7 +375,7 @@ cdef class EntryPacker(Packed):
                 begin = at
             if length > room:
                 if room:
-                    # A length begins with a 0 byte, and a padding mark is one.
+                    # The first byte of a length is 0, as a padding mark is.
                     layout.segments.append((offset, at + 1, 1))
                     offset += room
                 room = PAGE_SIZE
@@ -398,12 +398,12 @@ cdef class EntryPacker(Packed):
         return layout
 
     def follow(self, Layout layout not None):
-        """Continue after a layout that is written to its place: its entries are part of this.
+        """Add the entries of a layout, which the caller has written to their place.
 
-        It was made for the current position, and all that was packed before it is drained.
+        It was made for the current position, and what was packed before is drained.
         """
         if not self._open or self._count or layout.first_number != self._number:
-            raise RuntimeError("the layout does not follow what is here")
+            raise RuntimeError("the layout is not for the current position")
         if layout.bookmarks is None:
             self._bookmarks = None
         else:
@@ -414,17 +414,17 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef int _check(self, uint64_t count) except -1:
-        """Whether `count` more entries may be added."""
+        """Raise an error unless `count` more entries may be added."""
         if not self._open:
             raise NoOperation("no atomic operation is open; begin one first")
-        # The last u64 names no entry: a total of entries could not count it.
+        # No entry has the largest u64 as its number: a u64 could not hold the total after it.
         if count > UINT64_MAX - self._number:
             raise UsageError(f"no numbers are left for {count} entries from {self._number} on")
         return 0
 
     @cython.final
     cdef inline int _ready(self, Py_ssize_t size) except -1:
-        """Let an entry with `size` bytes of data be put next; spills if it is time."""
+        """Prepare for the next entry, with `size` bytes of data; spills if the arena is full."""
         if size > MAX_DATA_SIZE:
             refuse_size(size)
         if not self._open or self._number == UINT64_MAX:
@@ -446,7 +446,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef inline int _ensure(self, Py_ssize_t size) except -1:
-        """Have `size` bytes free in the arena, and two segments. Runs no Python code."""
+        """Ensure space for `size` bytes in the arena and for two segments. Runs no Python code."""
         if size > self._size - self._used or self._capacity - self._count < 2:
             self._grow(size)
         return 0
@@ -486,7 +486,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef int _empty(self) except -1:
-        """Forget what was packed. An exported or huge arena is replaced."""
+        """Discard what was packed. An exported or large arena is replaced."""
         if self._arena.exports or not self._fits(self._size):
             self._arena = Arena.__new__(Arena)
             self._bytes = NULL
@@ -498,17 +498,18 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef inline bint _fits(self, Py_ssize_t size) noexcept:
-        """Whether an arena of this many bytes is kept."""
+        """Whether an arena of `size` bytes may be reused."""
         return size >> 1 <= self._spill_size + 2 * PAGE_SIZE
 
     @cython.final
     cdef int _remember(self, bytes key) except -1:
-        """Note the bookmark that is put next; `_ready` came before."""
+        """Remember the bookmark that is put next. Requires `_ready`."""
         if len(self._bookmarks) == MOST_BOOKMARKS:
             self._bookmarks = None
             return 0
         pair = (key, self._number)
-        self._ensure(HEAD_SIZE + MAX_BOOKMARK_SIZE + 1)  # a new tuple may have run a collection
+        # The new tuple may have run the garbage collector, and with it Python code.
+        self._ensure(HEAD_SIZE + MAX_BOOKMARK_SIZE + 1)
         self._bookmarks.append(pair)
         return 0
 
@@ -521,7 +522,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef void _turn(self, Py_ssize_t length) noexcept:
-        """Open the segment for an entry of `length` bytes, on the next page if need be."""
+        """Open the segment for an entry of `length` bytes, in the next page if necessary."""
         if self._count == 0 and self._room:
             self._open_segment()
         if length > self._room:
@@ -535,7 +536,7 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef inline void _put(self, uint32_t kind, const uint8_t* data, Py_ssize_t size) noexcept:
-        """Pack an entry; `_ready` came before."""
+        """Pack an entry. Requires `_ready`."""
         cdef Py_ssize_t length = HEAD_SIZE + size
         cdef uint8_t* p
         if length > self._room or self._count == 0:
@@ -550,8 +551,8 @@ cdef class EntryPacker(Packed):
 
     @cython.final
     cdef Py_ssize_t _put_run(self, BatchColumns* columns, Py_ssize_t first) except -1:
-        """Pack the batch's entries from `first` on in one copy, as many as stand together and
-        fit in the page, up to a bookmark and to the next spill; gives the first that is left.
+        """Pack the batch's entries from `first` on in one copy: those that are contiguous and fit
+        in the page, up to a bookmark or the next spill. Returns the index of the first one left.
         """
         cdef int64_t begin, end
         cdef Py_ssize_t i = first, room = self._room, length
@@ -594,7 +595,7 @@ cdef class EntryPacker(Packed):
     @cython.final
     cdef int _put_all(self, uint32_t kind, const uint32_t* kinds, PyObject** items,
                       Py_ssize_t count) except -1:
-        """Pack `count` bytes objects, which no code changes meanwhile."""
+        """Pack `count` bytes objects, which other code cannot change meanwhile."""
         cdef Py_ssize_t i
         for i in range(count):
             self._add(kinds[i] if kinds != NULL else kind,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from datastreamer.cli.main import main
 from datastreamer.storage.disk import file_ops as disk
-from datastreamer.storage.disk._commit import write_commit
+from datastreamer.storage.disk._commit import Descriptor
 
 _begun = 0
 
@@ -39,7 +39,7 @@ def commit(
             room -= min(length, room)
         os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
-    write_commit(self.fileno(), arena, segments, page, before, after, sync, wakers)
+    Descriptor.commit(self, arena, segments, page, before, after, sync, wakers)
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ def test_what_was_packed_stays_until_the_next_operation() -> None:
 def test_impossible_beginnings(place: tuple[int, int]) -> None:
     packer = begun(5000, 1)
     packer.add_entry(1, b"x")
-    with pytest.raises(ValueError, match=r"not |no place"):
+    with pytest.raises(ValueError, match=r"not |no space"):
         packer.begin(*place)
     check(packer, [(1, b"x")], 5000, 1)
 

@@ -8,18 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from datastreamer.storage.disk import _commit
-from datastreamer.storage.disk._commit import CommitStepFailed
+from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.disk.file_ops import Buffer
 
-# In the order of `_commit.write_commit`.
+# In the order of `_commit.Descriptor.commit`.
 COMMIT_ORDER = ("data", "header", "sync", "mark")
-_STEP_NUMBERS = {
-    "data": _commit.STEP_DATA,
-    "header": _commit.STEP_HEADER,
-    "sync": _commit.STEP_SYNC,
-    "mark": _commit.STEP_MARK,
-}
 
 Writes = Sequence[tuple[memoryview, int]]
 
@@ -57,8 +50,7 @@ class SteppedCommit:
             try:
                 self.do_step(step, writes[step])
             except OSError as error:
-                failed = CommitStepFailed(error.errno, error.strerror)
-                failed.step = _STEP_NUMBERS[step]
-                raise failed from None
+                kind = EntriesNotWritten if step == "data" else OSError
+                raise kind(error.errno, error.strerror) from None
         for waker in wakers:
             os.write(waker, b"\0\0\0\0\0\0\0\1")

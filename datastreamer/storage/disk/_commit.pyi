@@ -10,11 +10,6 @@ from datastreamer.storage.header.records import CommitLayout, Head
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-STEP_DATA: int
-STEP_HEADER: int
-STEP_SYNC: int
-STEP_MARK: int
-
 class Committer(Protocol):
     @property
     def owned(self) -> Any: ...
@@ -32,19 +27,7 @@ class CommitFile(Protocol):
         wakers: Sequence[int],
     ) -> None: ...
 
-class CommitStepFailed(OSError):
-    step: int
-
-def write_commit(
-    fd: int,
-    arena: Buffer,
-    segments: Sequence[tuple[int, int, int]],
-    page: Buffer,
-    before: tuple[int, int],
-    after: tuple[int, int],
-    sync: bool,
-    wakers: Sequence[int],
-) -> None: ...
+class EntriesNotWritten(OSError): ...
 
 class Descriptor:
     _fd: int

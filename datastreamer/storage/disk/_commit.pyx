@@ -1,7 +1,7 @@
 """A commit: the header page's new bytes, and all writes in one call that releases the GIL once.
 
 Owns how a stream's end advances: the hash of what is not on disk, the bytes of header, record and
-mark (`records.py` has their layout), and the way back if the writes fail. Decides nothing:
+mark (`records.py` has their layout), and their restoration if a write fails. Decides nothing;
 `writer.py` does.
 """
 
@@ -37,7 +37,7 @@ cdef extern from *:
     #include <unistd.h>
     #if defined(__APPLE__)
     #include <fcntl.h>
-    /* fsync leaves the drive's own cache alone there. */
+    /* fsync does not flush the drive's cache there. */
     static int to_disk(int fd) { return fcntl(fd, F_FULLFSYNC); }
     #else
     static int to_disk(int fd) { return fdatasync(fd); }
@@ -49,7 +49,7 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <time.h>
-    /* Some milliseconds late at the most, and five times as quick. */
+    /* At most some milliseconds late, and five times as fast. */
     #if defined(CLOCK_MONOTONIC_COARSE)
     #define COARSE_CLOCK CLOCK_MONOTONIC_COARSE
     #elif defined(CLOCK_MONOTONIC_RAW_APPROX)
@@ -67,7 +67,8 @@ cdef extern from *:
         clock_gettime(CLOCK_MONOTONIC, &t);
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
     }
-    /* One writes, under its locks; others read at any time: whole numbers, no order. */
+    /* Only the holder of the locks writes; other processes read at any time, and need whole
+       numbers in no particular order. */
     static inline void add_to(uint64_t *slot, uint64_t more) {
         __atomic_store_n(slot, *slot + more, __ATOMIC_RELAXED);
     }
@@ -78,28 +79,21 @@ cdef extern from *:
 
 cdef extern from "Python.h":
     bint PyMethod_Check(object) noexcept
-    # Borrowed, both.
+    # These three return borrowed references.
     PyObject* PyMethod_GET_FUNCTION(object) noexcept
     PyObject* PyMethod_GET_SELF(object) noexcept
-    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept  # borrowed
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t at) noexcept
     Py_ssize_t Py_SIZE(object) noexcept
     void PyTuple_SET_ITEM(object, Py_ssize_t at, PyObject* item) noexcept
     ctypedef struct PyTypeObject:
         object (*tp_alloc)(type kind, Py_ssize_t count)
 
-STEP_DATA = 0
-STEP_HEADER = 1
-STEP_SYNC = 2
-STEP_MARK = 3
-
 cdef enum:
-    FEW = 8  # pieces or wakers that need no memory of their own
-
-cdef enum:
+    FEW = 8  # up to this number, pieces and wakers are on the stack
     MOST_BOUNDS = 32
     MOST_SLOTS = 128
 
-# `metrics/block.py` says where what is counted.
+# The slots of the counters, from `metrics/block.py`.
 cdef uint64_t[MOST_BOUNDS] BOUNDS
 cdef Py_ssize_t BOUND_COUNT = len(TIME_BOUNDS_NS)
 cdef Py_ssize_t SLOTS = block.SLOTS
@@ -111,14 +105,14 @@ cdef Py_ssize_t COMMIT_BUCKETS = block.COMMIT_BUCKETS
 cdef Py_ssize_t SYNC_NS = block.SYNC_NS
 cdef Py_ssize_t SYNC_BUCKETS = block.SYNC_BUCKETS
 if BOUND_COUNT > MOST_BOUNDS or SLOTS > MOST_SLOTS:
-    raise ImportError("the writer's numbers outgrew their place")
+    raise ImportError("MOST_BOUNDS or MOST_SLOTS is too small for the writer's counters")
 for _at, _bound in enumerate(TIME_BOUNDS_NS):
     BOUNDS[_at] = _bound
 
 
 cdef void observe(uint64_t* numbers, Py_ssize_t total, Py_ssize_t first,
                   uint64_t took) noexcept nogil:
-    """Count a time, in ns, in a histogram."""
+    """Add a time, in ns, to a histogram."""
     cdef Py_ssize_t i = 0
     while i < BOUND_COUNT and took > BOUNDS[i]:
         i += 1
@@ -132,7 +126,7 @@ cdef struct Span:
 
 
 cdef struct Plan:
-    # What a commit writes; the memory behind the pointers is the caller's.
+    # What a commit writes, from the caller's memory.
     const char* arena
     Piece* pieces
     Py_ssize_t count
@@ -140,15 +134,13 @@ cdef struct Plan:
     Span before
     Span after
     bint sync
-    uint64_t sync_ns    # how long it took; set where it succeeded
+    uint64_t sync_ns    # the duration of a sync that succeeded
     int* wakers
     Py_ssize_t waker_count
 
 
-class CommitStepFailed(OSError):
-    """A step of a commit failed; ``step`` says which (the STEP_ numbers)."""
-
-    step = STEP_DATA
+class EntriesNotWritten(OSError):
+    """The write of a commit's entries failed; the header was not written."""
 
 
 cdef int sync_data(int fd) noexcept nogil:
@@ -158,29 +150,26 @@ cdef int sync_data(int fd) noexcept nogil:
     return 0
 
 
-cdef int carry_out(int fd, Plan* plan, int* step) noexcept nogil:
-    """0, or the errno of the step that failed."""
+cdef int carry_out(int fd, Plan* plan, bint* entries_written) noexcept nogil:
+    """Execute the plan; 0, or the errno of the step that failed."""
     cdef Py_ssize_t i
     cdef int failed
     cdef uint64_t one = 1
     cdef uint64_t began
-    step[0] = 0
     failed = write_pieces(fd, plan.arena, plan.pieces, plan.count)
+    entries_written[0] = not failed
     if failed:
         return failed
-    step[0] = 1
     failed = write_all(fd, plan.page + plan.before.start, plan.before.end - plan.before.start,
                        plan.before.start)
     if failed:
         return failed
     if plan.sync:
-        step[0] = 2
         began = now_ns()
         failed = sync_data(fd)
         if failed:
             return failed
         plan.sync_ns = now_ns() - began
-    step[0] = 3
     failed = write_all(fd, plan.page + plan.after.start, plan.after.end - plan.after.start,
                        plan.after.start)
     if failed:
@@ -192,10 +181,11 @@ cdef int carry_out(int fd, Plan* plan, int* step) noexcept nogil:
 
 
 cdef int run(int fd, Plan* plan, wakers) except -1:
-    """Carry out a plan that is whole but for its wakers."""
+    """Execute a plan that lacks only its wakers."""
     cdef int[FEW] few
     cdef int* fds = few
-    cdef int failed, step
+    cdef int failed
+    cdef bint entries_written
     cdef Py_ssize_t i
     plan.waker_count = len(wakers)
     plan.sync_ns = 0
@@ -208,72 +198,63 @@ cdef int run(int fd, Plan* plan, wakers) except -1:
             fds[i] = wakers[i]
         plan.wakers = fds
         with nogil:
-            failed = carry_out(fd, plan, &step)
+            failed = carry_out(fd, plan, &entries_written)
     finally:
         if fds != few:
             free(fds)
     if failed:
-        error = CommitStepFailed(failed, os.strerror(failed))
-        error.step = step
-        raise error
+        raise (OSError if entries_written else EntriesNotWritten)(failed, os.strerror(failed))
     return 0
 
 
-def write_commit(int fd, arena, segments, page, before, after, bint sync, wakers):
-    """Write an operation and make it known, in this order.
-
-    Every segment (file offset, start in `arena`, length); then `page[before]` at its
-    own place in the file; then, where `sync` is true, one fdatasync; then `page[after]`;
-    then 8 bytes to each descriptor of `wakers` (a full one is awake already).
-    `before` and `after` are (start, end) in bytes.
-
-    Raises `CommitStepFailed`, an `OSError` whose `step` is the one that failed; later steps were
-    not begun.
-    """
-    cdef Py_buffer data
-    cdef Py_buffer head
-    cdef Plan plan
-    plan.count = len(segments)
-    plan.before.start, plan.before.end = before
-    plan.after.start, plan.after.end = after
-    plan.sync = sync
-    plan.pieces = NULL
-    PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
-    try:
-        PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
-    except BaseException:
-        PyBuffer_Release(&data)
-        raise
-    try:
-        if not (0 <= plan.before.start <= plan.before.end <= head.len
-                and 0 <= plan.after.start <= plan.after.end <= head.len):
-            raise ValueError("the spans lie outside of the page")
-        plan.pieces = pieces_of(segments, data.len)
-        plan.arena = <const char*>data.buf
-        plan.page = <const char*>head.buf
-        run(fd, &plan, wakers)
-    finally:
-        free(plan.pieces)
-        PyBuffer_Release(&data)
-        PyBuffer_Release(&head)
-
-
 cdef class Descriptor:
-    """A file of the system as far as a commit goes: `disk.File.commit`."""
+    """The operations of a file that are compiled; `file_ops.OsFile` has the others."""
 
     cdef public int _fd
-    # From the first `place` on, for as long as there may be others.
+    # Made by the first `place`.
     cdef public object _placer
 
     def __init__(self, int fd):
         self._fd = fd
 
     def commit(self, arena, segments, page, before, after, bint sync, wakers):
-        """See `write_commit`."""
-        write_commit(self._fd, arena, segments, page, before, after, sync, wakers)
+        """Write an operation and make it visible, in this order: each segment (file offset, start
+        in `arena`, length); `page[before]` at the same offsets in the file; if `sync`, one
+        fdatasync; `page[after]`; 8 bytes to each descriptor of `wakers` (one that is full is awake
+        already). `before` and `after` are (start, end) in bytes.
+
+        Raises `EntriesNotWritten` if a segment could not be written, and `OSError` for a later
+        step; the steps after that one were not begun.
+        """
+        cdef Py_buffer data
+        cdef Py_buffer head
+        cdef Plan plan
+        plan.count = len(segments)
+        plan.before.start, plan.before.end = before
+        plan.after.start, plan.after.end = after
+        plan.sync = sync
+        plan.pieces = NULL
+        PyObject_GetBuffer(arena, &data, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(page, &head, PyBUF_SIMPLE)
+        except BaseException:
+            PyBuffer_Release(&data)
+            raise
+        try:
+            if not (0 <= plan.before.start <= plan.before.end <= head.len
+                    and 0 <= plan.after.start <= plan.after.end <= head.len):
+                raise ValueError("a span is outside the page")
+            plan.pieces = pieces_of(segments, data.len)
+            plan.arena = <const char*>data.buf
+            plan.page = <const char*>head.buf
+            run(self._fd, &plan, wakers)
+        finally:
+            free(plan.pieces)
+            PyBuffer_Release(&data)
+            PyBuffer_Release(&head)
 
     def place(self, arena, segments):
-        """Every segment, as `write_commit`, in a thread that is under way when this returns."""
+        """Start to write the segments, as those of `commit`, in a thread."""
         if self._placer is None or not self._placer.free:
             self._placer = Placer()
         return Placement(self._fd, arena, segments, self._placer)
@@ -284,8 +265,8 @@ cdef PyObject* ITS_COMMIT = <PyObject*>Descriptor.commit
 
 cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span after,
                       bint sync, wakers, uint64_t* sync_ns) except -1:
-    """`write_commit` of what a packer holds, without an object for any of it. `sync_ns` is
-    how long its sync took."""
+    """As `Descriptor.commit`, directly from a packer's memory. Sets `sync_ns` to the duration of
+    the sync."""
     cdef Piece[FEW] few
     cdef Plan plan
     cdef Py_ssize_t i
@@ -301,7 +282,7 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
         plan.pieces = <Piece*>malloc(plan.count * sizeof(Piece))
         if plan.pieces == NULL:
             raise MemoryError
-    # As an export does: what another thread adds meanwhile moves nothing.
+    # As an export: the memory does not move while another thread adds entries.
     arena.exports += 1
     try:
         for i in range(plan.count):
@@ -318,17 +299,17 @@ cdef int write_packed(int fd, Packed packed, const char* page, Span before, Span
 
 
 @cython.final
-@cython.no_gc_clear  # a cleared `_hold` would free the page that it holds
+@cython.no_gc_clear  # `_hold` refers to the page's memory until deallocation
 cdef class StreamEnd:
-    """The end of a stream that is written, and the header page that records it.
+    """The end of a stream that is open for writing, and the header page that records it.
 
-    `written` is the end. `base` is known to be on disk; the sync that is under way began at `mid`
-    (without one, mid is base). `first` is the hash of the entries from base to mid,
-    `running` the xxh3 of those from mid to the end. `unfinished` is true between the first
-    write of a commit or change and its end. `commits` counts them, `durable` those known to be
-    on disk. Up to the offset `limit` a commit needs only its writes, with a sync among them if
-    `synced` is true; -1 if the writer has to check something first. `sequence` is that of the
-    newest synced header in the page. For one thread at a time; `commit_on` locks by itself.
+    `written` is the end. `base` is known to be on disk; the sync in progress began at `mid`
+    (without one, mid is base). `first` is the hash of the entries from base to mid, `running` the
+    xxh3 of those from mid to the end. `unfinished` is true from the first write of a commit or
+    change until its end. `commits` is the number of commits, `durable` the number of those known to
+    be on disk. A commit that ends at or before offset `limit` needs no check by the writer, only
+    its writes, and a sync if `synced` is true; -1: each commit needs one. `sequence` is that of the
+    newest synced header in the page. For one thread at a time; only `commit_on` locks.
     """
 
     cdef public object written
@@ -342,14 +323,14 @@ cdef class StreamEnd:
     cdef public int64_t commits
     cdef public int64_t durable
     cdef public uint64_t sequence
-    # The coarse clock's time from which on the file's path is to be looked at before a commit.
+    # When a commit next has to check the file's path first, by the coarse clock.
     cdef uint64_t _look_at
     cdef object _file
     cdef type _head
     cdef object _page
     cdef uint8_t* _bytes
     cdef Py_buffer _hold
-    # What is counted: in `_own` until it is shared, then in the buffer `_shared` holds.
+    # The counters: in `_own` until they are shared, then in the buffer that `_shared` holds.
     cdef uint64_t[MOST_SLOTS] _own
     cdef uint64_t* _numbers
     cdef Py_buffer _shared
@@ -360,13 +341,13 @@ cdef class StreamEnd:
     cdef Span _nothing, _before_sync, _after_sync, _without_sync
 
     def __init__(self, file, page, head, layout):
-        """`file` is a `disk.File`; `page`, a bytearray, keeps its size from now on.
+        """`file` is a `file_ops.File`; `page`, a bytearray, is exported, so its size is fixed.
 
-        Everything up to `head` is on disk. `layout` is `record.COMMIT_LAYOUT`.
+        Everything up to `head` is on disk. `layout` is `records.COMMIT_LAYOUT`.
         """
         cdef Py_ssize_t where
         if self._bytes != NULL:
-            raise RuntimeError("a stream's end is made once")
+            raise RuntimeError("a StreamEnd is initialised once")
         (self._totals, self._ends, self._record_end, self._mark, self._mark_end,
          before, after, without, slots, parts) = layout
         self._slots[0], self._slots[1] = slots
@@ -377,12 +358,11 @@ cdef class StreamEnd:
         for where in (*layout[:5], *before, *after, *without,
                       *[start + part for start in slots for part in (0, *parts)]):
             if not 0 <= where <= HEADER_PAGE_SIZE - 64:
-                raise ValueError("a record lies outside of the page")
+                raise ValueError("a record is outside the page")
         if self._mark > self._mark_end:
             raise ValueError("a record ends before it begins")
         if len(page) != HEADER_PAGE_SIZE:
             raise ValueError("a header page has 4096 bytes")
-        # Held, it cannot change its size.
         PyObject_GetBuffer(page, &self._hold, PyBUF_WRITABLE)
         self._page = page
         self._bytes = <uint8_t*>self._hold.buf
@@ -400,15 +380,15 @@ cdef class StreamEnd:
             PyBuffer_Release(&self._shared)
 
     def count_in(self, memory):
-        """Count in `memory` from now on, with what was counted before (None: in memory of its
-        own). The layout is that of `metrics.block`."""
+        """Move the counters to `memory` (None: to memory of its own). The layout is that of
+        `metrics.block`."""
         cdef Py_buffer found
         cdef uint64_t* numbers = self._own
         if memory is not None:
             PyObject_GetBuffer(memory, &found, PyBUF_WRITABLE)
             if found.len < SLOTS * 8:
                 PyBuffer_Release(&found)
-                raise ValueError("the memory is too small for the numbers")
+                raise ValueError("the memory is too small for the counters")
             numbers = <uint64_t*>found.buf
         if numbers != self._numbers:
             memcpy(numbers, self._numbers, SLOTS * 8)
@@ -420,11 +400,11 @@ cdef class StreamEnd:
             self._shared = found
 
     def synced_in(self, uint64_t ns):
-        """Count a sync that took `ns` and was not a commit's own."""
+        """Count a sync of `ns` that was not part of a commit."""
         observe(self._numbers, SYNC_NS, SYNC_BUCKETS, ns)
 
     def refused(self):
-        """Count a write or a sync that the system refused and that was not a commit's own."""
+        """Count a write or sync that failed and was not part of a commit."""
         add_to(self._numbers + FAILURES, 1)
 
     @property
@@ -433,16 +413,16 @@ cdef class StreamEnd:
         return coarse_ns() >= self._look_at
 
     def looking(self):
-        """The time of a check that is about to begin, for `looked`."""
+        """The time at which a check begins, for `looked`."""
         return coarse_ns()
 
     def looked(self, uint64_t began, double seconds):
-        """A check that began then found the file at its path: for `seconds` after it `look_due` is
-        false."""
+        """A check that began then found the file at its path: `look_due` is false for `seconds`
+        from then on."""
         self._look_at = began + <uint64_t>(seconds * 1e9)
 
     def look_again(self):
-        """Have `look_due` true at once."""
+        """Make `look_due` true."""
         self._look_at = 0
 
     @property
@@ -451,11 +431,11 @@ cdef class StreamEnd:
         return self.limit >= 0 and not self.unfinished
 
     def commit_on(self, packer, writer, bint wait):
-        """`commit` if nothing has to be checked first, and it is visible on return: returns the new
-        end, or None if the writer has to check, and nothing was done.
+        """`commit` the packer's entries, visible on return, unless the writer has to check
+        something first: then does nothing and returns None. Returns the new end.
 
         Acquires the locks of the `writer`'s file, moves its head, and wakes the threads that wait
-        for that. The writer raises the error for an `OSError`.
+        for that. `writer.not_committed` raises the error for an `OSError`.
         """
         if not self.synced:
             return self._commit_on(packer, writer, False)
@@ -494,14 +474,14 @@ cdef class StreamEnd:
             lock.release()
 
     cpdef all_on_disk(self, head):
-        """Everything up to `head` is on disk, and the hash begins again after it."""
+        """Everything up to `head` is on disk: the hash begins again after it."""
         self.base = self.mid = head
         self.running = new_hash()
         self.first = NO_HASH
 
     def put(self, base, mid, after, first, second, seen):
-        """Advance header and record, which are in the page already, to `after`, and the mark to
-        `seen`. What no commit changes is not written again.
+        """Advance header and record, which the page has already, to `after`, and the mark to
+        `seen`. Changes only the bytes that commits change.
         """
         self._put(base, mid, after, first, second, seen)
 
@@ -519,7 +499,7 @@ cdef class StreamEnd:
         return 0
 
     cdef int _put_synced(self, head) except -1:
-        """Write a newer synced header, which ends at `head`, into the other slot."""
+        """Put a newer synced header, which ends at `head`, into the other slot of the page."""
         cdef uint8_t* page = self._bytes
         cdef Py_ssize_t slot = self._slots[(self.sequence + 1) & 1]
         memcpy(page + slot, page + self._slots[self.sequence & 1], self._slot_end)
@@ -532,10 +512,9 @@ cdef class StreamEnd:
     cpdef commit(self, packer, hasher, seen, bint sync, wakers):
         """Advance the end over the packer's entries, in the page and in the file; returns it.
 
-        `hasher` is the running hash over what was placed of the operation before (None:
-        nothing was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
-        true; the caller resets it. Raises `OSError` with page and end as they were;
-        `CommitStepFailed` has the step that failed.
+        `hasher` is the running hash over the part of the operation that was placed before (None:
+        no part was). Readers may read up to `seen` (None: to the new end). Leaves `unfinished`
+        true; the caller resets it. Raises as `Descriptor.commit`, with page and end unchanged.
         """
         cdef Packed packed = packer
         cdef uint8_t* page = self._bytes
@@ -546,11 +525,11 @@ cdef class StreamEnd:
         cdef uint64_t sync_ns = 0
         cdef uint64_t entries, length
         cdef Span before, after
-        # As `Head(...)`, without a call.
+        # `Head(...)`, without the cost of the call.
         head = (<PyTypeObject*>self._head).tp_alloc(self._head, 2)
         set_item(head, 0, packed._offset)
         set_item(head, 1, packed._number)
-        # A copy, so that a commit that fails may be made again.
+        # A copy, so that a commit that failed can be repeated.
         running = (self.running if hasher is None else hasher).copy()
         hash_into(running, packed)
         digest = running.intdigest()
@@ -561,7 +540,7 @@ cdef class StreamEnd:
             before, after = self._nothing, self._without_sync
         else:
             after = self._nothing
-        # A signal's handler may raise wherever Python runs.
+        # First: a signal's handler may raise wherever Python code runs.
         self.unfinished = True
         memcpy(old, page, changed)
         try:
@@ -611,7 +590,7 @@ cdef inline int set_item(new, Py_ssize_t at, item) except -1:
 
 
 cdef inline int put_head(uint8_t* p, head) except -1:
-    # Indexing a tuple's subclass goes the long way round.
+    # (Indexing a subclass of tuple is slow.)
     if not isinstance(head, tuple) or Py_SIZE(head) != 2:
         raise TypeError("a head is a pair of numbers")
     put_u64(p, <object>PyTuple_GET_ITEM(head, 0))
@@ -620,16 +599,16 @@ cdef inline int put_head(uint8_t* p, head) except -1:
 
 
 cdef int put_sum(uint8_t* page, Py_ssize_t start, Py_ssize_t end) except -1:
-    """Write the xxh3 of a record right after it."""
+    """Put the xxh3 of a record right after it."""
     record = PyBytes_FromStringAndSize(<char*>page + start, end - start)
     put_u64(page + end, <uint64_t>hash_of(record))
     return 0
 
 
 cdef int hash_into(running, Packed packed) except -1:
-    """Hash the packed entries, without padding marks."""
+    """Add the packed entries, without padding marks, to a hash."""
     if packed._count == 1 and not packed._segments[0].padded:
-        # The usual one, without a view of it.
+        # The usual case, without a view.
         packed._arena.used = packed._used
         running.update(packed._arena)
     else:

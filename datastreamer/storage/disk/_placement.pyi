@@ -1,4 +1,4 @@
-# The docstrings of _placement.pyx say the contracts.
+# The docstrings are in _placement.pyx.
 
 from collections.abc import Sequence
 

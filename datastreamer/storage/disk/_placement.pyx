@@ -1,7 +1,7 @@
 """Writes packed bytes to their place in a file, in a thread that needs no GIL.
 
-Owns that thread and the memory that it writes from. Knows a descriptor and offsets; `writer.py`
-decides what may be written where.
+Owns that thread, and keeps the memory that it writes. Knows a descriptor and offsets;
+`uncommitted.py` decides what is written where.
 """
 
 cimport cython
@@ -89,9 +89,9 @@ cdef struct Job:
 
 cdef struct Hand:
     # What a thread works on.
-    Job* job                    # NULL: end
-    PyThread_type_lock due      # held until there is something to do
-    PyThread_type_lock done     # held until that is done
+    Job* job                    # NULL: the thread ends
+    PyThread_type_lock due      # released when there is a job
+    PyThread_type_lock done     # released when the job is done
 
 
 cdef void carry_out(Job* job) noexcept nogil:
@@ -110,8 +110,8 @@ cdef void work(void* argument) noexcept nogil:
 
 
 cdef unsigned long start_thread(Hand* hand) noexcept:
-    """Start a thread that blocks all signals but those of its own faults: a signal delivered to it
-    would not interrupt the main thread's wait, which would delay Ctrl-C."""
+    """Start a thread that blocks all signals except those of its own faults: a signal that it
+    received would not interrupt the main thread's wait, which would delay Ctrl-C."""
     cdef sigset_t all_signals, before
     cdef unsigned long started
     sigfillset(&all_signals)
@@ -126,13 +126,13 @@ cdef unsigned long start_thread(Hand* hand) noexcept:
 
 @cython.final
 cdef class Placer:
-    """A thread for one placement after another: starting one takes longer than waking it.
+    """A thread that executes one placement after another: waking it is faster than starting one.
 
-    It sleeps in between, and ends with this object. In the child of a fork there is none.
+    It sleeps in between, and ends with this object. It does not exist in the child of a fork.
     """
 
     cdef Hand _hand
-    cdef pid_t _process         # the process that has the thread; 0: the system could not start one
+    cdef pid_t _process         # that has the thread; 0: the system could not start one
     cdef bint _busy
 
     def __cinit__(self):
@@ -173,23 +173,24 @@ cdef class Placer:
 
 
 @cython.final
-@cython.no_gc_clear  # a cleared arena would free what the thread writes from
+@cython.no_gc_clear  # the thread may still write the arena's memory
 cdef class Placement:
     """Segments of an arena that a thread writes to their place, from the creation of this object.
 
-    The arena is exported until `finish` or `drop` has returned. Deallocation, as after a signal's
-    exception, waits for the thread first. In the child of a fork there is no such thread, and
-    nothing to wait for. Not for use by several threads at once.
+    The arena is exported until `finish` or `drop` has returned. Deallocation, for example after a
+    signal's exception, waits for the thread first. The child of a fork has no such thread, and
+    waits for nothing. Not for use by several threads at once.
     """
 
     cdef Job _job
     cdef Py_buffer _arena
     cdef bint _held
-    cdef Placer _placer     # which may still write; None if none does
+    cdef Placer _placer     # None once it has finished
 
     def __cinit__(self, int fd, arena, segments, Placer placer=None):
-        """`segments` are as those of `_commit.write_commit`. The `placer` writes them if it is
-        free. If the system cannot start a thread, all is written when this returns."""
+        """`segments` are as those of `_commit.Descriptor.commit`. The `placer` writes them if it
+        is free, else a new one. If the system cannot start a thread, they are written when this
+        returns."""
         PyObject_GetBuffer(arena, &self._arena, PyBUF_SIMPLE)
         self._held = True
         job = &self._job
@@ -222,8 +223,8 @@ cdef class Placement:
             PyBuffer_Release(&self._arena)
 
     def finish(self):
-        """Wait until all is written. If the thread's write failed, this call and each further one
-        write again; raises `OSError` if that fails too."""
+        """Wait until all is written. If the thread's write failed, this call and each later one
+        write again, and raise `OSError` if that fails too."""
         cdef Job* job = &self._job
         self._wait()
         if job.failed:

@@ -81,7 +81,7 @@ class File(Readable, Protocol):
         sync: bool,
         wakers: Sequence[int],
     ) -> None:
-        """Data, header, sync, mark and wake-up in one call; see `_commit.write_commit`."""
+        """Data, header, sync, mark and wake-up in one call; see `_commit.Descriptor.commit`."""
 
     def place(self, arena: Buffer, segments: Segments) -> Placing:
         """Start to write each segment (offset in the file, start in `arena`, length) in a

@@ -16,7 +16,7 @@ from xxhash import xxh3_64
 from datastreamer._packer import EntryPacker
 from datastreamer.errors import CommitInDoubt, DamagedEntry, EntriesLost, WriteFailed
 from datastreamer.format import page_of, page_start
-from datastreamer.storage.disk._commit import STEP_DATA, CommitStepFailed
+from datastreamer.storage.disk._commit import EntriesNotWritten
 from datastreamer.storage.header.records import Head
 from datastreamer.storage.header.recovery import hash_entries
 from datastreamer.storage.write.changes import ChangeWriter
@@ -126,8 +126,8 @@ class StreamWriter:
             return head
 
     def not_committed(self, error: OSError) -> NoReturn:
-        """After a failed write of a commit: page and end are as before it."""
-        if isinstance(error, CommitStepFailed) and error.step == STEP_DATA:
+        """Raise the error for a commit that failed: page and end are as before it."""
+        if isinstance(error, EntriesNotWritten):
             self.end.unfinished = False
         else:
             self.owned.header_ahead = True
