@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from typing_extensions import Self
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.bulk_receive import Settle, Take
@@ -29,22 +31,20 @@ from datastreamer.transport.endpoint import Endpoint, endpoint_of
 if TYPE_CHECKING:
     import ssl
 
+AnyIterator = TypeVar("AnyIterator", bound="_Iterator")
+
 DriverTo = Callable[[Endpoint | None], AsyncDriver]
 """Makes a driver that connects to an endpoint (None: that makes no connections)."""
 
 
-class Batches(BatchesFace):
-    """Batches of entries as they arrive: an asynchronous iterator.
-
-    ``async with`` begins it at once and ends it on leaving; without that it begins with
-    the first item, and after a ``break`` the client's next call ends it.
-    """
+class _Iterator(IterationFace):
+    """The block of an asynchronous iterator, and its end."""
 
     def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
         super().__init__(iteration)
         self._driver = driver
 
-    async def __aenter__(self) -> Batches:
+    async def __aenter__(self) -> Self:
         await self._driver.run(self._iteration.begin())
         return self
 
@@ -56,8 +56,20 @@ class Batches(BatchesFace):
     ) -> None:
         await self._driver.run(self._iteration.leave(kind is not None))
 
-    def __aiter__(self) -> Batches:
+    def __aiter__(self) -> Self:
         return self
+
+    async def aclose(self) -> None:
+        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
+        await self._driver.run(self._iteration.close())
+
+
+class Batches(_Iterator, BatchesFace):
+    """Batches of entries as they arrive: an asynchronous iterator.
+
+    ``async with`` begins it at once and ends it on leaving; without that it begins with
+    the first item, and after a ``break`` the client's next call ends it.
+    """
 
     async def __anext__(self) -> EntryBatch:
         batch: EntryBatch | None = await self._driver.run(self._iteration.next())
@@ -65,42 +77,20 @@ class Batches(BatchesFace):
             raise StopAsyncIteration
         return batch
 
-    async def aclose(self) -> None:
-        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
-        await self._driver.run(self._iteration.close())
-
     async def pour(self, take: Take, settle: Settle, seconds: float) -> None:
-        """Have `take` called, in a thread, with the batches that come next, for `seconds` or
-        until none does for a moment: without the event loop's turns in between. `settle` is
-        called when all that has arrived was handed over. Does nothing where the connection is
-        not a plain socket of Trio's. Raises what these do; for clients that do not resume."""
+        """Have `take` called, in a thread, with the batches that arrive next, for `seconds` or
+        until none arrives for a moment: without a turn of the event loop between batches. `settle`
+        is called when everything that has arrived was passed to `take`. Does nothing unless the
+        connection is a plain socket under Trio. Raises what these do; for clients that do not
+        resume."""
         await self._driver.run(self._iteration.pour(take, settle, seconds))
 
 
-class Entries(IterationFace):
+class Entries(_Iterator):
     """Entries one by one: an asynchronous iterator, begun and ended as `Batches`.
 
     Each run that arrives is a checkpoint; the entries within it are not.
     """
-
-    def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
-        super().__init__(iteration)
-        self._driver = driver
-
-    async def __aenter__(self) -> Entries:
-        await self._driver.run(self._iteration.begin())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._driver.run(self._iteration.leave(kind is not None))
-
-    def __aiter__(self) -> Entries:
-        return self
 
     async def __anext__(self) -> Entry:
         iteration = self._iteration
@@ -110,10 +100,6 @@ class Entries(IterationFace):
                 return entry
             if not await self._driver.run(iteration.next_entries()):
                 raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
-        await self._driver.run(self._iteration.close())
 
 
 class Client(ClientFace[Batches, Entries]):

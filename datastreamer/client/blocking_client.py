@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from typing_extensions import Self
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.client.engine import ClientEngine
@@ -27,19 +29,17 @@ from datastreamer.transport.endpoint import endpoint_of
 if TYPE_CHECKING:
     import ssl
 
+AnyIterator = TypeVar("AnyIterator", bound="_Iterator")
 
-class BlockingBatches(BatchesFace):
-    """Batches of entries as they arrive: an iterator.
 
-    ``with`` begins it at once and ends it on leaving; without that it begins with
-    the first item, and after a ``break`` the client's next call ends it.
-    """
+class _Iterator(IterationFace):
+    """The block of an iterator, and its end."""
 
     def __init__(self, driver: ThreadDriver, iteration: Iteration[EntryBatch]) -> None:
         super().__init__(iteration)
         self._driver = driver
 
-    def __enter__(self) -> BlockingBatches:
+    def __enter__(self) -> Self:
         self._driver.run(self._iteration.begin())
         return self
 
@@ -51,8 +51,20 @@ class BlockingBatches(BatchesFace):
     ) -> None:
         self._driver.run(self._iteration.leave(kind is not None))
 
-    def __iter__(self) -> BlockingBatches:
+    def __iter__(self) -> Self:
         return self
+
+    def close(self) -> None:
+        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
+        self._driver.run(self._iteration.close())
+
+
+class BlockingBatches(_Iterator, BatchesFace):
+    """Batches of entries as they arrive: an iterator.
+
+    ``with`` begins it at once and ends it on leaving; without that it begins with
+    the first item, and after a ``break`` the client's next call ends it.
+    """
 
     def __next__(self) -> EntryBatch:
         batch: EntryBatch | None = self._driver.run(self._iteration.next())
@@ -60,32 +72,9 @@ class BlockingBatches(BatchesFace):
             raise StopIteration
         return batch
 
-    def close(self) -> None:
-        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
-        self._driver.run(self._iteration.close())
 
-
-class BlockingEntries(IterationFace):
+class BlockingEntries(_Iterator):
     """Entries one by one: an iterator, begun and ended as `BlockingBatches`."""
-
-    def __init__(self, driver: ThreadDriver, iteration: Iteration[EntryBatch]) -> None:
-        super().__init__(iteration)
-        self._driver = driver
-
-    def __enter__(self) -> BlockingEntries:
-        self._driver.run(self._iteration.begin())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._driver.run(self._iteration.leave(kind is not None))
-
-    def __iter__(self) -> BlockingEntries:
-        return self
 
     def __next__(self) -> Entry:
         iteration = self._iteration
@@ -95,10 +84,6 @@ class BlockingEntries(IterationFace):
                 return entry
             if not self._driver.run(iteration.next_entries()):
                 raise StopIteration
-
-    def close(self) -> None:
-        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
-        self._driver.run(self._iteration.close())
 
 
 class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):

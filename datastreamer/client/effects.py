@@ -132,49 +132,35 @@ class Turn(Protocol):
     def release(self) -> None: ...
 
 
-class Driver(Protocol):
+class Driver(ABC):
     """What an engine knows of its driver."""
 
-    @property
-    def turn(self) -> Turn:
-        """The engine's lock."""
+    turn: Turn
+    """The engine's lock."""
+
+    cancelled: tuple[type[BaseException], ...] = ()
+    """What is raised where a wait is cancelled."""
+
+    threaded = False
+    """Whether others that use the engine are threads, which may not touch a connection that is in
+    use."""
 
     @property
-    def cancelled(self) -> tuple[type[BaseException], ...]:
-        """What is raised where a wait is cancelled."""
-
-    @property
-    def threaded(self) -> bool:
-        """Whether others that use the engine are threads, which may not touch a connection that
-        is in use."""
-
-    @property
+    @abstractmethod
     def reconnects(self) -> bool:
-        """Whether `Connect` can be performed."""
+        """Whether it can perform `Connect`."""
 
+    @abstractmethod
     def signal(self) -> Signal:
         """A new `Signal`."""
 
+    @abstractmethod
     def now(self) -> float:
         """The seconds on its clock."""
 
 
-class AsyncDriver(ABC):
-    """Runs an engine's steps in the caller's task: a `Driver`."""
-
-    threaded = False
-    cancelled: tuple[type[BaseException], ...]
-    turn: Turn
-
-    @property
-    @abstractmethod
-    def reconnects(self) -> bool: ...
-
-    @abstractmethod
-    def signal(self) -> Signal: ...
-
-    @abstractmethod
-    def now(self) -> float: ...
+class AsyncDriver(Driver):
+    """Runs an engine's steps in the caller's task."""
 
     async def run(self, steps: Steps[T]) -> T:
         """Perform the effects of `steps`, and return its outcome."""
@@ -210,5 +196,5 @@ class AsyncDriver(ABC):
     ) -> AbstractAsyncContextManager[None]:
         """Run these beside the block, whose end cancels them. The block raises nothing."""
 
-    async def checkpoint_if_cancelled(self) -> None:  # noqa: B027 - asyncio cannot tell
+    async def checkpoint_if_cancelled(self) -> None:
         """Raise the caller's cancellation, where the event loop can tell of it."""

@@ -21,7 +21,7 @@ from datastreamer.position import CursorStore, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.batches import BATCH_BYTES, REQUESTS, BatchLimits, RangeReading
 from datastreamer.protocol.following import ChangeReceived, FollowBegun, KnownHistory
-from datastreamer.protocol.resume import Rollback, streaming
+from datastreamer.protocol.resume import Resumable, Rollback
 from datastreamer.transport.listeners import leads_to
 
 BatchesT = TypeVar("BatchesT")
@@ -90,17 +90,10 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         Ends before entry `stop`, or where the stream ends when the iteration begins. A server
         without batches is asked to stream as far.
         """
-        work = streaming(
-            from_entry if from_position is None else None,
-            None,
-            stop,
-            from_position=from_position,
-            types=types,
-            follow_rollbacks=on_rollback is not None,
-            careful=self._engine.resumes,
-            batched=BatchLimits(max_count, max_bytes, requests),
-        )
-        return self._batches(Iteration(self._engine, work, cursor, on_rollback))
+        start = (from_entry if from_position is None else None, None, from_position)
+        batched = BatchLimits(max_count, max_bytes, requests)
+        streaming = self._streaming(start, stop, cursor, on_rollback, types=types, batched=batched)
+        return self._batches(streaming)
 
     def between_bookmarks(self, first: bytes, last: bytes) -> BatchesT:
         """The entries from one bookmark to another, both included, as they are now.
@@ -151,16 +144,8 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         can be) instead wherever the last entry in common is among the last 256; the iteration
         then goes on after that entry.
         """
-        work = streaming(
-            from_entry,
-            from_bookmark,
-            stop,
-            from_position=from_position,
-            types=types,
-            follow_rollbacks=on_rollback is not None,
-            careful=self._engine.resumes,
-        )
-        return self._entries(Iteration(self._engine, work, cursor, on_rollback))
+        start = (from_entry, from_bookmark, from_position)
+        return self._entries(self._streaming(start, stop, cursor, on_rollback, types=types))
 
     def batches(
         self,
@@ -180,17 +165,9 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         that can is asked to report where atomic operations end, which `commit_ahead` says; from
         an entry on, for all types.
         """
-        work = streaming(
-            from_entry,
-            from_bookmark,
-            stop,
-            from_position=from_position,
-            types=types,
-            follow_rollbacks=on_rollback is not None,
-            careful=self._engine.resumes,
-            commits=commits,
-        )
-        return self._batches(Iteration(self._engine, work, cursor, on_rollback))
+        start = (from_entry, from_bookmark, from_position)
+        streaming = self._streaming(start, stop, cursor, on_rollback, types=types, commits=commits)
+        return self._batches(streaming)
 
     def follow(self, from_entry: int, known: KnownHistory) -> BatchesT:
         """As `batches` with `commits`, and with each change of committed entries since the state
@@ -199,8 +176,28 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         For clients that do not resume: one that does receives all changes since `known` again
         after a reconnection.
         """
-        work = streaming(from_entry, None, None, commits=True, known=known)
+        work = Resumable(from_entry, careful=False, commits=True, known=known)
         return self._batches(Iteration(self._engine, work))
+
+    def _streaming(
+        self,
+        start: tuple[int | None, bytes | None, Position | None],
+        stop: int | None,
+        cursor: CursorStore | None = None,
+        on_rollback: OnRollback | None = None,
+        **options: Any,
+    ) -> Iteration[EntryBatch]:
+        from_entry, from_bookmark, from_position = start
+        work = Resumable(
+            from_entry,
+            from_bookmark,
+            stop,
+            from_position=from_position,
+            follow_rollbacks=on_rollback is not None,
+            careful=self._engine.resumes,
+            **options,
+        )
+        return Iteration(self._engine, work, cursor, on_rollback)
 
     def _run(
         self,
@@ -210,8 +207,7 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         stop: int | None,
     ) -> Steps[None]:
         """Call `callback` for each entry, or print a line for each."""
-        work = streaming(from_entry, from_bookmark, stop, careful=self._engine.resumes)
-        iteration: Iteration[EntryBatch] = Iteration(self._engine, work)
+        iteration = self._streaming((from_entry, from_bookmark, None), stop)
         failed = True
         try:
             while (batch := (yield from iteration.next())) is not None:

@@ -16,6 +16,7 @@ from datastreamer.client.effects import (
     Call,
     Close,
     Connect,
+    Driver,
     Effect,
     Interrupt,
     Interrupted,
@@ -37,10 +38,9 @@ T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.1
 
 
-class ThreadDriver:
+class ThreadDriver(Driver):
     """Makes connections to one server (None: it cannot). Its channels are sockets."""
 
-    cancelled: tuple[type[BaseException], ...] = ()
     threaded = True
 
     def __init__(self, endpoint: Endpoint | None) -> None:
@@ -51,11 +51,9 @@ class ThreadDriver:
 
     @property
     def reconnects(self) -> bool:
-        """Whether it makes connections."""
         return self._endpoint is not None
 
     def now(self) -> float:
-        """The seconds on its clock."""
         return time.monotonic()
 
     def signal(self) -> Signal:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from datastreamer.client.async_client import Client, ClientConnector
+from datastreamer.client.async_client import ClientConnector
 from datastreamer.client.effects import (
     AsyncDriver,
     Call,
@@ -31,9 +31,6 @@ from datastreamer.client.effects import (
     Steps,
     Wait,
 )
-from datastreamer.client.engine import ClientEngine
-from datastreamer.format import STREAM_TYPE_SEQUENCER
-from datastreamer.protocol.flows import TIMEOUT
 from datastreamer.transport.connection_errors import connect_timeout
 from datastreamer.transport.endpoint import Endpoint
 from datastreamer.transport.trio_channel import Channel, channel_over, dial
@@ -150,17 +147,6 @@ def trio_driver_to(endpoint: Endpoint | None) -> TrioDriver:
     if endpoint is None:
         return TrioDriver(None, "")
     return TrioDriver(partial(dial, endpoint), endpoint.peer)
-
-
-def client_over(
-    stream: trio.abc.Stream, *, redial: Dial | None = None, peer: str = "the server", **options: Any
-) -> Client:
-    """A client that owns `stream`, its first connection; `redial` makes another."""
-    options = {"stream_type": STREAM_TYPE_SEQUENCER, "timeout": TIMEOUT, **options}
-    driver = TrioDriver(redial, peer)
-    engine = ClientEngine(driver, peer, **options)
-    engine.channel = channel_over(stream, peer)
-    return Client(driver, engine)
 
 
 connect = ClientConnector(trio_driver_to)

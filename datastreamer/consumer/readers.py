@@ -46,7 +46,7 @@ from datastreamer.position import Identity, Position
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.authentication import token_request
 from datastreamer.protocol.history import Trail
-from datastreamer.protocol.resume import Resumable, Rollback, different_stream, streaming
+from datastreamer.protocol.resume import Resumable, Rollback, different_stream
 from datastreamer.protocol.retry import Backoff, Recovery, RetryPolicy
 from datastreamer.reassembly.merge import Merge
 from datastreamer.storage.stream import DataStream
@@ -313,7 +313,7 @@ class _Server(_SourceReader):
                 raise UnknownEntry(start.next_entry, header.total_entries)
         elif stop is not None and isinstance(start, Position) and start.next_entry > stop:
             raise self._changed(stop, start.next_entry)
-        work = streaming(
+        work = Resumable(
             None,
             start if isinstance(start, bytes) else None,
             stop,

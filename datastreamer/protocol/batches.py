@@ -6,6 +6,7 @@ sent before the last one is answered. Flows like those of `flows`: no sockets, t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +39,7 @@ from datastreamer.protocol.events import (
     CapabilitiesReceived,
     EntriesReceived,
     EntryReceived,
+    Event,
     FilteredBatchReceived,
     HeaderReceived,
     RangeReceived,
@@ -129,37 +131,20 @@ def read(connection: ClientConnection, wanted: Read) -> Flow[EntryBatch]:
     if wanted.checked:
         yield from _check(connection, wanted.from_entry)
     types = servable(wanted_types) if capabilities.filters else None
-    if types is not None:
-        return (yield from _read_filtered(connection, capabilities, wanted, types))
-    batch = yield from _read_all(connection, capabilities, wanted)
-    return batch if wanted_types is None else batch.select(wanted_types)
-
-
-def _read_filtered(
-    connection: ClientConnection, capabilities: Capabilities, wanted: Read, types: tuple[int, ...]
-) -> Flow[EntryBatch]:
-    size = bytes_to_ask_for(capabilities, wanted.max_bytes)
-    yield connection.request(
-        FilteredRead(wanted.from_entry, types, U64_MAX, wanted.max_count, size, wanted.wait_ms)
-    )
-    event = yield from next_event(connection)
-    if not isinstance(event, FilteredBatchReceived):
-        raise unexpected(connection, event)
-    return event.batch
-
-
-def _read_all(
-    connection: ClientConnection, capabilities: Capabilities, wanted: Read
-) -> Flow[EntryBatch]:
-    if not capabilities.batch_reads:
-        return (yield from _one_by_one(connection, wanted))
-    size = bytes_to_ask_for(capabilities, wanted.max_bytes)
-    query = BatchQuery(wanted.from_entry, wanted.max_count, size, wanted.wait_ms)
-    yield connection.request(query)
-    event = yield from next_event(connection)
-    if not isinstance(event, BatchReceived):
-        raise unexpected(connection, event)
-    return event.batch
+    if types is None and not capabilities.batch_reads:
+        batch = yield from _one_by_one(connection, wanted)
+    else:
+        number, count, wait_ms = wanted.from_entry, wanted.max_count, wanted.wait_ms
+        size = bytes_to_ask_for(capabilities, wanted.max_bytes)
+        if types is None:
+            yield connection.request(BatchQuery(number, count, size, wait_ms))
+        else:
+            yield connection.request(FilteredRead(number, types, U64_MAX, count, size, wait_ms))
+        event = yield from next_event(connection)
+        if not isinstance(event, (BatchReceived, FilteredBatchReceived)):
+            raise unexpected(connection, event)
+        batch = event.batch
+    return batch if wanted_types is None or types is not None else batch.select(wanted_types)
 
 
 def checked_types(types: Collection[int] | None) -> frozenset[int] | None:
@@ -239,7 +224,7 @@ def _size(entry: Entry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """BatchLimits of a long read: of each batch, and the number of requests in flight.
+    """Limits of a long read: of each batch, and the number of requests in flight.
 
     Raises `UsageError`.
     """
@@ -258,11 +243,10 @@ class BatchLimits:
             )
 
 
-class BatchReading:
-    """The entries from `start` up to `stop`, read in batches, or streamed by a server that has no
-    batches.
+class LongReading(ABC):
+    """The part that `BatchReading` and `FilteredReading` have in common.
 
-    Without a `stop`, ends at the stream's total when it begins.
+    They read from `start` up to `stop`; without a `stop`, up to the stream's total at `begin`.
     """
 
     def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
@@ -270,13 +254,8 @@ class BatchReading:
             raise BadRange(f"the range {start} to {stop} ends before it begins")
         self.stop = stop
         self._limits = limits
-        # The next entry to return, the next to request, and the start of the last request.
-        self._next = self._asked = self._last = start
-        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
-        # next one only when an answer shows where it ends.
-        self._stride = limits.max_count
+        self._next = start
         self._size = limits.max_bytes
-        self._streaming: exchanges.Streaming | None = None
         self._stopping = False
         self._connection: ClientConnection
         # Called with the total that an empty answer reports; may raise.
@@ -293,6 +272,54 @@ class BatchReading:
         if self.stop is None:
             self.stop = total
         self._size = bytes_to_ask_for(capabilities, self._limits.max_bytes)
+
+    @property
+    def _known_end(self) -> int:
+        """Entries before this one are known to exist, and are wanted."""
+        return min(self.stop or 0, self._connection.total_entries or 0)
+
+    @abstractmethod
+    def _ask_ahead(self) -> bytes:
+        """The next request, once the beginning of an answer shows where it will end; or b""."""
+
+    def _answer(self) -> Flow[Event]:
+        connection = self._connection
+        while (event := connection.next_event()) is None:
+            yield self._ask_ahead() or None
+        if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
+            raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
+        return event
+
+    def request_stop(self) -> bytes:
+        self._stopping = True
+        return b""
+
+    def end(self, limit: int | None) -> Flow[bool]:
+        passed = 0
+        while self._connection.outstanding:
+            event = yield from next_event(self._connection)
+            if isinstance(event, (BatchReceived, FilteredBatchReceived)):
+                passed += event.batch.nbytes
+            if limit is not None and passed > limit:
+                return False
+        return True
+
+
+class BatchReading(LongReading):
+    """Reads entries in batches, or streams them from a server that has no batches."""
+
+    def __init__(self, start: int, stop: int | None, limits: BatchLimits) -> None:
+        super().__init__(start, stop, limits)
+        # The next entry to request, and the start of the last request.
+        self._asked = self._last = start
+        # Entries per request while batches are full: then requests can be sent ahead. 0: send the
+        # next one only when an answer shows where it ends.
+        self._stride = limits.max_count
+        self._streaming: exchanges.Streaming | None = None
+
+    def begin(self, connection: ClientConnection) -> Flow[None]:
+        yield from super().begin(connection)
+        capabilities = connection.capabilities or NO_EXTENSIONS
         if not capabilities.batch_reads:
             self._streaming = exchanges.Streaming(self._next, self.stop)
             yield from self._streaming.begin(connection)
@@ -304,7 +331,10 @@ class BatchReading:
             return (yield from self._streaming.advance())
         assert self.stop is not None
         while self._next < self.stop and not self._stopping:
-            answer = yield from self._next_answer(self.stop)
+            yield self._ask(self.stop)
+            answer = yield from self._answer()
+            if not isinstance(answer, BatchReceived):
+                raise unexpected(self._connection, answer)
             query, batch, total = answer.command, answer.batch, answer.total_entries
             if query.from_entry != self._next:
                 continue  # of no use after a short answer
@@ -316,21 +346,10 @@ class BatchReading:
             self.on_nothing(total)
         return None
 
-    def _next_answer(self, stop: int) -> Flow[BatchReceived]:
-        connection = self._connection
-        yield self._ask(stop)
-        while (event := connection.next_event()) is None:
-            yield self._ask_ahead(stop) or None
-        if isinstance(event, ResultReceived) and event.number == RESULT_BAD_FROM_ENTRY:
-            raise ConnectionLost(f"the stream of {connection.peer} was truncated meanwhile")
-        if not isinstance(event, BatchReceived):
-            raise unexpected(connection, event)
-        return event
-
     def _ask(self, stop: int) -> bytes:
         """The requests that may be sent now, for entries that are known to exist."""
         connection, sent = self._connection, []
-        until = min(stop, connection.total_entries or 0)
+        until = self._known_end
         if not connection.outstanding:
             self._asked = self._next
             if self._asked >= until:
@@ -342,13 +361,11 @@ class BatchReading:
             sent.append(self._request(stop))
         return b"".join(sent)
 
-    def _ask_ahead(self, stop: int) -> bytes:
-        """The next request, once the beginning of an answer shows where it will end."""
-        connection, ahead = self._connection, self._connection.batch_ahead
-        until = min(stop, connection.total_entries or 0)
-        if self._stride or ahead is None or ahead >= until or self._limits.requests == 1:
+    def _ask_ahead(self) -> bytes:
+        connection, ahead, stop = self._connection, self._connection.batch_ahead, self.stop
+        if self._stride or stop is None or ahead is None or ahead >= self._known_end:
             return b""
-        if connection.outstanding != 1 or self._last != self._next:
+        if self._limits.requests == 1 or connection.outstanding != 1 or self._last != self._next:
             return b""
         self._asked = ahead
         return self._request(stop)
@@ -361,19 +378,13 @@ class BatchReading:
         return self._connection.request(query)
 
     def request_stop(self) -> bytes:
-        self._stopping = True
+        super().request_stop()
         return b"" if self._streaming is None else self._streaming.request_stop()
 
     def end(self, limit: int | None) -> Flow[bool]:
         if self._streaming is not None:
             return (yield from self._streaming.end(limit))
-        passed = 0
-        while self._connection.outstanding:
-            event = yield from next_event(self._connection)
-            passed += event.batch.nbytes if isinstance(event, BatchReceived) else 0
-            if limit is not None and passed > limit:
-                return False
-        return True
+        return (yield from super().end(limit))
 
 
 def past_the_end(number: int) -> ServerRefused:

@@ -33,9 +33,9 @@ from datastreamer.format import (
 COMMANDS: Final = (COMMAND_FOLLOW_START, COMMAND_RANGE_HASH)
 MAX_CHANGE_SIZE: Final = CHANGE_SIZE + PAGE_SIZE
 
-_FOLLOW_START = struct.Struct(">QQQ16sQ")
-_RANGE_HASH = struct.Struct(">QQQQI")
-_PLAIN_SIZE: Final = 16
+_PLAIN = struct.Struct(">QQ")
+_FOLLOW_START = struct.Struct(">Q16sQ")
+_RANGE_HASH = struct.Struct(">QQI")
 
 
 class KnownHistory(NamedTuple):
@@ -186,13 +186,10 @@ def encode(command: FollowingCommand, stream_type: int) -> bytes:
     """Encode a command. Raises `UsageError` for numbers that do not fit."""
     try:
         if isinstance(command, FollowStart):
-            stream_id, epoch = command.known
-            return _FOLLOW_START.pack(
-                COMMAND_FOLLOW_START, stream_type, command.from_entry, stream_id, epoch
-            )
-        return _RANGE_HASH.pack(
-            COMMAND_RANGE_HASH, stream_type, command.first, command.end, command.max_bytes
-        )
+            parameters = _FOLLOW_START.pack(command.from_entry, *command.known)
+            return _PLAIN.pack(COMMAND_FOLLOW_START, stream_type) + parameters
+        parameters = _RANGE_HASH.pack(command.first, command.end, command.max_bytes)
+        return _PLAIN.pack(COMMAND_RANGE_HASH, stream_type) + parameters
     except struct.error:
         raise UsageError(
             f"entry numbers and epochs must be 0 to 2**64 - 1, limits 0 to 2**32 - 1: {command}"
@@ -200,13 +197,12 @@ def encode(command: FollowingCommand, stream_type: int) -> bytes:
 
 
 def decode(command: int, data: bytes, at: int) -> tuple[FollowingCommand, int] | None:
-    """The command that begins at `at`, and where it ends; None until it is complete."""
+    """The command whose parameters begin at `at`, and where they end; None until complete."""
     layout = _FOLLOW_START if command == COMMAND_FOLLOW_START else _RANGE_HASH
-    if len(data) < at + layout.size:
-        return None
-    _, _, *fields = layout.unpack_from(data, at)
     end = at + layout.size
+    if len(data) < end:
+        return None
     if command == COMMAND_FOLLOW_START:
-        from_entry, stream_id, epoch = fields
+        from_entry, stream_id, epoch = layout.unpack_from(data, at)
         return FollowStart(from_entry, KnownHistory(stream_id, epoch)), end
-    return HashQuery(*fields), end
+    return HashQuery(*layout.unpack_from(data, at)), end

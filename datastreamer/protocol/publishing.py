@@ -141,11 +141,6 @@ def decode_publish(buffer: bytes, at: int) -> tuple[PublishQuery, int] | Wrong |
     return PublishQuery(source_id, epoch, lease_ms, token, revision), start + length
 
 
-def encode_rollback(stream_type: int) -> bytes:
-    """Encode a request to discard the open operation."""
-    return _HEAD.pack(COMMAND_PUBLISH_ROLLBACK, stream_type)
-
-
 def encode_where(stream_type: int) -> bytes:
     """Encode a request for the total on disk."""
     return _HEAD.pack(COMMAND_PUBLISH_WHERE, stream_type)

@@ -54,10 +54,11 @@ class Rollback:
 class Resumable:
     """A streaming over any number of connections; a `Work`.
 
-    `begin` joins the stream, for the first time or again: after the last entry that `advance`
-    returned, or at a position. It requests the last entries again and compares them. A difference
-    raises `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the
-    next `advance`.
+    It starts at an entry, a bookmark or a position; without any, at entry 0. `begin` joins the
+    stream, for the first time or again: after the last entry that `advance` returned, or at a
+    position. It requests the last entries again and compares them. A difference raises
+    `HistoryChanged`, or with `follow_rollbacks` sets `rollback`, to be reported before the next
+    `advance`.
 
     With `types`, only entries of these types are returned, and batches may be empty; a server that
     can filter sends only these. Unless `careful`, the server's identity is not requested. With
@@ -68,9 +69,11 @@ class Resumable:
 
     def __init__(
         self,
-        start: int | bytes,
+        from_entry: int | None = None,
+        from_bookmark: bytes | None = None,
         stop: int | None = None,
         *,
+        from_position: Position | None = None,
         types: Collection[int] | None = None,
         follow_rollbacks: bool = False,
         careful: bool = True,
@@ -78,9 +81,17 @@ class Resumable:
         commits: bool = False,
         known: KnownHistory | None = None,
     ) -> None:
-        if isinstance(start, int) and stop is not None and stop < start:
-            raise BadRange(f"the range {start} to {stop} ends before it begins")
-        self._start = start
+        if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
+            raise UsageError("pass only one of from_entry, from_bookmark and from_position")
+        for what, number in (("from_entry", from_entry), ("stop", stop)):
+            if number is not None:
+                check_number(what, number)
+        self._start: int | bytes = index(from_entry or 0)
+        if from_bookmark is not None:
+            check_key(from_bookmark)
+            self._start = bytes(from_bookmark)
+        elif stop is not None and stop < self._start:
+            raise BadRange(f"the range {self._start} to {stop} ends before it begins")
         self._stop = stop
         self._types = checked_types(types)
         self._follow_rollbacks = follow_rollbacks
@@ -103,6 +114,8 @@ class Resumable:
         self._there = False
         self.stopping = False
         self.rollback: Rollback | None = None
+        if from_position is not None:
+            self.go_on_from(from_position)
 
     def go_on_from(self, position: Position) -> None:
         """Begin at a saved position instead of the start."""
@@ -166,7 +179,7 @@ class Resumable:
         due = self.next_number
         if self._stop is not None and due is not None and due >= self._stop:
             return
-        self._filter = yield from self._filter_of(connection)
+        self._filter = yield from _filter_of(connection, self._types)
         if self._careful:
             header = yield from exchanges.header(connection)
             self._recognize(header, connection.peer)
@@ -177,13 +190,6 @@ class Resumable:
         if isinstance(self._start, int):
             self._trail = self._new_trail(self._start)
             self._origin = self._start
-
-    def _filter_of(self, connection: ClientConnection) -> Flow[tuple[int, ...] | None]:
-        """The types by which this server should filter; None if it should send all."""
-        types = servable(self._types)
-        if types is None:
-            return None
-        return types if (yield from probe(connection)).filters else None
 
     def _new_trail(self, number: int) -> Remembered:
         return Trail(number) if self._filter is None else FilteredTrail(self._filter, number)
@@ -289,7 +295,7 @@ class Resumable:
         common = min(due, total)
         # If the remembered entries are of other types than the streaming, read them separately.
         apart = trail.types != (None if self._filter is None else frozenset(self._filter))
-        chosen = None if not apart else (yield from self._remembered_by(connection, trail))
+        chosen = None if not apart else (yield from _filter_of(connection, trail.types))
         try:
             if apart:
                 reading = yield from self._begin_check(connection, first, common, chosen)
@@ -336,15 +342,6 @@ class Resumable:
             rest = None
         self._streaming, self._ahead = reading, rest
 
-    def _remembered_by(
-        self, connection: ClientConnection, trail: Remembered
-    ) -> Flow[tuple[int, ...] | None]:
-        """The types by which this server should filter the remembered entries."""
-        types = servable(trail.types)
-        if types is None:
-            return None
-        return types if (yield from probe(connection)).filters else None
-
     def _begin_check(
         self,
         connection: ClientConnection,
@@ -367,7 +364,7 @@ class Resumable:
     ) -> HistoryChanged:
         due, first = trail.next_number, trail.first_number
         if differing is None:
-            where = f"none of entries {first} to {due - 1} is the one that was received"
+            where = f"all of entries {first} to {due - 1} differ from those that were received"
             if total <= first:
                 where = f"entry {due} is the next one needed"
         elif differing >= total:
@@ -411,6 +408,16 @@ class Resumable:
             self._missed = due
 
 
+def _filter_of(
+    connection: ClientConnection, types: Collection[int] | None
+) -> Flow[tuple[int, ...] | None]:
+    """The types by which this server should filter; None if it should send all."""
+    servable_types = servable(types)
+    if servable_types is None:
+        return None
+    return servable_types if (yield from probe(connection)).filters else None
+
+
 def different_stream(peer: str, read: Identity, header: Header, due: int) -> DifferentStream:
     """The exception for a header of a stream other than `read`."""
     return DifferentStream(
@@ -419,40 +426,3 @@ def different_stream(peer: str, read: Identity, header: Header, due: int) -> Dif
         total_entries=header.total_entries,
         first_differing=None,
     )
-
-
-def streaming(
-    from_entry: int | None,
-    from_bookmark: bytes | None,
-    stop: int | None,
-    *,
-    from_position: Position | None = None,
-    types: Collection[int] | None = None,
-    follow_rollbacks: bool = False,
-    careful: bool = True,
-    batched: BatchLimits | None = None,
-    commits: bool = False,
-    known: KnownHistory | None = None,
-) -> Resumable:
-    """A `Resumable` from one of the three, or from entry 0. Raises `UsageError`, `BadRange`,
-    `BadBookmark`."""
-    if sum(place is not None for place in (from_entry, from_bookmark, from_position)) > 1:
-        raise UsageError("pass only one of from_entry, from_bookmark and from_position")
-    for what, number in (("from_entry", from_entry), ("stop", stop)):
-        if number is not None:
-            check_number(what, number)
-    if from_bookmark is not None:
-        check_key(from_bookmark)
-    work = Resumable(
-        index(from_entry or 0) if from_bookmark is None else bytes(from_bookmark),
-        stop,
-        types=types,
-        follow_rollbacks=follow_rollbacks,
-        careful=careful,
-        batched=batched,
-        commits=commits,
-        known=known,
-    )
-    if from_position is not None:
-        work.go_on_from(from_position)
-    return work

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from datastreamer.format import (
     COMMAND_AUTHENTICATE,
@@ -185,7 +185,9 @@ class ServerConnection:
         if self._publishing and COMMAND_PUBLISH <= command <= COMMAND_PUBLISH_WHERE:
             return self._publish(command)
         if self._authenticating and command == COMMAND_AUTHENTICATE:
-            return self._authenticate()
+            if self.streaming:
+                return self._refuse(_REFUSE_STARTED)
+            return self._parsed(decode_authenticate)
         known = COMMAND_START <= command <= COMMAND_RANGE_BOOKMARK
         if not known and command not in _EXTENSIONS:
             self._at = at + COMMAND_HEAD_SIZE
@@ -209,33 +211,17 @@ class ServerConnection:
         if command == COMMAND_RANGE_BOOKMARK:
             return self._range()
         if command in filtering.COMMANDS:
-            return self._filtered(command)
+            return self._parsed(filtering.decode, command)
         if command in following.COMMANDS:
-            return self._following(command)
+            return self._parsed(following.decode, command)
         return self._keyed(command)
 
-    def _filtered(self, command: int) -> Event | None:
+    def _parsed(
+        self, decode: Callable[..., tuple[Event, int] | None], *arguments: Any
+    ) -> Event | None:
+        """The command whose parameters `decode` finds after the head."""
         try:
-            found = filtering.decode(command, self._buffer, self._at + COMMAND_HEAD_SIZE)
-        except ValueError as error:
-            return self._drop(str(error))
-        if found is None:
-            return self._wait()
-        event, self._at = found
-        return event
-
-    def _following(self, command: int) -> Event | None:
-        found = following.decode(command, self._buffer, self._at)
-        if found is None:
-            return self._wait()
-        event, self._at = found
-        return event
-
-    def _authenticate(self) -> Event | None:
-        if self.streaming:
-            return self._refuse(_REFUSE_STARTED)
-        try:
-            found = decode_authenticate(self._buffer, self._at + COMMAND_HEAD_SIZE)
+            found = decode(*arguments, self._buffer, self._at + COMMAND_HEAD_SIZE)
         except ValueError as error:
             return self._drop(str(error))
         if found is None:

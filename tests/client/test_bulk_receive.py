@@ -15,7 +15,7 @@ from datastreamer.client.async_client import Batches, Client
 from datastreamer.client.iteration import Iteration
 from datastreamer.client.trio_driver import connect
 from datastreamer.errors import ConnectionLost, ProtocolViolation
-from datastreamer.protocol.resume import streaming
+from datastreamer.protocol.resume import Resumable
 from datastreamer.relay import writer as keeping
 from datastreamer.relay.apply_changes import ChangeApplier
 from tests.network.proxy import NONE, End, Fault, FaultyServer
@@ -122,7 +122,7 @@ async def test_it_is_settled_when_all_that_came_was_taken(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", [keeping.COMMIT_BYTES // 4 + 1, keeping.COMMIT_BYTES + 1])
 def test_a_commit_is_some_mib(tmp_path: Path, size: int) -> None:
     """Or all that was taken, before whatever goes wrong."""
-    work = streaming(0, None, None)
+    work = Resumable(0)
     with new(tmp_path / "stream.bin") as stream:
         # Of an upstream that does not tell where its commits end.
         applying = ChangeApplier(stream, "the upstream", None)

@@ -129,7 +129,7 @@ async def test_a_position_without_a_trail_is_believed() -> None:
         (Position(1001, b"", Identity(2, 137, 1)), "entry 1001 is the next one needed"),
         (Position(1003, trail_of(THOUSAND[747:]) + bytes(24)), "entries 1000 to 1002, .* missing"),
         (Position(600, trail_of(THOUSAND[344:599]) + bytes(8)), "entry 599 is not the one"),
-        (Position(600, bytes(2048)), "none of entries 344 to 599"),
+        (Position(600, bytes(2048)), "all of entries 344 to 599 differ"),
     ],
 )
 async def test_a_history_that_changed_between_two_runs(position: Position, told: str) -> None:

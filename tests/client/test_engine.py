@@ -23,7 +23,7 @@ from datastreamer.client.engine import ClientEngine
 from datastreamer.client.iteration import Iteration
 from datastreamer.errors import ConnectionLost, NoAnswer
 from datastreamer.protocol import flows as exchanges
-from datastreamer.protocol.resume import streaming
+from datastreamer.protocol.resume import Resumable
 from datastreamer.protocol.retry import Backoff
 from tests.network.stub import Stub, sample
 
@@ -107,7 +107,7 @@ def test_a_query_is_one_send_and_one_receive() -> None:
 
 def test_each_run_that_arrives_is_one_receive() -> None:
     driver, engine = made(Stub(FIFTY), resume=False)
-    iteration = Iteration(engine, streaming(0, None, None, careful=False))
+    iteration = Iteration(engine, Resumable(0, careful=False))
     driver.run(iteration.begin())
     stub = engine.channel
     driver.run(iteration.next())
@@ -132,7 +132,7 @@ def test_limits_of_time_are_those_of_the_effects() -> None:
 def test_what_a_cancellation_leaves(kind: type, kept: bool) -> None:
     """A cancelled wait for entries nothing; a cancelled request may be half sent."""
     driver, engine = made(Stub(FIFTY[:20]), Stub(FIFTY))
-    iteration = Iteration(engine, streaming(0, None, None))
+    iteration = Iteration(engine, Resumable(0))
     driver.run(iteration.begin())
     assert len(driver.run(iteration.next())) == 20
     driver.fails = lambda effect: Cancelled() if isinstance(effect, kind) else None
@@ -145,7 +145,7 @@ def test_what_a_cancellation_leaves(kind: type, kept: bool) -> None:
 def test_a_lost_server_is_tried_again_after_waits() -> None:
     gone = Stub(FIFTY[:20])
     driver, engine = made(gone, Stub(FIFTY))
-    iteration = Iteration(engine, streaming(0, None, 50))
+    iteration = Iteration(engine, Resumable(0, None, 50))
     assert len(driver.run(iteration.next())) == 20
     gone.closed = True
     failures = iter([ConnectionLost("again"), ConnectionLost("and again")])

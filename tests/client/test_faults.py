@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.client.trio_driver import client_over
 from datastreamer.protocol.resume import Rollback
 from datastreamer.protocol.retry import Backoff
 from tests.network.proxy import NONE, End, Fault, FaultyServer, serve_faulty
 from tests.network.stub import Stub, sample
+from tests.network.wired import client_over
 
 HISTORY = sample(50)
 AT_ONCE = Backoff(0, 0)

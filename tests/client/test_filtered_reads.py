@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
 from datastreamer.client.blocking_client import BlockingClient
-from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
     BadEntryType,
     BadFromEntry,
@@ -35,6 +34,7 @@ from tests.client.test_resume import rewritten, seen_of
 from tests.network.fixtures import append, over_loopback, until
 from tests.network.proxy import NONE, Fault, FaultyServer
 from tests.network.stub import Filtering, Stub, StubServer, handler, key, sample
+from tests.network.wired import client_over
 
 HUNDRED = sample(100)
 THOUSAND = sample(1000)

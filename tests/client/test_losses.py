@@ -11,7 +11,6 @@ import trio
 import trio.testing
 
 from datastreamer._codec import Entry
-from datastreamer.client.trio_driver import client_over
 from datastreamer.errors import (
     AlreadyStarted,
     BadFromBookmark,
@@ -22,7 +21,7 @@ from datastreamer.errors import (
 )
 from datastreamer.protocol.messages import EntryQuery, HeaderQuery, Start, Stop
 from tests.network.stub import Stub, sample, serve_stream
-from tests.network.wired import client_of, gather, listed
+from tests.network.wired import client_of, client_over, gather, listed
 
 TEN = sample(10)
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
-from datastreamer.client.trio_driver import TrioDriver, client_over
+from datastreamer.client.trio_driver import TrioDriver
 from datastreamer.errors import (
     BadEntryType,
     BadFromBookmark,
@@ -37,6 +37,7 @@ from datastreamer.protocol.retry import UNANSWERED_LIMIT, Backoff
 from tests.client.test_faults import Faulty, client_behind
 from tests.network.proxy import NONE, End, Fault
 from tests.network.stub import Stub, key, sample
+from tests.network.wired import client_over
 
 THOUSAND = sample(1000)
 
@@ -164,7 +165,10 @@ async def test_a_rollback_is_told_and_followed(
 
 async def test_a_history_that_changed_before_all_that_is_remembered() -> None:
     for other, told in (
-        (rewritten(THOUSAND, 100, 900), "none of entries 344 to 599 is the one that was received"),
+        (
+            rewritten(THOUSAND, 100, 900),
+            "all of entries 344 to 599 differ from those that were received",
+        ),
         (THOUSAND[:343], "it holds 343 entries, and entry 600 is the next one needed"),
     ):
         plan = (Closing(THOUSAND[:600]), NONE), (Stub(other), NONE)

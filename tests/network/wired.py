@@ -14,8 +14,21 @@ import trio.testing
 
 from datastreamer._codec import Entry
 from datastreamer.client.async_client import Client
-from datastreamer.client.trio_driver import client_over
+from datastreamer.client.engine import ClientEngine
+from datastreamer.client.trio_driver import Dial, TrioDriver
+from datastreamer.transport.trio_channel import channel_over
 from tests.network.stub import Stub, serve_stream
+
+
+def client_over(
+    stream: trio.abc.Stream, *, redial: Dial | None = None, peer: str = "the server", **options: Any
+) -> Client:
+    """A client that owns `stream`, its first connection; `redial` makes another."""
+    options = {"stream_type": 1, "timeout": 10, **options}
+    driver = TrioDriver(redial, peer)
+    engine = ClientEngine(driver, peer, **options)
+    engine.channel = channel_over(stream, peer)
+    return Client(driver, engine)
 
 
 class Wire:

@@ -14,11 +14,11 @@ import trio.testing
 from trio.testing import MockClock
 
 from datastreamer.errors import DamagedHeader, LeaseHeld, UsageError
+from datastreamer.format import COMMAND_PUBLISH_ROLLBACK
 from datastreamer.protocol.publishing import (
     ANY_EPOCH,
     PublishQuery,
     encode_publish,
-    encode_rollback,
     encode_where,
 )
 from datastreamer.server.publish.policy import Publishing
@@ -38,6 +38,7 @@ from tests.storage.write.test_publisher_epoch import flip
 TOKEN = b"a token"
 ONE, TWO = b"1" * 16, b"2" * 16
 OK = wire.OK
+ROLLBACK = struct.pack(">QQ", COMMAND_PUBLISH_ROLLBACK, 1)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ async def test_an_operation_is_acknowledged_and_there(stream: DataStream, token_
         assert stream.bookmark(b"key") == 0
         await peer.send(encode_where(1))
         await peer.expect(receipt(2, 0, 2))
-        await peer.send(add(2, entry(2, b"two")) + encode_rollback(1) + encode_where(1))
+        await peer.send(add(2, entry(2, b"two")) + ROLLBACK + encode_where(1))
         await peer.expect(OK + receipt(2, 0, 2))
         await peer.send_bytewise(add(2, entry(2, b"2")) + commit(2, 2, entry(3, b"3")))
         await peer.expect(receipt(2, 2, 4))
@@ -409,7 +410,7 @@ async def test_a_bad_operation_ends_the_connection(
 
 async def test_before_the_lease_nothing_is_taken(stream: DataStream, token_file: Path) -> None:
     async with publishable(stream, token_file) as rig:
-        for request in (add(0), commit(0, 0), encode_rollback(1), encode_where(1)):
+        for request in (add(0), commit(0, 0), ROLLBACK, encode_where(1)):
             async with rig.client() as peer:
                 await peer.send(request)
                 assert await refusal(peer) == (19, "No lease: request the lease first")
