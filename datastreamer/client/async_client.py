@@ -31,13 +31,13 @@ from datastreamer.transport.endpoint import Endpoint, endpoint_of
 if TYPE_CHECKING:
     import ssl
 
-AnyIterator = TypeVar("AnyIterator", bound="_Iterator")
+AnyIterator = TypeVar("AnyIterator", bound="_AsyncIterator")
 
 DriverTo = Callable[[Endpoint | None], AsyncDriver]
 """Makes a driver that connects to an endpoint (None: that makes no connections)."""
 
 
-class _Iterator(IterationFace):
+class _AsyncIterator(IterationFace):
     """The block of an asynchronous iterator, and its end."""
 
     def __init__(self, driver: AsyncDriver, iteration: Iteration[EntryBatch]) -> None:
@@ -64,7 +64,7 @@ class _Iterator(IterationFace):
         await self._driver.run(self._iteration.close())
 
 
-class Batches(_Iterator, BatchesFace):
+class Batches(_AsyncIterator, BatchesFace):
     """Batches of entries as they arrive: an asynchronous iterator.
 
     ``async with`` begins it at once and ends it on leaving; without that it begins with
@@ -86,7 +86,7 @@ class Batches(_Iterator, BatchesFace):
         await self._driver.run(self._iteration.pour(take, settle, seconds))
 
 
-class Entries(_Iterator):
+class Entries(_AsyncIterator):
     """Entries one by one: an asynchronous iterator, begun and ended as `Batches`.
 
     Each run that arrives is a checkpoint; the entries within it are not.

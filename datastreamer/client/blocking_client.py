@@ -29,10 +29,10 @@ from datastreamer.transport.endpoint import endpoint_of
 if TYPE_CHECKING:
     import ssl
 
-AnyIterator = TypeVar("AnyIterator", bound="_Iterator")
+AnyIterator = TypeVar("AnyIterator", bound="_BlockingIterator")
 
 
-class _Iterator(IterationFace):
+class _BlockingIterator(IterationFace):
     """The block of an iterator, and its end."""
 
     def __init__(self, driver: ThreadDriver, iteration: Iteration[EntryBatch]) -> None:
@@ -59,7 +59,7 @@ class _Iterator(IterationFace):
         self._driver.run(self._iteration.close())
 
 
-class BlockingBatches(_Iterator, BatchesFace):
+class BlockingBatches(_BlockingIterator, BatchesFace):
     """Batches of entries as they arrive: an iterator.
 
     ``with`` begins it at once and ends it on leaving; without that it begins with
@@ -73,7 +73,7 @@ class BlockingBatches(_Iterator, BatchesFace):
         return batch
 
 
-class BlockingEntries(_Iterator):
+class BlockingEntries(_BlockingIterator):
     """Entries one by one: an iterator, begun and ended as `BlockingBatches`."""
 
     def __next__(self) -> Entry:

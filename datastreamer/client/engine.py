@@ -1,9 +1,9 @@
 """A client's connections to one server, written once for every driver.
 
 Owns whose turn it is, when a connection is given up and another made, and when a lost one is
-tried again. What is sent and received is `datastreamer.protocol.flows`', what a lost connection
-means for a streaming `datastreamer.protocol.resume`'s. Must not know sockets, tasks or clocks:
-`effects` says what it asks of its driver.
+retried. A single connection is `link`'s; the bytes are `datastreamer.protocol.flows`', and what a
+lost connection means for a streaming is `datastreamer.protocol.resume`'s. Must not know sockets,
+tasks or clocks: `effects` says what it asks of its driver.
 """
 
 from __future__ import annotations
@@ -17,44 +17,32 @@ from typing import Any, Final, Protocol, TypeVar
 from datastreamer.client import bulk_receive
 from datastreamer.client.bulk_receive import Settle, Take
 from datastreamer.client.effects import (
-    Channel,
-    Close,
-    Connect,
-    Driver,
     Interrupt,
     Interrupted,
     InThread,
     Now,
-    Receive,
     Send,
     Signal,
     Sleep,
     Steps,
     Wait,
 )
+from datastreamer.client.link import ServerLink
 from datastreamer.errors import (
     ConnectFailed,
     ConnectionLost,
-    NotSupported,
     PeerError,
-    ServerRefused,
     StreamClosed,
     UsageError,
 )
-from datastreamer.format import Header
 from datastreamer.protocol import flows as exchanges
-from datastreamer.protocol.arguments import check_number
-from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.flows import Flow, Work
 from datastreamer.protocol.resume import Resumable
-from datastreamer.protocol.retry import BACKOFF, Backoff, Recovery, RetryPolicy, check_waits
+from datastreamer.protocol.retry import Recovery
 from datastreamer.transport.connection_errors import (
-    answer_timeout,
     say_back,
     say_lost,
-    silent_server,
 )
-from datastreamer.transport.fork_guard import ForkGuard
 
 T = TypeVar("T")
 
@@ -84,64 +72,14 @@ class OpenIteration(Protocol):
         """No more items, because of another call."""
 
 
-class ClientEngine(ForkGuard):
-    """One connection at a time, and one exchange at a time on it.
+class ClientEngine(ServerLink):
+    """One exchange at a time on a `ServerLink`, whose options these are."""
 
-    `timeout` bounds, in seconds, each step of connecting, of beginning a streaming and of
-    restoring a connection; `answer_timeout` each wait for another answer (None: no limit). The
-    other options are those of `connect`. Raises `UsageError` for an invalid one.
-    """
-
-    def __init__(
-        self,
-        driver: Driver,
-        peer: str,
-        *,
-        stream_type: int,
-        timeout: float,
-        answer_timeout: float | None = None,
-        resume: bool = True,
-        retry_for: float | None = None,
-        backoff: Backoff = BACKOFF,
-        heartbeat: float | None = None,
-        batch_reads: bool = True,
-    ) -> None:
-        check_number("stream_type", stream_type)
-        check_waits(timeout, retry_for, heartbeat)
-        super().__init__()
-        self.stream_type = stream_type
-        self.peer = peer
-        self.answer_timeout = answer_timeout
-        self.closed_on_asking = False
-        self.channel: Channel | None = None
-        self._driver = driver
-        self._turn = driver.turn
-        self._timeout = timeout
-        self._retry_policy = RetryPolicy(resume, retry_for, backoff, heartbeat)
-        # Whether this server may be asked what it can do: some close on the question.
-        self._may_ask = self._extensions = batch_reads
-        self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
-        # The iteration that is open, on which the server may send at any time.
-        self._active: OpenIteration | None = None
-        # Whether this server has ever sent anything, on an earlier connection.
-        self._answered = False
-        # After a refusal: does the connection still work?
-        self._suspect = False
-        # Whether a part of a request may have been sent.
-        self._sending = False
-        self._rejoining = False
-        self._released: Signal | None = None
-        self._closed = False
-
-    @property
-    def total_entries(self) -> int | None:
-        """The newest total that the server sent on this connection."""
-        return self._connection.total_entries
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a lost connection is replaced without an error."""
-        return self._retry_policy.resume and self._driver.reconnects and not self._closed
+    # The iteration that is open, on which the server may send at any time.
+    _active: OpenIteration | None = None
+    _rejoining = False
+    # Set at the end of the call that is in progress.
+    _released: Signal | None = None
 
     def open(self) -> Steps[None]:
         """Make the first connection."""
@@ -356,84 +294,10 @@ class ClientEngine(ForkGuard):
             self._turn.release()
         return True
 
-    def _ensure_open(self) -> None:
-        if self._closed:
-            raise StreamClosed("this client was closed while it was in use") from None
-
     def _ensure_not_closed(self, error: BaseException) -> None:
         """Raise `StreamClosed` in place of what the closed connection raised."""
         if isinstance(error, PeerError | Interrupted):
             self._ensure_open()
-
-    # Bytes
-
-    def _drive(
-        self, flow: Flow[T], seconds: float | None, work: Work[Any] | None = None
-    ) -> Steps[T]:
-        """Perform an exchange on this connection, each wait within `seconds`."""
-        if self.channel is None:
-            self._ensure_open()
-            raise ConnectionLost(f"the connection to {self.peer} is lost")
-        watched = work if isinstance(work, Resumable) else None
-        return self._exchange(flow, self.channel, self._connection, seconds, watched)
-
-    def _exchange(
-        self,
-        flow: Flow[T],
-        channel: Channel,
-        connection: ClientConnection,
-        seconds: float | None,
-        watched: Resumable | None = None,
-    ) -> Steps[T]:
-        receives = False
-        try:
-            # Without a generator for each step: queries are many, and short.
-            while True:
-                data = next(flow)
-                if data:
-                    self._sending = True
-                    yield Send(channel, data, seconds)
-                    self._sending = False
-                elif data is None and watched is not None:
-                    yield from self._receive(channel, watched, seconds)
-                elif data is None:
-                    with connection.receive_buffer() as room:
-                        receives = True
-                        count = yield Receive(channel, room, seconds)
-                        receives = False
-                    connection.received(count)
-        except StopIteration as done:
-            outcome: T = done.value
-            return outcome
-        except TimeoutError:
-            raise answer_timeout(self.peer, seconds or 0.0) from None
-        except ConnectionLost as error:
-            if receives:
-                raise self._explained(error, connection) from None
-            raise
-
-    def _receive(self, channel: Channel, work: Resumable, seconds: float | None) -> Steps[None]:
-        """Wait for bytes of a streaming. A silent server is asked on a second connection."""
-        heartbeat = self._retry_policy.heartbeat if self._driver.reconnects else None
-        while True:
-            try:
-                with self._connection.receive_buffer() as room:
-                    count = yield Receive(channel, room, heartbeat or seconds)
-            except TimeoutError:
-                if heartbeat is None:
-                    raise answer_timeout(self.peer, seconds or 0.0) from None
-                yield from self._look_after(work, heartbeat)
-            except ConnectionLost as error:
-                raise self._explained(error, self._connection) from None
-            else:
-                self._connection.received(count)
-                return
-
-    def _explained(self, error: ConnectionLost, connection: ClientConnection) -> ConnectionLost:
-        """`error`, which the system reported, with its possible reason on a new connection."""
-        if connection.received_bytes or type(error) is not ConnectionLost:
-            return error
-        return exchanges.unanswered(connection, f"{str(error).partition(';')[0]},")
 
     # Losses
 
@@ -442,14 +306,6 @@ class ClientEngine(ForkGuard):
         once and is stale, or that was lost by a question which is not asked again."""
         stale = resumes and 0 < received_before == self._connection.received_bytes
         return stale or self._lost_by_asking()
-
-    def _lost_by_asking(self) -> bool:
-        """Whether the server closed on the question what it can do: it is not asked again."""
-        if not self._connection.probing or not self._driver.reconnects:
-            return False
-        self.closed_on_asking = not self._connection.refused
-        self._extensions = False
-        return True
 
     def _survives(self, iteration: OpenIteration, error: PeerError) -> Steps[bool]:
         """Whether to join again after `error`; the iteration's recovery says when.
@@ -496,35 +352,7 @@ class ClientEngine(ForkGuard):
             say_back(_log, self.peer, work.next_number)
         return True
 
-    def _look_after(self, work: Resumable, silent_seconds: float) -> Steps[None]:
-        """Nothing was received for `silent_seconds`: ask the server on another connection."""
-        try:
-            header = yield from self._ask_header()
-        except PeerError as error:
-            raise silent_server(self.peer, silent_seconds, error) from error
-        work.silent(header, self.peer, silent_seconds)
-
-    def _ask_header(self) -> Steps[Header]:
-        connection = ClientConnection(self.stream_type, peer=self.peer)
-        channel = yield Connect(self._timeout)
-        try:
-            flow = exchanges.header(connection)
-            return (yield from self._exchange(flow, channel, connection, self._timeout))
-        finally:
-            yield Close(channel)
-
     # The state of the connection
-
-    def _connect(self) -> Steps[None]:
-        self._ensure_open()
-        if self._connection.refused:
-            self._extensions = False
-        self._connection = ClientConnection(
-            self.stream_type, peer=self.peer, extensions=self._extensions
-        )
-        self.channel = yield Connect(self._timeout)
-        # From here on a call that closes the client finds the connection.
-        self._ensure_open()
 
     def _prepare(self) -> Steps[None]:
         """Make the connection fit for a request, or make another."""
@@ -563,28 +391,9 @@ class ClientEngine(ForkGuard):
         if self._is_spent(error, in_step=in_step) or self._sending:
             yield from self._drop()
 
-    def _is_spent(self, error: BaseException, *, in_step: bool) -> bool:
-        if isinstance(error, ConnectFailed):
-            self._extensions = self._may_ask
-        if self._connection.out_of_step:
-            return True
-        if isinstance(error, NotSupported):
-            return False
-        if isinstance(error, ServerRefused) and not self._connection.outstanding:
-            self._suspect = True
-            return False
-        return isinstance(error, PeerError) or not in_step
-
     def _drop(self) -> Steps[None]:
         """Give up the connection, and the iteration on it."""
         if self._active is not None:
             self._active.finish()
             self._active = None
         yield from self._hang_up()
-
-    def _hang_up(self) -> Steps[None]:
-        channel, self.channel = self.channel, None
-        self._answered = self._answered or self._connection.received_bytes > 0
-        self._suspect = self._sending = False
-        if channel is not None:
-            yield Close(channel, farewell=self._ours)

@@ -30,18 +30,17 @@ from datastreamer.format import (
     RESULT_TEXTS,
     U32_MAX,
     U64_MAX,
+    Header,
 )
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.arguments import check_number, is_number
 from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     BatchReceived,
-    CapabilitiesReceived,
     EntriesReceived,
     EntryReceived,
     Event,
     FilteredBatchReceived,
-    HeaderReceived,
     RangeReceived,
     ResultReceived,
 )
@@ -86,14 +85,14 @@ def probe(connection: ClientConnection) -> Flow[Capabilities]:
     if isinstance(event, ResultReceived) and event.number == RESULT_INVALID_COMMAND:
         capabilities = NO_EXTENSIONS
         connection.refused = True
-    elif isinstance(event, CapabilitiesReceived):
-        capabilities = event.capabilities
+    elif isinstance(event, Capabilities):
+        capabilities = event
     else:
         raise unexpected(connection, event)
     # Some servers that refuse a query answer nothing more; the header shows that.
     while (event := connection.next_event()) is None:
         yield None
-    if not isinstance(event, HeaderReceived):
+    if not isinstance(event, Header):
         raise unexpected(connection, event)
     connection.asked_at = None
     connection.capabilities = capabilities

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from datastreamer._codec import Entry, EntryBatch, scan, scan_chosen
 from datastreamer.errors import CorruptEntries, ProtocolViolation
@@ -47,13 +48,10 @@ from datastreamer.format import (
 )
 from datastreamer.protocol.events import (
     BatchReceived,
-    CapabilitiesReceived,
     EntriesReceived,
     EntryReceived,
     Event,
     FilteredBatchReceived,
-    HashReceived,
-    HeaderReceived,
     PeerEnded,
     RangeReceived,
     ResultReceived,
@@ -85,6 +83,9 @@ from datastreamer.protocol.messages import (
     encode_command,
 )
 from datastreamer.protocol.receiving import LARGE_BUFFER, STREAM_BUFFER, Receiving
+
+T = TypeVar("T")
+QueryT = TypeVar("QueryT", HeaderQuery, CapabilitiesQuery, BatchQuery, HashQuery)
 
 # Tuples of types, since a union would be built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
@@ -292,38 +293,49 @@ class ClientConnection(Receiving):
         )
 
     def _header(self) -> Event | None:
-        if not self._answer_due or not isinstance(self._commands[0], HeaderQuery):
-            raise self._violation("a header that was not asked for")
-        if self._lacks(HEADER_SIZE):
-            return None
-        try:
-            header = Header.unpack(self._view[self._start :])
-        except ValueError as error:
-            raise self._violation(f"an invalid header: {error}") from None
-        self._take(HEADER_SIZE)
-        self._answered_whole()
-        self.total_entries = header.total_entries
-        return HeaderReceived(header)
+        self._due(HeaderQuery, "a header")
+        header = self._decoded(HEADER_SIZE, Header.unpack)
+        if header is not None:
+            self._answered_whole()
+            self.total_entries = header.total_entries
+        return header
 
     def _capabilities(self) -> Event | None:
-        if not self._answer_due or not isinstance(self._commands[0], CapabilitiesQuery):
-            raise self._violation("capabilities that were not asked for")
+        self._due(CapabilitiesQuery, "a packet of capabilities")
         if self._lacks(CAPABILITIES_STRUCT.size):
             return None
-        length = int.from_bytes(self._view[self._start + 1 : self._start + 5], "big")
+        length = self._packet_length()
         if not CAPABILITIES_STRUCT.size <= length <= _MAX_CAPABILITIES:
             raise self._violation(f"capabilities of {length} bytes")
-        if self._lacks(length):
+        capabilities = self._decoded(length, Capabilities.unpack)
+        if capabilities is not None:
+            self._answered_whole()
+        return capabilities
+
+    def _due(self, kind: type[QueryT], what: str) -> QueryT:
+        """The query of this kind whose answer is due."""
+        command = self._commands[0] if self._answer_due else None
+        if not isinstance(command, kind):
+            raise self._violation(f"{what} that was not asked for")
+        return command
+
+    def _packet_length(self) -> int:
+        return int.from_bytes(self._view[self._start + 1 : self._start + 5], "big")
+
+    def _decoded(self, size: int, decode: Callable[..., T], *arguments: Any) -> T | None:
+        """The packet of `size` bytes; None until it has arrived."""
+        if self._lacks(size):
             return None
-        capabilities = Capabilities.unpack(self._view[self._start :])
-        self._take(length)
-        self._answered_whole()
-        return CapabilitiesReceived(capabilities)
+        try:
+            with self._view[self._start : self._start + size] as packet:
+                decoded = decode(packet, *arguments)
+        except ValueError as error:
+            raise self._violation(f"an invalid packet: {error}") from None
+        self._take(size)
+        return decoded
 
     def _batch(self) -> Event | None:
-        command = self._commands[0] if self._answer_due else None
-        if type(command) is not BatchQuery:
-            raise self._violation("a batch that was not asked for")
+        command = self._due(BatchQuery, "a batch")
         if self._lacks(BATCH_HEAD_SIZE):
             return None
         start = self._start
@@ -417,14 +429,9 @@ class ClientConnection(Receiving):
     def _follow_begun(self) -> Event | None:
         if self._epoch != -1:
             raise self._violation("the beginning of a report of changes that was not asked for")
-        if self._lacks(FOLLOW_STRUCT.size):
-            return None
-        try:
-            begun = FollowBegun.unpack(self._view[self._start :])
-        except ValueError as error:
-            raise self._violation(str(error)) from None
-        self._take(FOLLOW_STRUCT.size)
-        self._epoch = begun.since
+        begun = self._decoded(FOLLOW_STRUCT.size, FollowBegun.unpack)
+        if begun is not None:
+            self._epoch = begun.since
         return begun
 
     def _change(self) -> Event | None:
@@ -433,35 +440,22 @@ class ClientConnection(Receiving):
             raise self._violation("a change, though none is to be reported")
         if self._lacks(CHANGE_SIZE):
             return None
-        start = self._start
-        length = int.from_bytes(self._view[start + 1 : start + 5], "big")
+        length = self._packet_length()
         if not CHANGE_SIZE <= length <= MAX_CHANGE_SIZE:
             raise self._violation(f"a change of {length} bytes")
-        if self._lacks(length):
-            return None
-        try:
-            change = decode_change(bytes(self._view[start : start + length]))
-        except ValueError as error:
-            raise self._violation(str(error)) from None
-        if change.epoch <= self._epoch:
-            raise self._violation(f"a change to epoch {change.epoch} after epoch {self._epoch}")
-        self._take(length)
-        self._epoch = change.epoch
+        change = self._decoded(length, decode_change)
+        if change is not None:
+            if change.epoch <= self._epoch:
+                raise self._violation(f"a change to epoch {change.epoch} after epoch {self._epoch}")
+            self._epoch = change.epoch
         return change
 
     def _hash(self) -> Event | None:
-        command = self._commands[0] if self._answer_due else None
-        if type(command) is not HashQuery:
-            raise self._violation("a hash that was not asked for")
-        if self._lacks(RANGE_HASH_STRUCT.size):
-            return None
-        try:
-            hashed = RangeHash.unpack(self._view[self._start :], command)
-        except ValueError as error:
-            raise self._violation(str(error)) from None
-        self._take(RANGE_HASH_STRUCT.size)
-        self._answered_whole()
-        return HashReceived(command, hashed)
+        command = self._due(HashQuery, "a hash")
+        hashed = self._decoded(RANGE_HASH_STRUCT.size, RangeHash.unpack, command)
+        if hashed is not None:
+            self._answered_whole()
+        return hashed
 
     def _answered_whole(self) -> None:
         self._answer_due = False

@@ -1,4 +1,7 @@
-"""The events of a client connection: answers, streamed entries, and the end of the connection."""
+"""The events of a client connection: answers, streamed entries, and the end of the connection.
+
+A value that says all of an answer is the event itself: a `Header`, `Capabilities`, a `RangeHash`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TypeAlias
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.format import Header
 from datastreamer.protocol.filter.messages import FilteredRead
-from datastreamer.protocol.following import ChangeReceived, FollowBegun, HashQuery, RangeHash
+from datastreamer.protocol.following import ChangeReceived, FollowBegun, RangeHash
 from datastreamer.protocol.messages import (
     BatchQuery,
     BookmarkQuery,
@@ -32,13 +35,6 @@ class ResultReceived:
 
 
 @dataclass(slots=True)
-class HeaderReceived:
-    """The answer to a `HeaderQuery`."""
-
-    header: Header
-
-
-@dataclass(slots=True)
 class EntryReceived:
     """The answer to an `EntryQuery` or `BookmarkQuery`; `entry` is None if not found."""
 
@@ -52,13 +48,6 @@ class EntriesReceived:
     range of the stream, possibly without entries."""
 
     batch: EntryBatch
-
-
-@dataclass(slots=True)
-class CapabilitiesReceived:
-    """The answer to a `CapabilitiesQuery`."""
-
-    capabilities: Capabilities
 
 
 @dataclass(slots=True)
@@ -89,14 +78,6 @@ class RangeReceived:
 
 
 @dataclass(slots=True)
-class HashReceived:
-    """The answer to a `HashQuery`."""
-
-    command: HashQuery
-    hashed: RangeHash
-
-
-@dataclass(slots=True)
 class PeerEnded:
     """The server has closed its side, `unread` bytes into an incomplete packet."""
 
@@ -105,15 +86,15 @@ class PeerEnded:
 
 Event: TypeAlias = (
     ResultReceived
-    | HeaderReceived
+    | Header
     | EntryReceived
     | EntriesReceived
-    | CapabilitiesReceived
+    | Capabilities
     | BatchReceived
     | FilteredBatchReceived
     | RangeReceived
     | FollowBegun
     | ChangeReceived
-    | HashReceived
+    | RangeHash
     | PeerEnded
 )

@@ -30,8 +30,6 @@ from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
     Event,
-    HashReceived,
-    HeaderReceived,
     PeerEnded,
     ResultReceived,
 )
@@ -110,9 +108,9 @@ def header(connection: ClientConnection) -> Flow[Header]:
     yield connection.request(HeaderQuery())
     while (event := connection.next_event()) is None:
         yield None
-    if not isinstance(event, HeaderReceived):
+    if not isinstance(event, Header):
         raise unexpected(connection, event)
-    return event.header
+    return event
 
 
 def entry(connection: ClientConnection, number: int) -> Flow[Entry]:
@@ -156,9 +154,9 @@ def range_hash(connection: ClientConnection, wanted: HashQuery) -> Flow[RangeHas
     """Request a hash of entries, or of the first of them that the server's limits allow."""
     yield connection.request(wanted)
     event = yield from next_event(connection)
-    if not isinstance(event, HashReceived):
+    if not isinstance(event, RangeHash):
         raise unexpected(connection, event)
-    return event.hashed
+    return event
 
 
 def ensure_marked(connection: ClientConnection, found: Entry, key: bytes) -> None:

@@ -134,7 +134,7 @@ def encode_truncation(epoch: int, total_entries: int) -> bytes:
     return CHANGE_STRUCT.pack(PACKET_CHANGE, CHANGE_SIZE, epoch, total_entries, U64_MAX)
 
 
-def decode_change(data: bytes) -> ChangeReceived:
+def decode_change(data: memoryview) -> ChangeReceived:
     """Decode a complete report. Raises `ValueError` if it is invalid."""
     _, length, epoch, first, end = CHANGE_STRUCT.unpack_from(data)
     if end == U64_MAX:
@@ -144,7 +144,7 @@ def decode_change(data: bytes) -> ChangeReceived:
     if end != first + 1:
         raise ValueError(f"a change of entries {first} to {end}")
     try:
-        batch = scan(data, first, start=CHANGE_SIZE)
+        batch = scan(bytes(data), first, start=CHANGE_SIZE)
     except CorruptEntries as damage:
         raise ValueError(f"an update with an invalid entry: {damage.reason}") from None
     if len(batch) != 1 or batch.end != length:

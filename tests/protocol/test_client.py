@@ -14,7 +14,6 @@ from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
-    HeaderReceived,
     PeerEnded,
     ResultReceived,
 )
@@ -165,7 +164,7 @@ def test_answers_come_in_the_order_of_the_requests(cut: Cut) -> None:
     ]
     assert fed(connection, cut(b"".join(answers))) == [
         EntryReceived(EntryQuery(3), Entry(3, 9, b"data")),
-        HeaderReceived(HEADER),
+        HEADER,
         EntryReceived(BookmarkQuery(b"k"), Entry(12, 2, b"")),
         EntryReceived(EntryQuery(4), None),
         EntryReceived(BookmarkQuery(b"x"), None),
@@ -203,7 +202,7 @@ def test_the_largest_answer(cut: Cut) -> None:
     pieces = [*cut(OK + encode_answer(7, 1, data) + OK), HEADER.pack()]
     answer, header = fed(connection, pieces)
     assert answer.entry == Entry(7, 1, data)
-    assert header == HeaderReceived(HEADER)
+    assert header == HEADER
 
 
 @cuts
@@ -262,7 +261,7 @@ def test_the_rest_of_an_operation_behind_a_stop_is_dropped(cut: Cut) -> None:
         ResultReceived(Start(0), 0, "OK"),
         *entries(0),
         ResultReceived(Stop(), 0, "OK"),
-        HeaderReceived(HEADER),
+        HEADER,
         ResultReceived(Start(1), 0, "OK"),
         *entries(1, 2),
         ResultReceived(EntryQuery(0), 1, "Already started"),
@@ -485,7 +484,7 @@ class TestBuffers:
         with connection.receive_buffer() as room:
             room[: len(answer)] = answer
         connection.received(len(answer))
-        assert connection.next_event() == HeaderReceived(HEADER)
+        assert connection.next_event() == HEADER
         connection.received(0)
         assert connection.next_event() == PeerEnded(0)
         assert len(answer) == 11 + HEADER_SIZE

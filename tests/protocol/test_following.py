@@ -15,7 +15,7 @@ from datastreamer.errors import ProtocolViolation, UsageError
 from datastreamer.format import PAGE_SIZE, TYPE_BOOKMARK, U64_MAX
 from datastreamer.protocol import flows as exchanges
 from datastreamer.protocol.client import ClientConnection
-from datastreamer.protocol.events import EntriesReceived, Event, HashReceived, ResultReceived
+from datastreamer.protocol.events import EntriesReceived, Event, ResultReceived
 from datastreamer.protocol.flows import Streaming
 from datastreamer.protocol.following import (
     ChangeReceived,
@@ -331,8 +331,6 @@ def test_any_bytes(
                         assert event.epoch > 3
                         assert event.entry is None or event.entry.type != TYPE_BOOKMARK
                         found.append(event)
-                    elif isinstance(event, HashReceived):
-                        found.append(event.hashed)
                     else:
                         found.append(event)
         except ProtocolViolation:

@@ -19,7 +19,6 @@ from datastreamer.protocol.client import ClientConnection
 from datastreamer.protocol.events import (
     EntriesReceived,
     EntryReceived,
-    HeaderReceived,
     RangeReceived,
     ResultReceived,
 )
@@ -253,7 +252,7 @@ def readable(event: object) -> list[str]:
     match event:
         case ResultReceived(_, number, text):
             return [f"Result {number} {text}"]
-        case HeaderReceived(header):
+        case Header() as header:
             return ["Result 0 OK", header_words(header)]
         case EntryReceived(_, None):
             return ["Result 0 OK", "response 0 type 0xffffffff length 17"]
