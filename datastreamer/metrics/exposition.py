@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import accumulate
+from operator import add
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from datastreamer.metrics.names import METRICS, Metric, Together
@@ -106,11 +108,7 @@ def _lag(client: ConnectedClient) -> tuple[int, int]:
     return -1 if entries is None else entries, size or 0
 
 
-def _sum(one: float, other: float) -> float:
-    return one + other
-
-
-_COMBINED: Final[dict[Together, Callable[..., Any]]] = {"sum": _sum, "max": max, "min": min}
+_COMBINED: Final[dict[Together, Callable[..., Any]]] = {"sum": add, "max": max, "min": min}
 
 
 def _together(metric: Metric, one: Value, other: Value) -> Value:
@@ -156,7 +154,9 @@ def exposition_parts(snapshot: MetricsSnapshot) -> Iterator[bytes]:
     samples = {**snapshot["samples"], **_of_clients(snapshot["clients"])}
     for name, metric in METRICS.items():
         if name in samples:
-            yield generate_latest(_One(_family(name, metric, samples[name])))
+            family = _family(name, metric, samples[name])
+            # The part of a registry that is used.
+            yield generate_latest(cast("Any", SimpleNamespace(collect=[family].copy)))
 
 
 def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:
@@ -174,16 +174,6 @@ def _of_clients(clients: Sequence[ConnectedClient]) -> Samples:
         for name, values in named.items()
         if values
     }
-
-
-class _One:
-    """The part of a registry that `generate_latest` uses."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[Family]:
-        yield self._family
 
 
 def _shown(bound: float) -> str:

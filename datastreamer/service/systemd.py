@@ -26,21 +26,19 @@ WATCHDOG: Final = "WATCHDOG=1"
 _FIRST_DESCRIPTOR = 3
 
 
-def notify(*states: str) -> bool:
-    """Send states to the service manager; whether there is one and they were sent."""
+def notify(state: str) -> None:
+    """Send a state to the service manager, if there is one."""
     name = os.environ.get("NOTIFY_SOCKET", "")
     if not name.startswith(("/", "@")):
-        return False
+        return
     address = "\0" + name[1:] if name.startswith("@") else name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
             # Never wait for a manager that does not read.
             link.setblocking(False)
-            link.sendto("\n".join(states).encode(), address)
+            link.sendto(state.encode(), address)
     except OSError as error:
         _log.debug("cannot notify the service manager at %s: %s", name, error.strerror or error)
-        return False
-    return True
 
 
 def watchdog_seconds() -> float | None:

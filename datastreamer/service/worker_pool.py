@@ -103,11 +103,6 @@ class Workers:
             self._metrics = GatheredMetrics(metrics, self.snapshot, self._unready)
 
     @property
-    def pids(self) -> list[int]:
-        """The ids of the serving processes."""
-        return [process.pid for process in self.processes]
-
-    @property
     def serving(self) -> bool:
         """Whether a process is left that is running or being restarted."""
         return any(process.failure is None for process in self.processes)

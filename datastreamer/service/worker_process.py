@@ -185,21 +185,21 @@ class ServingProcess:
         until = time.monotonic() + _READY_SECONDS
         try:
             ours.settimeout(_LOOK_SECONDS)
-            while True:
+            answer = None
+            while answer is None:
                 if abandoned():
                     raise StartAbandoned
-                try:
-                    answer = ours.recv(1)
-                except TimeoutError:
-                    if time.monotonic() < until:
-                        continue
+                if time.monotonic() >= until:
                     raise ServerFailed(
                         f"{self._stream.path}: the serving process did not start within "
                         f"{_READY_SECONDS:g} s; the machine may be overloaded"
-                    ) from None
+                    )
+                try:
+                    answer = ours.recv(1)
+                except TimeoutError:
+                    continue
                 except OSError:
                     answer = b""
-                break
             if answer != control.READY:
                 process.kill()
                 process.wait()

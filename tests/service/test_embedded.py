@@ -363,7 +363,7 @@ from datastreamer.server.limits import Limits
 with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:
     with server.stream.atomic_op() as op:
         op.add_entry(1, b"from the parent")
-    print(server._serving.pids[0], server.port, flush=True)
+    print(server._serving.processes[0].pid, server.port, flush=True)
     sys.stdin.read()
 """
 
@@ -395,7 +395,7 @@ def test_signals_for_all_at_once_leave_the_end_to_the_parent(path: Path) -> None
     with serving(path) as server:
         append(server.stream, *[(1, bytes(100_000))] * 100)
         assert isinstance(server._serving, Workers)
-        pid = server._serving.pids[0]
+        pid = server._serving.processes[0].pid
         whole = modelled(path).packed()
         with Plain(server.port) as client:
             client.ask(wire.start(0), OK)
@@ -491,7 +491,7 @@ with StreamServer(sys.argv[1], host="127.0.0.1", port=0) as server:
         os.waitpid(pid, 0)
     with server.stream.atomic_op() as op:
         op.add_entry(1, b"after the fork")
-    print(port, server.drain(), server._serving.pids[0], flush=True)
+    print(port, server.drain(), server._serving.processes[0].pid, flush=True)
     sys.stdin.readline()
 print("closed", flush=True)
 if sys.argv[2] == "wait":

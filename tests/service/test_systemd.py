@@ -30,15 +30,15 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 def test_without_systemd_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS"):
         monkeypatch.delenv(name, raising=False)
-    assert not systemd.notify(systemd.READY)
+    systemd.notify(systemd.READY)
     assert systemd.watchdog_seconds() is None
     assert systemd.take_listeners() == []
 
 
 def test_states(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", manager.getsockname())
-    assert systemd.notify(systemd.READY, "STATUS=all is well")
-    assert manager.recv(100) == b"READY=1\nSTATUS=all is well"
+    systemd.notify(systemd.READY)
+    assert manager.recv(100) == b"READY=1"
 
 
 @linux
@@ -47,14 +47,14 @@ def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
         link.bind("\0" + name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name)
-        assert systemd.notify(systemd.STOPPING)
+        systemd.notify(systemd.STOPPING)
         assert link.recv(100) == b"STOPPING=1"
 
 
 @pytest.mark.parametrize("name", ["/no/such/socket", "relative", "", "vsock:2:1234"])
 def test_a_manager_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", name)
-    assert not systemd.notify(systemd.READY)
+    systemd.notify(systemd.READY)
 
 
 @pytest.mark.parametrize(

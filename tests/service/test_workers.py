@@ -67,7 +67,7 @@ def clients(port: int, count: int, start: int = 0) -> Iterator[list[Plain]]:
 
 def test_everybody_is_served_by_one_or_the_other(path: Path) -> None:
     with serving(path, workers=3) as server:
-        assert len(set(workers_of(server).pids)) == 3
+        assert len({process.pid for process in workers_of(server).processes}) == 3
         append(server.stream, *[(1, b"%d" % n) for n in range(10)])
         with clients(server.port, 30) as many:
             for turn in range(20):
@@ -167,7 +167,7 @@ def test_one_that_dies_takes_its_own_clients_and_no_other(
     monkeypatch.setattr(process, "_FIRST_PAUSE", 0.01)
     with serving(path, workers=2) as server:
         append(server.stream, (1, b"first"))
-        before = workers_of(server).pids
+        before = [process.pid for process in workers_of(server).processes]
         with clients(server.port, 8) as many:
             for client in many:
                 client.ask(b"", modelled(path).packed())

@@ -17,7 +17,7 @@ from datastreamer.cli.dsapp.options import (
 )
 from datastreamer.cli.shared.options import number_option
 from datastreamer.cli.shared.server_options import MetricsOptions
-from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.format import DEFAULT_PORT
 from datastreamer.service.embedded import StreamServer
 from datastreamer.transport.listeners import address_of
@@ -55,7 +55,7 @@ def server(
     """
     metrics.address()
     with (
-        stop_on_signal() as stop,
+        StopRequest() as stop,
         StreamServer(
             file,
             port=port,

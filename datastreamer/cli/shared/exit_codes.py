@@ -215,14 +215,9 @@ class _RunState:
         self.over = threading.Event()
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    _ignore_further_signals()
-    raise Terminated
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _ignore_further_signals()
-    raise KeyboardInterrupt
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _ignore_further_signals() -> None:
@@ -242,7 +237,7 @@ def _signals_raise(state: _RunState) -> Iterator[None]:
     before, _RunState.current = _RunState.current, state
     handlers = {number: signal.getsignal(number) for number in early_signals.SIGNALS}
     if handlers[signal.SIGTERM] not in (early_signals.exit_zero, early_signals.exit_failed):
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
@@ -252,9 +247,9 @@ def _signals_raise(state: _RunState) -> Iterator[None]:
 
 def _raise_from_now_on() -> None:
     """The program is loaded: signals that failed it at once raise exceptions now."""
-    for number, handler in zip(early_signals.SIGNALS, (_interrupt, _terminate), strict=True):
+    for number in early_signals.SIGNALS:
         if signal.getsignal(number) is early_signals.exit_failed:
-            signal.signal(number, handler)
+            signal.signal(number, _interrupt)
 
 
 def exit_zero_on_signal() -> None:
@@ -264,8 +259,8 @@ def exit_zero_on_signal() -> None:
     """
     if _RunState.current is not None:
         _RunState.current.signal_expected = True
-        signal.signal(signal.SIGINT, _interrupt)
-        signal.signal(signal.SIGTERM, _terminate)
+        for number in early_signals.SIGNALS:
+            signal.signal(number, _interrupt)
 
 
 def exit_when_output_closes() -> None:

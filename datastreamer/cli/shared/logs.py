@@ -33,10 +33,10 @@ def to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hold_errors(name: str) -> Iterator[None]:
-    """Hold the errors that logger `name` reports until the end of the block; drop them if it
+def hold_index_errors() -> Iterator[None]:
+    """Hold the errors that the bookmark index logs until the end of the block; drop them if it
     raises `DamagedFile`, which reports the damage itself."""
-    logger = logging.getLogger(name)
+    logger = logging.getLogger("datastreamer.storage.bookmarks")
     held: list[logging.LogRecord] = []
 
     def hold(record: logging.LogRecord) -> bool:

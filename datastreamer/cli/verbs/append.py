@@ -14,7 +14,7 @@ from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import TLSOptions
-from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.verbs.append_remote import (
     PublisherOptions,
     RemoteStream,
@@ -141,8 +141,10 @@ class _Appender:
     def _commit(self) -> None:
         first = self._stream.total_entries
         # A signal waits until the result is known and printed, but not for a lost server.
-        remote = self._stream if isinstance(self._stream, RemoteStream) else None
-        with stop_on_signal(None if remote is None else remote.publisher.give_up) as stop:
+        request = StopRequest()
+        if isinstance(self._stream, RemoteStream):
+            request = StopRequest(self._stream.publisher.give_up)
+        with request as stop:
             if self._op.is_open:
                 self._stream.commit_atomic_op()
         total = self._stream.total_entries

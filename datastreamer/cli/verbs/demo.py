@@ -9,7 +9,7 @@ from datastreamer.cli.demo import SYSTEM_ID, VERSION, DemoSequencer, progress, w
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument, fraction_option, number_option
-from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.errors import FileMissing
 from datastreamer.storage.stream import DataStream
 
@@ -54,7 +54,7 @@ def demo(
     their bookmarks, in the layouts of the stream version; in an existing file numbering
     continues.
     """
-    with stop_on_signal() as stop, _open(file, stream_version) as stream:
+    with StopRequest() as stop, _open(file, stream_version) as stream:
         sequencer = DemoSequencer(stream, seed)
         began = time.monotonic()
         done = write_at_pace(sequencer, ops, 1 / rate if rate else 0.0, stop, fixed=True)

@@ -15,7 +15,6 @@ from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.verbs.reindex import rebuild
 from datastreamer.errors import FileMissing, UnknownBookmark
 from datastreamer.format import MAX_BOOKMARK_SIZE, TYPE_BOOKMARK
-from datastreamer.storage import bookmarks
 from datastreamer.storage.bookmarks.leveldb import ReferenceBookmarks, database_folder
 from datastreamer.storage.stream import DataStream
 
@@ -47,7 +46,7 @@ def import_leveldb(file: FileArgument, *, db: FolderOption = None, output: Repor
     shape = output.chosen()
     folder = database_folder(file) if db is None else db
     with (
-        logs.hold_errors(bookmarks.__name__),
+        logs.hold_index_errors(),
         DataStream.open(file) as stream,
         _database(folder, named=db is not None) as theirs,
     ):

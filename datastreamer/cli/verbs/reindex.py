@@ -8,7 +8,6 @@ from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument
 from datastreamer.cli.shared.progress import ProgressBar
-from datastreamer.storage import bookmarks as bookmarks_package
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.stream import DataStream
@@ -22,10 +21,7 @@ def reindex(file: FileArgument) -> None:
     A writer that opens a stream repairs a missing or lagging index by itself; use this command
     if you suspect that the index is wrong.
     """
-    with (
-        logs.hold_errors(bookmarks_package.__name__),
-        DataStream.open(file, index=LMDB_ANEW) as stream,
-    ):
+    with logs.hold_index_errors(), DataStream.open(file, index=LMDB_ANEW) as stream:
         rebuild(stream)
         logs.say(
             f"{file}: indexed {len(stream.bookmarks):,} different bookmarks of "

@@ -13,7 +13,7 @@ import typer
 from datastreamer.cli.shared.creation import CreationOptions
 from datastreamer.cli.shared.json_input import BadLine, InputLines, bytes_of, shown
 from datastreamer.cli.shared.options import FileArgument, number_option
-from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.format import MAX_DATA_SIZE, TYPE_BOOKMARK, U32_MAX
 from datastreamer.reassembly.producer import MESSAGE_TYPE, Producer
 from datastreamer.reassembly.splitter import PREFIX_SIZE, SMALLEST_LIMIT, Part
@@ -67,7 +67,7 @@ def split(
             parts = _parts_of(what.get("parts", []), what.get("blobs", {}))
             first = stream.total_entries
             # A signal waits until the result is known and printed.
-            with stop_on_signal() as stop:
+            with StopRequest() as stop:
                 messages = producer.publish(bytes_of(what["id"]), parts)
             total = stream.total_entries
             lines.acknowledge(

@@ -20,7 +20,7 @@ from datastreamer.cli.shared.metrics_client import (
 )
 from datastreamer.cli.shared.options import ReportOutput, fraction_option, number_option
 from datastreamer.cli.shared.output import json_line
-from datastreamer.cli.shared.signals import StopRequest, stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def top(
     update if standard output is not a terminal. A lost server is asked again.
     """
     shape = output.chosen()
-    with stop_on_signal() as stop:
+    with StopRequest() as stop:
         if shape == "table" and sys.stdout.isatty():
             _live(lambda lost: _updates(server, interval, count, limit, stop, lost))
             return

@@ -9,8 +9,7 @@ import typer
 from datastreamer.cli.shared import logs
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import FileArgument, number_parser
-from datastreamer.cli.shared.signals import stop_on_signal
-from datastreamer.storage import bookmarks
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.storage.stream import DataStream
 
 CountArgument = Annotated[
@@ -29,7 +28,7 @@ def truncate(file: FileArgument, number: CountArgument) -> None:
     The bookmarks among the removed entries are removed; an older one of the same key is found
     again.
     """
-    with logs.hold_errors(bookmarks.__name__), DataStream.open(file) as stream:
+    with logs.hold_index_errors(), DataStream.open(file) as stream:
         before = stream.total_entries
         if number > before:
             raise Failure(f"{file}: cannot truncate to {number} entries: the stream holds {before}")
@@ -37,7 +36,7 @@ def truncate(file: FileArgument, number: CountArgument) -> None:
             logs.say(f"{file} already holds {before:,} entries; nothing was changed")
             return
         # A signal does not interrupt the truncation.
-        with stop_on_signal():
+        with StopRequest():
             stream.truncate(number)
         logs.say(
             f"{file} was truncated from {before:,} to {number:,} entries, "

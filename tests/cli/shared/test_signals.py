@@ -1,25 +1,17 @@
-"""Being asked to end, at any moment."""
+"""Stop requests by signal, at any moment."""
 
 from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from datastreamer.cli.shared.signals import StopRequest, stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 
 
-@pytest.fixture
-def ending() -> Iterator[StopRequest]:
-    made = StopRequest()
-    yield made
-    made.close()
-
-
-def test_it_is_set_once_and_for_all(ending: StopRequest) -> None:
-    with ending.by([signal.SIGALRM, signal.SIGUSR1]):
+def test_it_remains_set() -> None:
+    with StopRequest(signals=[signal.SIGALRM, signal.SIGUSR1]) as ending:
         assert not ending.is_set()
         assert not ending.wait(0)
         assert not ending.wait(-1)
@@ -31,11 +23,11 @@ def test_it_is_set_once_and_for_all(ending: StopRequest) -> None:
     assert ending.wait(1e12)
 
 
-def test_another_signal_ends_no_wait(ending: StopRequest) -> None:
+def test_another_signal_ends_no_wait() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
     try:
-        with ending.by([signal.SIGUSR1]):
+        with StopRequest(signals=[signal.SIGUSR1]) as ending:
             signal.setitimer(signal.ITIMER_REAL, 0.001)
             while not heard:
                 assert not ending.wait(0.01)
@@ -45,20 +37,18 @@ def test_another_signal_ends_no_wait(ending: StopRequest) -> None:
 
 
 def test_a_signal_may_come_anywhere_in_a_wait() -> None:
-    """Also where a lock would be held, or just before the system is asked to wait."""
+    """Also while a lock would be held, or just before poll(2) is called."""
     choose = random.Random(1)
     for _ in range(20_000):
-        ending = StopRequest()
-        with ending.by([signal.SIGALRM]):
+        with StopRequest(signals=[signal.SIGALRM]) as ending:
             signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-6, 4e-5))
             assert ending.wait(60)
-        ending.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_ask_for_the_end(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with stop_on_signal() as ending:
+    with StopRequest() as ending:
         assert not ending.is_set()
         signal.raise_signal(number)
         assert ending.wait(60)

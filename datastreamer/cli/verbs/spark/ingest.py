@@ -14,7 +14,7 @@ from datastreamer.cli.shared.options import (
     fraction_option,
     number_option,
 )
-from datastreamer.cli.shared.signals import stop_on_signal
+from datastreamer.cli.shared.signals import StopRequest
 from datastreamer.cli.shared.source import server_address
 from datastreamer.cli.verbs.spark.running import MasterOption, spark_session
 from datastreamer.transport.listeners import address_of
@@ -98,7 +98,7 @@ def _options(source: str, stream_type: int | None) -> dict[str, str]:
 
 def _follow(job: Ingest, every: float, out: str) -> None:
     before = job.done
-    with stop_on_signal() as stop:
+    with StopRequest() as stop:
         query = job.follow(every)
         try:
             while not stop.is_set() and not query.awaitTermination(_LOOK_SECONDS):
