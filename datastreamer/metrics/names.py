@@ -20,8 +20,8 @@ class Metric:
 
     kind: Kind
     help: str
-    labels: tuple[str, ...] = ()
     together: Together = "sum"
+    labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
 
 
@@ -39,66 +39,56 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_build_info": Metric(
         "gauge",
         "Always 1; the labels name the versions of the package and of Python.",
-        ("version", "python"),
         "max",
+        ("version", "python"),
     ),
     # The stream.
     "datastreamer_head_entries": Metric(
-        "gauge", "Entries that clients can see, which is the number of the next entry.", (), "max"
+        "gauge", "Entries that clients can see, which is the number of the next entry.", "max"
     ),
     "datastreamer_head_bytes": Metric(
-        "gauge", "Bytes of the stream up to the head, header and padding included.", (), "max"
+        "gauge", "Bytes of the stream up to the head, header and padding included.", "max"
     ),
     "datastreamer_file_replaced": Metric(
         "gauge",
         "1 while the stream's path names no file or a file other than the open one, else 0.",
-        (),
         "max",
     ),
     "datastreamer_index_lag_bytes": Metric(
-        "gauge", "Bytes of entries whose bookmarks are not indexed yet.", (), "max"
+        "gauge", "Bytes of entries whose bookmarks are not indexed yet.", "max"
     ),
     "datastreamer_index_lag_entries": Metric(
-        "gauge", "Entries whose bookmarks are not indexed yet.", (), "max"
+        "gauge", "Entries whose bookmarks are not indexed yet.", "max"
     ),
     "datastreamer_index_on_disk": Metric(
         "gauge",
         "1 if the bookmark index is on disk; 0 if it is in memory or look-ups read the stream.",
-        (),
         "min",
     ),
     # The writer; every process that serves its file reads the same counters.
     "datastreamer_committed_operations_total": Metric(
-        "counter", "Atomic operations committed since the writer opened the stream.", (), "max"
+        "counter", "Atomic operations committed since the writer opened the stream.", "max"
     ),
     "datastreamer_committed_entries_total": Metric(
-        "counter", "Entries in these operations.", (), "max"
+        "counter", "Entries in these operations.", "max"
     ),
     "datastreamer_committed_bytes_total": Metric(
-        "counter", "Bytes that these operations added to the file, padding included.", (), "max"
+        "counter", "Bytes that these operations added to the file, padding included.", "max"
     ),
     "datastreamer_commit_failures_total": Metric(
-        "counter",
-        "Writes and syncs that failed, for example because the disk was full.",
-        (),
-        "max",
+        "counter", "Writes and syncs that failed, for example because the disk was full.", "max"
     ),
     "datastreamer_commit_seconds": Metric(
         "histogram",
         "Duration of commits: hashing, writing and, with --sync commit, the sync.",
-        (),
         "max",
-        _SECONDS,
+        bounds=_SECONDS,
     ),
     "datastreamer_sync_seconds": Metric(
-        "histogram",
-        "Duration of syncs to disk, background syncs included.",
-        (),
-        "max",
-        _SECONDS,
+        "histogram", "Duration of syncs to disk, background syncs included.", "max", bounds=_SECONDS
     ),
     # Connected clients.
-    "datastreamer_clients": Metric("gauge", "Connected clients, by state.", ("state",)),
+    "datastreamer_clients": Metric("gauge", "Connected clients, by state.", labels=("state",)),
     "datastreamer_clients_limit": Metric("gauge", "Maximum number of connected clients."),
     "datastreamer_reserved_clients": Metric(
         "gauge", "Clients above that limit, in slots reserved for known clients."
@@ -108,9 +98,7 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Connections with a provisional slot, which may still authenticate."
     ),
     "datastreamer_clients_lag_entries": Metric(
-        "gaugehistogram",
-        "Streaming clients by their lag in entries.",
-        bounds=(0.0, *_ENTRIES),
+        "gaugehistogram", "Streaming clients by their lag in entries.", bounds=(0.0, *_ENTRIES)
     ),
     "datastreamer_clients_lag_bytes": Metric(
         "gaugehistogram",
@@ -118,29 +106,35 @@ METRICS: Final[dict[str, Metric]] = {
         bounds=(0.0, *_BYTES),
     ),
     "datastreamer_client_lag_entries": Metric(
-        "gauge", "Lag of a client in entries, for the clients with the largest lag.", ("client",)
+        "gauge",
+        "Lag of a client in entries, for the clients with the largest lag.",
+        labels=("client",),
     ),
     "datastreamer_client_lag_bytes": Metric(
-        "gauge", "Lag of a client in bytes, for the clients with the largest lag.", ("client",)
+        "gauge",
+        "Lag of a client in bytes, for the clients with the largest lag.",
+        labels=("client",),
     ),
     # Since the server started.
     "datastreamer_connections_accepted_total": Metric(
         "counter", "Connections accepted as clients."
     ),
     "datastreamer_connections_refused_total": Metric(
-        "counter", "Connections refused, by the limit that they exceeded.", ("reason",)
+        "counter", "Connections refused, by the limit that they exceeded.", labels=("reason",)
     ),
     "datastreamer_authentication_failures_total": Metric(
         "counter",
         "Tokens and certificates that were rejected, by the command that presented them.",
-        ("command",),
+        labels=("command",),
     ),
     "datastreamer_connections_ended_total": Metric(
-        "counter", "Connections that ended, by reason.", ("reason",)
+        "counter", "Connections that ended, by reason.", labels=("reason",)
     ),
-    "datastreamer_commands_total": Metric("counter", "Commands received, by kind.", ("command",)),
+    "datastreamer_commands_total": Metric(
+        "counter", "Commands received, by kind.", labels=("command",)
+    ),
     "datastreamer_errors_total": Metric(
-        "counter", "Requests rejected and connections failed, by kind of error.", ("kind",)
+        "counter", "Requests rejected and connections failed, by kind of error.", labels=("kind",)
     ),
     "datastreamer_sent_bytes_total": Metric(
         "counter", "Bytes of entries, answers and Results handed to the sockets of clients."
@@ -168,11 +162,11 @@ METRICS: Final[dict[str, Metric]] = {
         "Duration of requests for hashes of ranges of entries, the wait for one another included.",
     ),
     "datastreamer_publish_sources": Metric("gauge", "Remote publishers that hold the lease."),
-    "datastreamer_publish_epoch": Metric("gauge", "Epoch of the last lease.", (), "max"),
+    "datastreamer_publish_epoch": Metric("gauge", "Epoch of the last lease.", "max"),
     "datastreamer_publish_operations_total": Metric(
         "counter",
         "Operations that a remote publisher committed: appended, or already in the stream.",
-        ("outcome",),
+        labels=("outcome",),
     ),
     "datastreamer_publish_entries_total": Metric("counter", "Entries of the appended operations."),
     "datastreamer_publish_bytes_total": Metric(
@@ -185,23 +179,17 @@ METRICS: Final[dict[str, Metric]] = {
     "datastreamer_relay_lag_entries": Metric(
         "gauge",
         "Entries that an upstream was last known to hold and the relay lacks.",
-        ("upstream",),
         "max",
+        ("upstream",),
     ),
     "datastreamer_relay_upstream_state": Metric(
-        "gauge",
-        "1 for the upstream's current state, else 0.",
-        ("upstream", "state"),
-        "max",
+        "gauge", "1 for the upstream's current state, else 0.", "max", ("upstream", "state")
     ),
     "datastreamer_relay_updates_total": Metric(
         "counter", "Entries of a relay that were replaced because its upstream updated them."
     ),
     "datastreamer_relay_uncompared_entries": Metric(
-        "gauge",
-        "Entries of a relay whose hashes were not yet compared with the upstream's.",
-        (),
-        "max",
+        "gauge", "Entries of a relay whose hashes were not yet compared with the upstream's.", "max"
     ),
     # Reassembly of payloads from several sources.
     "datastreamer_reassembly_in_flight": Metric(
@@ -220,40 +208,40 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Payloads and prefixes dropped because of their age or the budget."
     ),
     "datastreamer_reassembly_received_total": Metric(
-        "counter", "Messages received, by source.", ("source",)
+        "counter", "Messages received, by source.", labels=("source",)
     ),
     "datastreamer_reassembly_duplicates_total": Metric(
-        "counter", "Received messages that were duplicates, by source.", ("source",)
+        "counter", "Received messages that were duplicates, by source.", labels=("source",)
     ),
     "datastreamer_reassembly_outside_total": Metric(
-        "counter", "Received messages outside of the subscription, by source.", ("source",)
+        "counter", "Received messages outside of the subscription, by source.", labels=("source",)
     ),
     "datastreamer_reassembly_malformed_total": Metric(
-        "counter", "Received messages that could not be parsed, by source.", ("source",)
+        "counter", "Received messages that could not be parsed, by source.", labels=("source",)
     ),
     "datastreamer_reassembly_conflicts_total": Metric(
         "counter",
         "Messages that contradict earlier ones, by source; the source is empty if the message "
         "had waited for a header.",
-        ("source",),
+        labels=("source",),
     ),
     "datastreamer_reassembly_seconds": Metric(
         "histogram",
         "Time from a payload's first message to its last, by the source of the last.",
-        ("source",),
+        labels=("source",),
         bounds=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
     ),
     "datastreamer_reassembly_source_state": Metric(
-        "gauge", "1 for the source's current state, else 0.", ("source", "state"), "max"
+        "gauge", "1 for the source's current state, else 0.", "max", ("source", "state")
     ),
     "datastreamer_reassembly_source_losses_total": Metric(
-        "counter", "Times that the connection to a source was lost or failed.", ("source",)
+        "counter", "Times that the connection to a source was lost or failed.", labels=("source",)
     ),
     # The serving process, under Prometheus's usual names.
     "process_cpu_seconds_total": Metric("counter", "User and system CPU time."),
     "process_resident_memory_bytes": Metric("gauge", "Resident memory."),
     "process_virtual_memory_bytes": Metric("gauge", "Virtual memory."),
     "process_open_fds": Metric("gauge", "Open file descriptors."),
-    "process_max_fds": Metric("gauge", "Maximum number of open file descriptors.", (), "max"),
-    "process_start_time_seconds": Metric("gauge", "Start time as Unix time.", (), "min"),
+    "process_max_fds": Metric("gauge", "Maximum number of open file descriptors.", "max"),
+    "process_start_time_seconds": Metric("gauge", "Start time as Unix time.", "min"),
 }
