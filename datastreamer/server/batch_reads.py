@@ -6,15 +6,15 @@ Owns where an answer begins and ends, within the limits of both sides and of the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
-from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
+from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.messages import BatchQuery, Capabilities
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.storage.read.batch_bounds import Measure, Portion
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.storage.read.batch_bounds import Measure
 from datastreamer.storage.read.spans import Cursor
 
 # Bytes per entry, assumed until the first batch.
@@ -64,59 +64,33 @@ class BatchAnswers:
 
         No other task runs between the last look at the stream and the return.
         """
-        stream, broadcast = self._stream, self._broadcast
-        while True:
-            epoch = stream.epoch
-            if query.from_entry > stream.total_entries:
-                return None
-            try:
-                batch = await self._read(query)
-            except (DamagedFile, UnknownEntry):
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    raise
-            else:
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    return batch
-            await broadcast.settled()
+        while query.from_entry <= self._stream.total_entries:
+            with suppress(Changed), self._broadcast.unchanged():
+                return await self._read(query)
+            await self._broadcast.settled()
+        return None
 
     async def _read(self, query: BatchQuery) -> BatchAnswer:
         reader, cold = self._stream.reader, self._broadcast.cold
         number = query.from_entry
         if self._place.number == number and self._changes == reader.changes:
             start = self._place
-        elif (
-            (page := reader.page_with(number)) is not None and cold.is_warm(*page)
-        ) or number >= reader.head.entries:
-            start = reader.cursor(number)
         else:
-            start = await cold.run(reader.cursor, number)
+            start = await self._broadcast.read(reader.cursor, number)
         changes = reader.changes
         limit = min(query.max_bytes or self._most_bytes, self._most_bytes)
         most = min(query.max_count or self._most_entries, self._most_entries)
         wanted = Measure(*start, most, limit, self._likely)
-        if self._is_warm(start.offset, min(limit, most * self._likely)):
+        size = min(limit, most * self._likely)
+        if cold.is_warm_range(start.offset, size, reader.head.length):
             portion = reader.portion(wanted)
         else:
             self._broadcast.counts.cold_reads += 1
             portion = await cold.run(reader.portion, wanted)
-        return self._made(number, start, portion, changes)
-
-    def _made(self, number: int, start: Cursor, portion: Portion, changes: int) -> BatchAnswer:
         stop = Cursor(portion.offset, portion.number)
         self._place, self._changes = stop, changes
         if portion.entries:
             self._likely = portion.size // portion.entries + 1
-        total = self._stream.reader.head.entries
+        total = reader.head.entries
         head = messages.encode_batch_head(portion.entries, number, total, portion.size)
         return BatchAnswer(head, portion.data, start, stop, portion.size)
-
-    def _is_warm(self, offset: int, size: int) -> bool:
-        """Whether the pages to read are resident."""
-        length, cold = self._broadcast.stream.reader.head.length, self._broadcast.cold
-        first = page_start(page_of(offset))
-        if first in cold.warm and offset + size <= first + PAGE_SIZE:
-            return True
-        last = min(offset + size, length - 1)
-        pages = range(page_of(offset), page_of(last) + 1)
-        starts = [page_start(page) for page in pages]
-        return all(cold.is_warm(at, min(PAGE_SIZE, length - at)) for at in starts)

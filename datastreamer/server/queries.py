@@ -37,7 +37,7 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.server import Event, Refuse
 from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
 from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
@@ -177,25 +177,17 @@ class QueryAnswers:
     async def range(self, query: RangeQuery) -> tuple[Cursor, Cursor] | Refuse:
         """Begin and end of the range in the stream as it is now, or the refusal. No other task runs
         between the last look at the stream and the return."""
-        stream, broadcast = self._stream, self._broadcast
+        cursor = self._stream.reader.cursor
         while True:
-            epoch = stream.epoch
-            first = await self._bookmark(query.first)
-            if first is None:
-                return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
-            last = await self._bookmark(query.last)
-            if last is None or last < first:
-                return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
-            try:
-                start = await self._read(stream.reader.cursor, first)
-                stop = await self._read(stream.reader.cursor, last + 1)
-            except (DamagedFile, UnknownEntry):
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    raise
-            else:
-                if not broadcast.outdated() and stream.epoch == epoch:
-                    return start, stop
-            await broadcast.settled()
+            with contextlib.suppress(Changed), self._broadcast.unchanged():
+                first = await self._bookmark(query.first)
+                if first is None:
+                    return Refuse(RESULT_BAD_FROM_BOOKMARK, close=False)
+                last = await self._bookmark(query.last)
+                if last is None or last < first:
+                    return Refuse(RESULT_BAD_TO_BOOKMARK, close=False)
+                return await self._read(cursor, first), await self._read(cursor, last + 1)
+            await self._broadcast.settled()
 
     async def _answer_to(self, question: Question) -> bytes:
         if isinstance(question, HeaderQuery):
@@ -243,17 +235,10 @@ class QueryAnswers:
         return self._stream.reader.packed(number, prefix=messages.OK, packet_type=PACKET_ANSWER)
 
     async def _read(self, call: Callable[[int], T], number: int) -> T:
-        """`call(number)`, in a thread if entry `number` may not be resident."""
-        if number >= self._stream.reader.head.entries or self._is_warm(number):
-            return call(number)
-        found = await self._broadcast.cold.run(call, number)
+        """As `Broadcast.read`, for an answer that `send` checks against later changes."""
+        found = await self._broadcast.read(call, number)
         await self._broadcast.settled()
         return found
-
-    def _is_warm(self, number: int) -> bool:
-        """Whether entry `number` is known to be resident."""
-        page = self._stream.reader.page_with(number)
-        return page is not None and self._broadcast.cold.is_warm(*page)
 
     async def _bookmark(self, key: bytes) -> int | None:
         """The newest entry with this key. A look-up that is long or may read the disk runs in a
@@ -285,7 +270,7 @@ class QueryAnswers:
         return self._broadcast.cold.look_up(self._stream.bookmark, key)
 
     def _bookmark_at_hand(self, key: bytes) -> int | None:
-        return self._stream.find_bookmark(key, is_resident=self._is_warm)
+        return self._stream.find_bookmark(key, is_resident=self._broadcast.is_resident)
 
     async def _first_event(self, key: bytes) -> bytes:
         number = await self._bookmark(key)

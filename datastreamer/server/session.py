@@ -516,7 +516,7 @@ class Session:
         if self.answers:
             await self.answers.send()
         began = time.perf_counter()
-        answer = await hash_of(self._broadcast, self._broadcast.hashing, query)
+        answer = await hash_of(self._broadcast, query)
         self.answers.begin()
         if answer is None:
             await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))

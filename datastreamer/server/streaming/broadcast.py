@@ -12,11 +12,11 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import trio
 
-from datastreamer.errors import DamagedFile, StreamFileError
+from datastreamer.errors import DamagedFile, NotFound, StreamFileError
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.server.streaming.page_cache import ColdReads
@@ -34,6 +34,13 @@ _PASS_NS = 2_000_000
 _POLL_SECONDS = 0.010
 # Pause after a header that cannot be read.
 _DAMAGE_PAUSE = 1.0
+
+
+T = TypeVar("T")
+
+
+class Changed(Exception):
+    """Committed entries were truncated or updated during a read. Internal to the server."""
 
 
 class LiveSender(Protocol):
@@ -253,6 +260,32 @@ class Broadcast:
         """Whether entries that were just read may be out of date or half updated."""
         self.stream.refresh_open_file()
         return self.changing
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raises `Changed` at the end of the block if committed entries were changed during it,
+        also instead of an error that the change may have caused. No other task runs between the
+        last look at the stream and the end of the block."""
+        epoch = self.stream.epoch
+        try:
+            yield
+        except (DamagedFile, NotFound):
+            if self.outdated() or self.stream.epoch != epoch:
+                raise Changed from None
+            raise
+        if self.outdated() or self.stream.epoch != epoch:
+            raise Changed
+
+    def is_resident(self, number: int) -> bool:
+        """Whether entry `number` is known to be resident."""
+        page = self.stream.reader.page_with(number)
+        return page is not None and self.cold.is_warm(*page)
+
+    async def read(self, call: Callable[[int], T], number: int) -> T:
+        """`call(number)`, in a thread if entry `number` may not be resident."""
+        if number >= self.stream.reader.head.entries or self.is_resident(number):
+            return call(number)
+        return await self.cold.run(call, number)
 
     async def settled(self) -> None:
         """Return when no change is in progress."""

@@ -7,10 +7,11 @@ entries from overtaking a report. Knows no connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
-from datastreamer.errors import DamagedFile, NotFound, UnknownEntry
+from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.format import MAX_HASH_BYTES
 from datastreamer.protocol.following import (
     FollowBegun,
@@ -21,7 +22,7 @@ from datastreamer.protocol.following import (
     encode_truncation,
     encode_update,
 )
-from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.storage.header.records import NO_ID, Change
 from datastreamer.storage.read.range_hash import hash_range
 from datastreamer.storage.stream import DataStream
@@ -104,28 +105,21 @@ class ChangeReports:
         return b"".join(found), upto
 
 
-async def hash_of(
-    broadcast: Broadcast, limiter: trio.CapacityLimiter, query: HashQuery
-) -> bytes | None:
+async def hash_of(broadcast: Broadcast, query: HashQuery) -> bytes | None:
     """The answer to `query` for the stream as it is now; None if the first entry is past its end.
     Raises what the stream raises."""
     stream: DataStream = broadcast.stream
     most = min(query.max_bytes or MAX_HASH_BYTES, MAX_HASH_BYTES)
     while True:
         await broadcast.settled()
-        epoch, place = stream.epoch, stream.recorded_epoch
+        place = stream.recorded_epoch
         first, end = query.first, min(query.end, stream.total_entries)
         if first >= end:
             return None
-        try:
+        with suppress(Changed), broadcast.unchanged():
             end, digest = await trio.to_thread.run_sync(
-                hash_range, stream.reader, first, end, most, limiter=limiter
+                hash_range, stream.reader, first, end, most, limiter=broadcast.hashing
             )
-        except (DamagedFile, NotFound):
-            if not broadcast.outdated() and stream.epoch == epoch:
-                raise
-        else:
-            if not broadcast.outdated() and stream.epoch == epoch:
-                return RangeHash(first, end, place or 0, digest).pack()
+            return RangeHash(first, end, place or 0, digest).pack()
         # The stream changed meanwhile: a shorter range is more likely to be hashed between changes.
         most = max(1, most // 4)

@@ -8,17 +8,17 @@ waiting for a commit `session.py`'s.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import trio
 
 from datastreamer._filtered import Choice
-from datastreamer.errors import DamagedFile, UnknownEntry
-from datastreamer.format import PAGE_SIZE, U32_MAX, page_of, page_start
+from datastreamer.format import U32_MAX
 from datastreamer.protocol import messages
 from datastreamer.protocol.filter.messages import FilteredRead, encode_head
 from datastreamer.server.limits import Limits
-from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.read.spans import Cursor
@@ -53,10 +53,6 @@ class Frame(NamedTuple):
         return encode_head(self.entries, self.first, self.stop.number, total, epoch, self.size)
 
 
-class Changed(Exception):
-    """The stream was changed during the scan; internal to this module."""
-
-
 async def _look(
     broadcast: Broadcast,
     reader: Reader,
@@ -73,47 +69,32 @@ async def _look(
     the stream raises; no other task runs between the last look at the stream and the return."""
     place, entries, size, scanned = begin, 0, 0, 0
     parts: list[bytes] = []
-    epoch = broadcast.stream.epoch
-    while True:
-        wanted = Wanted(
-            *place, stop, choice, most_entries - entries, most_bytes - size, not entries
-        )
-        try:
-            if _is_warm(broadcast, place.offset):
+    cold, length = broadcast.cold, broadcast.stream.reader.head.length
+    with broadcast.unchanged():
+        while True:
+            wanted = Wanted(
+                *place, stop, choice, most_entries - entries, most_bytes - size, not entries
+            )
+            if cold.is_warm_range(place.offset, SLICE_BYTES, length):
                 found = reader.matches(wanted)
             else:
                 broadcast.counts.cold_reads += 1
-                found = await broadcast.cold.run(reader.matches, wanted)
-        except (DamagedFile, UnknownEntry):
-            if broadcast.outdated() or broadcast.stream.epoch != epoch:
-                raise Changed from None
-            raise
-        if broadcast.outdated() or broadcast.stream.epoch != epoch:
-            raise Changed
-        broadcast.counts.filter_scanned += found.scanned
-        scanned += found.scanned
-        place = Cursor(found.offset, found.number)
-        if found.data is None:
-            return Frame(first, begin, place, found.entries, found.size, None, found.start)
-        if found.entries:
-            parts.append(found.data)
-            entries, size = entries + found.entries, size + found.size
-        if found.full or place.number >= stop or scanned >= scan:
-            break
-        await trio.lowlevel.checkpoint()
-        if broadcast.outdated() or broadcast.stream.epoch != epoch:
-            raise Changed
+                found = await cold.run(reader.matches, wanted)
+            if broadcast.outdated():
+                raise Changed
+            broadcast.counts.filter_scanned += found.scanned
+            scanned += found.scanned
+            place = Cursor(found.offset, found.number)
+            if found.data is None:
+                return Frame(first, begin, place, found.entries, found.size, None, found.start)
+            if found.entries:
+                parts.append(found.data)
+                entries, size = entries + found.entries, size + found.size
+            if found.full or place.number >= stop or scanned >= scan:
+                break
+            await trio.lowlevel.checkpoint()
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     return Frame(first, begin, place, entries, size, data, 0)
-
-
-def _is_warm(broadcast: Broadcast, offset: int) -> bool:
-    """Whether the next slice to scan, up to two pages, is resident."""
-    length, cold = broadcast.stream.reader.head.length, broadcast.cold
-    last = min(offset + SLICE_BYTES, length) - 1
-    pages = range(page_of(offset), page_of(last) + 1)
-    starts = [page_start(page) for page in pages]
-    return all(cold.is_warm(at, min(PAGE_SIZE, length - at)) for at in starts)
 
 
 class FilteredReads:
@@ -135,15 +116,12 @@ class FilteredReads:
 
         No other task runs between the last look at the stream and the return.
         """
-        stream, broadcast = self._stream, self._broadcast
-        while True:
-            if query.from_entry > stream.total_entries:
-                return None
-            try:
+        while query.from_entry <= self._stream.total_entries:
+            with suppress(Changed), self._broadcast.unchanged():
                 return await self._read(query, looked)
-            except Changed:
-                looked = None
-            await broadcast.settled()
+            looked = None
+            await self._broadcast.settled()
+        return None
 
     async def _read(self, query: FilteredRead, looked: Frame | None) -> Frame:
         number, reader = query.from_entry, self._stream.reader
@@ -153,8 +131,10 @@ class FilteredReads:
             begin = looked.stop
         elif stop <= number:
             begin = Cursor(head.length, number)
+        elif self._place.number == number and self._changes == reader.changes:
+            begin = self._place
         else:
-            begin = await self._place_of(number)
+            begin = await self._broadcast.read(reader.cursor, number)
         if stop <= begin.number:
             return Frame(number, begin, begin, 0, 0, b"", 0)
         changes = reader.changes
@@ -172,24 +152,6 @@ class FilteredReads:
         self._place, self._changes = frame.stop, changes
         return frame
 
-    async def _place_of(self, number: int) -> Cursor:
-        stream, broadcast, reader = self._stream, self._broadcast, self._stream.reader
-        if self._place.number == number and self._changes == reader.changes:
-            return self._place
-        page = reader.page_with(number)
-        if page is not None and broadcast.cold.is_warm(*page):
-            return reader.cursor(number)
-        epoch = stream.epoch
-        try:
-            place = await broadcast.cold.run(reader.cursor, number)
-        except (DamagedFile, UnknownEntry):
-            if broadcast.outdated() or stream.epoch != epoch:
-                raise Changed from None
-            raise
-        if broadcast.outdated() or stream.epoch != epoch:
-            raise Changed
-        return place
-
     def begins_with(self, frame: Frame) -> bytes:
         """Result and head of the answer with `frame`."""
         stream = self._stream
@@ -202,8 +164,6 @@ class FilteredSending:
     def __init__(self, broadcast: Broadcast, types: tuple[int, ...]) -> None:
         self.frame: Frame | None = None
         """The frame that is being sent."""
-        self.taken = 0
-        """Bytes of frames that the kernel accepted, without long runs."""
         self._broadcast = broadcast
         self._choice = Choice(types)
         # The frame's bytes without a long run, and how many of them are sent.
@@ -304,7 +264,6 @@ class FilteredSending:
         """`count` more bytes were sent; returns whether only a long run is left."""
         assert self._data is not None
         self._sent += count
-        self.taken += count
         return self._sent == len(self._head) + len(self._data)
 
     def let_go(self) -> None:

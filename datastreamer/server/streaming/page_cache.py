@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import trio
 
+from datastreamer.format import PAGE_SIZE, page_of, page_start
+
 # One byte in this many is probed: less than the kernel's read-ahead.
 _PROBE_STEP = 64 * 1024
 # Read ahead beyond the requested bytes, so that the next span is resident in time.
@@ -70,6 +72,13 @@ class ColdReads:
             return False
         self.warm.add(start)
         return True
+
+    def is_warm_range(self, start: int, count: int, length: int) -> bool:
+        """As `is_warm`, for the pages with `count` bytes from `start`, in a file of `length`
+        bytes."""
+        last = min(start + count, length) - 1
+        pages = [page_start(page) for page in range(page_of(start), page_of(last) + 1)]
+        return all(self.is_warm(page, min(PAGE_SIZE, length - page)) for page in pages)
 
     def look_again(self, now: float) -> None:
         """Forget `warm` once a second: pages may have been evicted. `now` is the loop's time."""

@@ -12,9 +12,9 @@ import enum
 
 import trio
 
-from datastreamer.errors import DamagedEntry, DamagedFile, UnknownEntry
+from datastreamer.errors import DamagedEntry, DamagedFile
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import Broadcast
+from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.send_bounds import SendBounds
@@ -239,14 +239,10 @@ class Sender:
             self.cursor = view.cursor(self.cursor.number)
         else:
             # This takes several reads of cold pages, one after the other.
-            epoch = self._stream.epoch
             try:
-                place = await broadcast.cold.run(view.cursor, self.cursor.number)
-            except (DamagedFile, UnknownEntry):
-                if not broadcast.outdated() and self._stream.epoch == epoch:
-                    raise
-                return False
-            if broadcast.outdated() or self._stream.epoch != epoch:
+                with broadcast.unchanged():
+                    place = await broadcast.cold.run(view.cursor, self.cursor.number)
+            except Changed:
                 return False
             self.cursor = place
         self.at = self.cursor.offset
