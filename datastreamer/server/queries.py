@@ -39,10 +39,10 @@ from datastreamer.server.batch_reads import BatchAnswers
 from datastreamer.server.limits import Limits
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.filtered import FilteredReads
+from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.storage.bookmarks.keeper import NotAtHandError
 from datastreamer.storage.read.batch_bounds import KEPT_BYTES
 from datastreamer.storage.read.spans import Cursor
-from datastreamer.transport.server_stream import Transport
 
 Question: TypeAlias = (
     EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
@@ -59,12 +59,12 @@ _INLINE_SCAN = 1 << 20
 class QueryAnswers:
     """The answers to one client's queries that are not sent yet."""
 
-    def __init__(self, broadcast: Broadcast, transport: Transport, limits: Limits) -> None:
+    def __init__(self, broadcast: Broadcast, output: ClientOutput, limits: Limits) -> None:
         self.batches = BatchAnswers(broadcast, limits)
         self.filters = FilteredReads(broadcast, limits)
         self._broadcast = broadcast
         self._stream = broadcast.stream
-        self._transport = transport
+        self._output = output
         # Answers, the epoch that they were read at, and the queries, to be answered again if the
         # epoch has changed.
         self._answers: list[bytes] = []
@@ -74,10 +74,6 @@ class QueryAnswers:
         self._unread = False
         self.size = 0
         """Bytes of answers that wait to be sent."""
-        self.sent = 0
-        """Bytes sent so far."""
-        self.blocked = False
-        """Whether bytes wait for room in the socket."""
 
     def __bool__(self) -> bool:
         return bool(self._answers)
@@ -146,14 +142,7 @@ class QueryAnswers:
         self.size = 0
         data = answers[0] if len(answers) == 1 else b"".join(answers)
         del answers  # keep only one copy for a client that does not read
-        sent = self._transport.send_now(data)
-        self.sent += sent
-        if sent < len(data):
-            self.blocked = True
-            await self._transport.send(memoryview(data)[sent:])
-            self.blocked = False
-            self.sent += len(data) - sent
-        self._broadcast.counts.bytes_sent += len(data)
+        await self._output.send(data)
 
     async def place(
         self,

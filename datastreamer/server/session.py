@@ -46,6 +46,7 @@ from datastreamer.server.queries import QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
 from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten, hash_of
+from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.sender import Sender, State
 from datastreamer.server.timeouts import LIFETIMES, Activity
 from datastreamer.storage.read.spans import Cursor
@@ -128,8 +129,9 @@ class Session:
         self.transport = transport
         self._client_proof = ClientProof(transport, gate, place, token_examiner)
         self.socket = connection
-        self.sender = Sender(broadcast, transport)
-        self.answers = QueryAnswers(broadcast, transport, limits)
+        self._output = ClientOutput(transport, broadcast.counts)
+        self.sender = Sender(broadcast, transport, self._output)
+        self.answers = QueryAnswers(broadcast, self._output, limits)
         self.protocol = ServerConnection(
             broadcast.stream.header.stream_type,
             publishing=publish_lease is not None,
@@ -206,12 +208,12 @@ class Session:
     @property
     def blocked(self) -> bool:
         """Whether bytes wait for room in the client's socket."""
-        return self.sender.blocked or self.answers.blocked
+        return self._output.blocked
 
     @property
     def sent(self) -> tuple[int, int]:
         """Changes whenever the kernel accepted a byte for the client."""
-        return self.sender.at + self.sender.taken, self.answers.sent
+        return self.sender.at, self._output.sent
 
     def affected(self, start: int, offset: int, stop: int | None, end: int, late: bool) -> bool:
         """As `Sender.affected`; False for a session that was ended."""

@@ -124,7 +124,7 @@ async def test_what_was_asked_is_answered(stream: DataStream) -> None:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(peer.send, b"".join(map(wire.entry, asked)))
-        await until(lambda: any(each.answers.blocked for each in rig.server.sessions))
+        await until(lambda: any(each.blocked for each in rig.server.sessions))
         [session] = rig.server.sessions
         nursery.start_soon(rig.server.finish, 10)
         await until(lambda: rig.server.unready)

@@ -17,6 +17,7 @@ from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
 from datastreamer.server.streaming.broadcast import Broadcast, Changed
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
+from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.send_bounds import SendBounds
 from datastreamer.server.streaming.zero_copy import ZeroCopySends
 from datastreamer.storage.read.spans import Cursor, Span
@@ -44,10 +45,11 @@ class State(enum.Enum):
 class Sender:
     """Sends entries to one client, from a Start to its Stop or to the client's end."""
 
-    def __init__(self, broadcast: Broadcast, transport: Transport) -> None:
+    def __init__(self, broadcast: Broadcast, transport: Transport, output: ClientOutput) -> None:
         self.state = State.IDLE
         self.streaming = False
         self.transport = transport
+        self._output = output
         # The next entry to send, and the file offset of the next byte to send: ahead of the
         # cursor while an entry, or a span of entries, is half sent.
         self.cursor = Cursor(0, 0)
@@ -60,8 +62,6 @@ class Sender:
         self._filtered: FilteredSending | None = None
         # Results to send between two entries.
         self.results: list[bytes] = []
-        self.blocked = False
-        """Whether bytes wait for room in the socket."""
         self._broadcast = broadcast
         self._stream = broadcast.stream
         self._zero_copy = ZeroCopySends(transport)
@@ -192,10 +192,7 @@ class Sender:
             # A part of the announcement for the next entries may have been sent.
             results, self.results = b"".join((self._bounds.unannounced, *self.results)), []
             self._bounds.unannounced = b""
-            self.blocked = True
-            await self.transport.send(results)
-            self.blocked = False
-            broadcast.counts.bytes_sent += len(results)
+            await self._output.send(results)
             self._results_sent.set()
             self._results_sent = trio.Event()
             return self._ending
@@ -227,10 +224,7 @@ class Sender:
             return
         # A part of the announcement for the next entries may have been sent.
         announcement, self._bounds.unannounced = self._bounds.unannounced, b""
-        self.blocked = True
-        await self.transport.send(announcement + reports)
-        self.blocked = False
-        self._broadcast.counts.bytes_sent += len(announcement) + len(reports)
+        await self._output.send(announcement + reports)
 
     async def _locate(self) -> bool:
         """Find the file offset of the first entry; False if the stream was changed meanwhile."""
@@ -277,11 +271,6 @@ class Sender:
         end = self._frame_end
         return end is not None and start < end.number and self.cursor.number < stop
 
-    @property
-    def taken(self) -> int:
-        """Bytes of frames that the kernel accepted; they do not move `at`."""
-        return 0 if self._filtered is None else self._filtered.taken
-
     def _between_entries(self) -> bool:
         """Whether nothing is half sent; moves the cursor past what was sent whole."""
         if self._filtered is not None:
@@ -321,9 +310,7 @@ class Sender:
                 self.at = self.span.start
             if self.span is not None:
                 if self._bounds.unannounced and not broadcast.outdated():
-                    self.blocked = True
                     await self._send_before(b"")
-                    self.blocked = False
                 overtaking = (
                     not self.half_sent and self._change_reports and self._change_reports.due
                 )
@@ -346,41 +333,32 @@ class Sender:
             place = chunk.boundary(at + sent)
             del chunk  # a client that stops reading keeps only the rest in memory
             self.at = at + sent  # being sent: a change there affects this client
-            self.blocked = True
             await self._send_before(rest)
-            self.blocked = False
         else:
-            sent = await self._send_now(rest)
+            sent = self._send_now(rest)
             place = chunk.boundary(at + sent)
             del chunk
-        broadcast.counts.bytes_sent += sent
         self._move(place)
         self.at = max(at + sent, place.offset)
         if sent < len(rest):
             del rest  # a client that stops reading keeps no entry in memory
-            await self._wait_writable()
+            await self._output.wait_writable()
         else:
             await trio.lowlevel.checkpoint()
 
     async def _send_before(self, rest: memoryview | bytes) -> None:
         """Send the announcement for these entries, and the entries."""
         announcement, self._bounds.unannounced = self._bounds.unannounced, b""
-        self._broadcast.counts.bytes_sent += len(announcement)
-        await self.transport.send(b"".join((announcement, rest)) if announcement else rest)
+        await self._output.send(b"".join((announcement, rest)) if announcement else rest)
 
-    async def _send_now(self, rest: memoryview) -> int:
+    def _send_now(self, rest: memoryview) -> int:
         """The same without waiting; returns how many bytes of the entries were sent."""
         announcement = self._bounds.unannounced
         if not announcement:
-            return self.transport.send_now(rest)
-        sent = self.transport.send_now(b"".join((announcement, rest)))
-        if sent >= len(announcement):
-            self._bounds.unannounced = b""
-            self._broadcast.counts.bytes_sent += len(announcement)
-            return sent - len(announcement)
+            return self._output.send_now(rest)
+        sent = self._output.send_now(b"".join((announcement, rest)))
         self._bounds.unannounced = announcement[sent:]
-        self._broadcast.counts.bytes_sent += sent
-        return 0
+        return max(0, sent - len(announcement))
 
     async def _send_frame(self, filtered: FilteredSending) -> None:
         """One turn of sending frames."""
@@ -405,13 +383,10 @@ class Sender:
             return
         if transport.socket_fd is None:
             sent = len(rest)
-            self.blocked = True
-            await transport.send(rest)
-            self.blocked = False
+            await self._output.send(rest)
         else:
-            sent = transport.send_now(rest)
+            sent = self._output.send_now(rest)
         del rest
-        broadcast.counts.bytes_sent += sent
         if not filtered.took(sent):
             await self._wait_for_room(filtered)
             return
@@ -426,14 +401,13 @@ class Sender:
         await trio.lowlevel.checkpoint()
 
     async def _wait_for_room(self, filtered: FilteredSending) -> None:
-        """As `_wait_writable`; frees the frame's bytes if the client reads nothing for long."""
-        self.blocked = True
+        """Wait for room in the socket; free the frame's bytes if the client reads nothing for
+        long."""
         with trio.move_on_after(PATIENCE_SECONDS) as patience:
-            await self.transport.wait_writable()
+            await self._output.wait_writable()
         if patience.cancelled_caught:
             filtered.let_go()
-            await self.transport.wait_writable()
-        self.blocked = False
+            await self._output.wait_writable()
 
     async def _warmed(self) -> bool:
         """Read the next bytes from the disk if they are not resident; True if it used this turn."""
@@ -463,10 +437,9 @@ class Sender:
     async def _send_span(self, span: Span) -> None:
         count = min(span.end - self.at, _SENDFILE_BYTES)
         try:
-            sent = self.transport.send_file(self._stream.fileno(), self.at, count)
+            sent = self._output.send_file(self._stream.fileno(), self.at, count)
         except EOFError:
             raise DamagedEntry(self._stream.path, self.at, "the file ends there") from None
-        self._broadcast.counts.bytes_sent += sent
         self.at += sent
         self._zero_copy.sent(self.at)
         if self.at == span.end:
@@ -474,14 +447,9 @@ class Sender:
             self.span = None
             self.at = self.cursor.offset
         if sent < count:
-            await self._wait_writable()
+            await self._output.wait_writable()
         else:
             await trio.lowlevel.checkpoint()
-
-    async def _wait_writable(self) -> None:
-        self.blocked = True
-        await self.transport.wait_writable()
-        self.blocked = False
 
     async def _go_live(self) -> None:
         """Everything is sent: join the broadcast until a nudge."""
