@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from datastreamer._codec import EntryBatch
 from datastreamer.errors import DamagedEntry, NotFound, StreamBusy, UnknownEntry
@@ -30,7 +30,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.bookmarks.audit import IndexAudit
-from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
+from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
@@ -58,10 +58,18 @@ def verify(path: PathLike, *, progress: Progress | None = None) -> Report:
     device), `StreamFileError` if the file cannot be read at all, and `StreamBusy` if it is
     truncated faster than it can be checked.
     """
-    name = os.fspath(path)
-    file = open_file(OsDisk(), name, name, write=False)
-    try:
+    with opened(path, OsDisk()) as (file, name):
         return examine(file, name, progress).report
+
+
+@contextlib.contextmanager
+def opened(path: PathLike, disk: Disk, *, write: bool = False) -> Iterator[tuple[File, str]]:
+    """The file at `path`, and the path as text. Errors of the system are raised as
+    `StreamFileError`."""
+    name = os.fspath(path)
+    file = open_file(disk, name, name, write=write)
+    try:
+        yield file, name
     except OSError as error:
         raise os_error(name, error, "cannot be read") from error
     finally:
@@ -97,7 +105,9 @@ def examine(file: File, path: str, progress: Progress | None = None) -> Examinat
         changed += changes.count
         claimed = None if examination is None else examination.claimed
         looked_at = U64_MAX if claimed is None else claimed.entries
-        if changes.unknown or (changes.lowest is not None and changes.lowest.start < looked_at):
+        # A change may be why entries did not match the commit record that was read before it.
+        unknown = changes.unknown or (examiner.unmatched and changes.count > 0)
+        if unknown or (changes.lowest is not None and changes.lowest.start < looked_at):
             if changes.lowest is not None:
                 most = min(changes.lowest.start, U64_MAX if most is None else most)
             continue
@@ -133,6 +143,8 @@ class _Examiner:
         self._odd_bookmarks = 0
         self._audit: IndexAudit | None = None
         self._whole = Head()  # the end of the entries before the first damage found
+        # Whether entries that a writer shows do not match its commit record.
+        self.unmatched = False
 
     def run(self) -> Examination:
         if len(self.page) < HEADER_PAGE_SIZE:
@@ -186,9 +198,9 @@ class _Examiner:
             done.header = page.raw
         elif known is not None and known[:3] != page.raw[:3]:
             names = ("version", "system id", "stream type")
-            stands = ", ".join(f"{n} {v}" for n, v in zip(names, page.raw[:3], strict=True))
+            stored = ", ".join(f"{n} {v}" for n, v in zip(names, page.raw[:3], strict=True))
             last = ", ".join(f"{n} {v}" for n, v in zip(names, known[:3], strict=True))
-            what = f"the header says {stands}; the last one known to be on disk says {last}"
+            what = f"the header says {stored}; the last one known to be on disk says {last}"
             self._done.problem(HEADER_OFFSET, what, Help.HEADER)
 
     def _check_records(self) -> None:
@@ -205,7 +217,7 @@ class _Examiner:
             what = "the record of the stream's source is about another stream"
             self._done.problem(records.SOURCE_OFFSETS[0], what, Help.RECORDS)
 
-    # How far the stream goes.
+    # Where the stream ends.
 
     def _claim(self) -> Head | None:
         """The end that the header names (beside a writer: the visible end), if it is possible."""
@@ -232,10 +244,11 @@ class _Examiner:
         """Without the entries that the stream's writer may be about to truncate."""
         reached = longest_whole(self._file, record)
         if reached < seen:
+            self.unmatched = True
             self._report.notes.append(
                 f"entries {reached.entries} to {seen.entries - 1} are not what was committed; "
-                "their writer has yet to compare them with the commit record, or lost them by a "
-                "failed sync: they are not checked"
+                "their writer has yet to compare them with the commit record, or lost them in a "
+                "failed sync: they were not checked"
             )
         return min(seen, reached)
 

@@ -1,4 +1,4 @@
-"""What `verify` finds beside damage of the bytes: see `test_damage.py` for that.
+"""What `verify` finds; `test_damage.py` tests damaged bytes.
 
 A living writer, the index, entries that were not synced, notes, and its own bounds.
 """
@@ -78,7 +78,7 @@ def test_an_empty_stream(tmp_path: Path) -> None:
 
 
 def test_every_golden_file(golden: Golden) -> None:
-    """None of them is damaged, whatever was done to them; each counts what a scan counts."""
+    """None of them is damaged; each has the counts of a scan."""
     for name in golden.names():
         path = golden.unpack(name)
         report = verify(path)
@@ -132,7 +132,7 @@ def test_up_to_what_is_visible(tmp_path: Path) -> None:
 
 
 def test_while_a_writer_is_busy(tmp_path: Path) -> None:
-    """Nothing that a healthy writer does looks like damage: commits, truncations, updates."""
+    """No commit, truncation or update of a healthy writer looks like damage."""
     path = tmp_path / "busy.bin"
     ending = threading.Event()
     with DataStream.create(path, sync="os") as stream:
@@ -372,18 +372,18 @@ def test_an_index_that_lacks_a_bookmark(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "n"), [(b"k", 1), (b"new", 0), (b"k", 6), (b"k", 99)])
-def test_an_index_that_says_too_much(path: Path, key: bytes, n: int) -> None:
+def test_an_index_with_a_wrong_bookmark(path: Path, key: bytes, n: int) -> None:
     change_index(path, add=[(key, n)], remove=[])
     (problem,) = verify(path).problems
     assert problem.what == f"the index wrongly lists entry {n} for the bookmark 0x{key.hex()}"
 
 
-def test_an_index_that_is_wrong_both_ways(path: Path) -> None:
+def test_an_index_that_lacks_one_and_has_a_wrong_one(path: Path) -> None:
     change_index(path, add=[(b"k", 2)], remove=[(b"k", 3)])
     assert len(verify(path).problems) == 2
 
 
-def test_an_index_that_is_wrong_all_over(path: Path, monkeypatch) -> None:
+def test_an_index_with_many_wrong_bookmarks(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(audit, "_MAX_PROBLEMS", 4)
     change_index(path, add=[(b"new", n) for n in range(10)], remove=[])
     report = verify(path)
@@ -395,7 +395,7 @@ def test_an_index_with_a_flipped_bit(path: Path) -> None:
     data = index_of(path) / "data.mdb"
     content = bytearray(data.read_bytes())
     at = -1
-    while (at := content.find(b"\x01k", at + 1)) >= 0:  # in each state that is kept of it
+    while (at := content.find(b"\x01k" + bytes(7), at + 1)) >= 0:  # in each state that the file holds
         content[at + 1] ^= 1
     data.write_bytes(content)
     (problem,) = verify(path).problems
@@ -416,10 +416,10 @@ def test_an_index_that_cannot_be_read(path: Path, damage: str) -> None:
     assert report.entries == 7
 
 
-# Its bounds.
+# Limits.
 
 
-def test_an_update_under_way_is_mentioned(path: Path) -> None:
+def test_an_update_under_way_is_a_note(path: Path) -> None:
     undo = Undo(bytes(16), 0, bytes(38), 4096, b"old", b"new")
     journal.put(OsDisk(), str(path), undo, Access.private())
     report = verify(path)
@@ -438,7 +438,7 @@ def test_half_an_update(path: Path) -> None:
     assert problem.repair.startswith("repair")
 
 
-def test_goes_on_page_by_page(tmp_path: Path) -> None:
+def test_it_continues_with_the_next_page(tmp_path: Path) -> None:
     path = make(tmp_path / "pages.bin", [(1, b"x" * 400_000) for _ in range(20)])
     content = bytearray(path.read_bytes())
     for page in (1, 4, 5):
@@ -454,7 +454,7 @@ def test_goes_on_page_by_page(tmp_path: Path) -> None:
     assert {problem.repair for problem in report.problems} == {"repair truncates to 2 entries"}
 
 
-def test_tells_so_many_problems_and_no_more(tmp_path: Path, monkeypatch) -> None:
+def test_the_number_of_problems_is_limited(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(report_module, "_MOST_PROBLEMS", 2)
     path = make(tmp_path / "pages.bin", [(1, b"x" * 600_000) for _ in range(6)])
     content = bytearray(path.read_bytes())
@@ -492,7 +492,7 @@ def test_a_page_that_the_system_cannot_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_an_index_of_another_user_is_no_problem(tmp_path: Path, kind: str, live: bool) -> None:
-    """It is not looked at, whatever is in it."""
+    """It is not read, whatever its content."""
     path = make(tmp_path / "s.bin", [(1, b"x")], index="memory")
     folder = tmp_path / "s.bin.index"
     folder.mkdir()
