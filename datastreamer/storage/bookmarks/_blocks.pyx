@@ -36,7 +36,7 @@ cdef enum:
     BEFORE = 8
     UPTO = BEFORE + SORTED_SIZE
     PAIRS = UPTO + SORTED_SIZE
-    # Three to a page of LMDB's: 4,080 bytes without its head, and 10 and the place for each.
+    # Three blocks fill a page of LMDB: 4,080 bytes, and each block needs its place and 10 bytes.
     MOST_BYTES = 1324
     LEAST_PAIR = 1 + 1 + 8
     MOST_PAIRS = (MOST_BYTES - PAIRS) // LEAST_PAIR
@@ -135,10 +135,10 @@ cdef class _BlockView:
 
 
 def look_up(block, bytes place not None):
-    """The newest number up to `place` of its key, or -1: there is none.
+    """The newest number of a key up to `place`; -1 if there is none.
 
-    Bytes where the range begins among the numbers of that key: the place to look up next.
-    `block` is the one that is stored for `place`. Raises `DamagedBlockError`.
+    If the block's range begins among the numbers of that key, returns the place to look up next, as
+    bytes. `block` is the one that is stored for `place`. Raises `DamagedBlockError`.
     """
     cdef _BlockView view = _BlockView(block)
     cdef const uint8_t* wanted = <const uint8_t*>PyBytes_AS_STRING(place)
@@ -287,7 +287,7 @@ cdef tuple changed(block, bytes run, Py_ssize_t at, bint put):
         for i in range(used):
             total += packed_size(pairs[i])
         if not appended and total > MOST_BYTES - PAIRS:
-            # Equally full, so that each has space for pairs in between.
+            # The blocks are equally full, so that each has space for later pairs.
             parts = total // (MOST_BYTES - PAIRS - MAX_BOOKMARK_SIZE - 9) + 1
             most = min(MOST_BYTES, PAIRS + total // parts + MAX_BOOKMARK_SIZE + 9)
         return packed(pairs, used, view.base + BEFORE, view.base + UPTO, most), at

@@ -17,10 +17,10 @@ from datastreamer._codec cimport BatchColumns, columns_of
 from datastreamer._entry cimport HEAD_SIZE, MAX_BOOKMARK_SIZE, TYPE_BOOKMARK, get_u64, put_u64
 
 cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil:
-    """Sort by key; pairs of one key keep their order. Ends with the result in `pairs`.
+    """Sort `pairs` by key; pairs of one key keep their order.
 
-    A radix sort from the last byte to the first, without the bytes in which no two pairs differ:
-    real keys use few of the 16.
+    A radix sort from the last byte to the first. It skips bytes in which no two pairs differ: real
+    keys use few of the 16.
     """
     cdef Py_ssize_t places[ORDER_SIZE][256]
     cdef Py_ssize_t i, at, held, sum_
@@ -57,8 +57,7 @@ cdef void put_in_order(Pair* pairs, Pair* room, Py_ssize_t count) noexcept nogil
 cdef class Pairs:
     """A list of (key, entry number) in ascending order of the numbers; keys of 1 to 16 bytes.
 
-    Iterating gives tuples; who adds to it or cuts it meanwhile does not disturb that, but
-    may or may not be seen.
+    An iteration yields tuples; it may or may not see what is added or removed meanwhile.
     """
 
     cdef Pair* _pairs
@@ -231,8 +230,7 @@ cdef class _Run:
 cdef class Merged:
     """Merged(runs): one run of several, in order.
 
-    `runs` are buffers that `Pairs.sorted` made, or copies of them; they are held until this
-    is gone.
+    `runs` are buffers that `Pairs.sorted` made, or copies of them; `Merged` holds them.
     """
 
     def __cinit__(self, runs):
@@ -284,7 +282,8 @@ cdef class Merged:
 
 
 def newest_in(batch, bytes key not None):
-    """The highest number of the batch's entries that are the bookmark `key`; None without one."""
+    """The highest number of the batch's entries that are the bookmark `key`; None if there is none.
+    """
     cdef BatchColumns columns
     cdef Py_ssize_t i
     cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(key)

@@ -163,7 +163,7 @@ class LmdbIndex(BookmarkIndex):
                     if opened is not known.opened:
                         return None  # nothing was ever written to it
                     raise DamagedBlockError("a block is missing")
-                # The key is missing: be sure that the block belongs to the newest state.
+                # The key is missing: check that the block belongs to the newest state.
                 packed = transaction.get(_WATERMARK_KEY, b"")
                 if packed == known.packed or opened is not known.opened:
                     return None
@@ -342,7 +342,7 @@ def _why(error: Exception, folder: str) -> str:
 
 
 def _unpack_watermark(packed: bytes) -> Watermark | None:
-    """None if there is none of this layout. Raises `DamagedBlockError`."""
+    """The watermark; None if it is missing or of another layout. Raises `DamagedBlockError`."""
     if not packed:
         return None
     if len(packed) < _WATERMARK.size + _SUM_SIZE or (
@@ -441,10 +441,7 @@ def _remove(folder: str, access: Access) -> None:
 def _is_written(path: str) -> bool:
     """Whether a process has the stream file at `path` open for writing."""
     try:
-        file = OsDisk().open(path, write=False)
+        with contextlib.closing(OsDisk().open(path, write=False)) as file:
+            return file.locked_elsewhere()
     except OSError:
         return False
-    try:
-        return file.locked_elsewhere()
-    finally:
-        file.close()

@@ -70,42 +70,31 @@ class SharedEnvironment:
         self.opened = self.open(beside_writer)
 
     def open(self, beside_writer: bool = False) -> Opened:
-        # A reader that uses LMDB's lock file writes to it, which it need not do if no process
-        # writes the index. (If a writer starts nevertheless: LMDB reuses the pages of a snapshot
-        # two transactions later at the earliest, and each look-up is a transaction of its own.)
-        place = self._folder()
-        try:
-            return self._open_in(place, beside_writer)
-        except BaseException:
-            place.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            place = undo.enter_context(self._folder())
+            for name in place.irregular:
+                raise IndexFailed(
+                    os.path.join(self.folder, name),
+                    "is in the place of a file of the bookmark index; move it elsewhere",
+                )
+            # A reader that uses LMDB's lock file writes to it, which it need not do if no process
+            # writes the index. (If a writer starts nevertheless: LMDB reuses the pages of a
+            # snapshot two transactions later at the earliest, and each look-up is a transaction of
+            # its own.)
+            lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
+            if self.write:
+                _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)
+            env = _environment(place, self.write, lock)
+            undo.callback(env.close)
+            self.ensure_whole(env, place, extend=False)
+            env.reader_check()
+            blocks = env.open_db(b"blocks", create=self.write)
+            undo.pop_all()
+            return Opened(place, env, blocks, file_id(self.folder))
 
     def _folder(self) -> Folder:
         write = self.write
         return Folder(self.folder, self.access, INDEX_FILES, write=write, narrow=write)
-
-    def _open_in(self, place: Folder, beside_writer: bool) -> Opened:
-        for name in place.irregular:
-            raise IndexFailed(
-                os.path.join(self.folder, name),
-                "is in the place of a file of the bookmark index; move it elsewhere",
-            )
-        lock = self.write or (beside_writer and os.access("lock.mdb", os.W_OK, dir_fd=place.fd))
-        if self.write:
-            _reserve(place, "lock.mdb", _LOCK_FILE_BYTES)
-        env = _environment(place, self.write, lock)
-        try:
-            self.ensure_whole(env, place, extend=False)
-            env.reader_check()
-            return Opened(
-                place,
-                env,
-                env.open_db(b"blocks", create=self.write),
-                file_id(self.folder),
-            )
-        except BaseException:
-            env.close()
-            raise
 
     def ensure_whole(self, env: lmdb.Environment, place: Folder, *, extend: bool) -> None:
         """Ensure that no page is past the file's end: reading it would end the process.

@@ -1,11 +1,11 @@
-"""What is in a stream file, believed or not, for `datastreamer info`.
+"""The values in a stream file, damaged or not, for `datastreamer info`.
 
-Reports and judges nothing (`recovery.py` does), writes nothing, and also reads a file that no open
-accepts.
+Decides nothing (`recovery.py` does), writes nothing, and also reads a file that an open rejects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from datastreamer._codec import EntryBatch, scan
 from datastreamer.errors import CorruptEntries
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, Header, page_of, page_start
-from datastreamer.storage.disk.file_ops import File, OsDisk, boot_id
+from datastreamer.storage.disk.file_ops import OsDisk, boot_id
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage
@@ -52,8 +52,7 @@ class Condition(NamedTuple):
 
 def examine(path: str) -> Condition:
     """The condition of the file at `path`. Raises `OSError`, `NotAStream`, `DamagedHeader`."""
-    file = OsDisk().open(path, write=False)
-    try:
+    with contextlib.closing(OsDisk().open(path, write=False)) as file:
         page = HeaderPage.of(file)
         header, boot = page.header(path), boot_id()
         record, writer = page.record, records.get_writer(page)
@@ -71,33 +70,24 @@ def examine(path: str) -> Condition:
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
             source=records.get_source(page, page.identity[0]),
         )
-    finally:
-        file.close()
 
 
 def readable(path: str, length: int) -> Iterator[EntryBatch]:
     """Runs of whole, consecutive entries from the first on, up to file offset `length` or the first
     damage, regardless of the header's count."""
-    file = OsDisk().open(path, write=False)
-    try:
-        yield from _runs(file, length)
-    finally:
-        file.close()
-
-
-def _runs(file: File, length: int) -> Iterator[EntryBatch]:
     offset, number = HEADER_PAGE_SIZE, 0
-    while offset < length:
-        near = file.read(min(PAGE_SIZE, length - offset), offset)
-        try:
-            batch, whole = scan(near, number, file_offset=offset), True
-        except CorruptEntries as error:
-            batch, whole = scan(near, number, file_offset=offset, end=error.offset), False
-        if batch:
-            yield batch
-        if not batch or batch.more or not whole:
-            return
-        number, offset = batch.next_number, page_start(page_of(offset) + 1)
+    with contextlib.closing(OsDisk().open(path, write=False)) as file:
+        while offset < length:
+            near = file.read(min(PAGE_SIZE, length - offset), offset)
+            try:
+                batch, whole = scan(near, number, file_offset=offset), True
+            except CorruptEntries as error:
+                batch, whole = scan(near, number, file_offset=offset, end=error.offset), False
+            if batch:
+                yield batch
+            if not batch or batch.more or not whole:
+                return
+            number, offset = batch.next_number, page_start(page_of(offset) + 1)
 
 
 def _is_alive(pid: int) -> bool:

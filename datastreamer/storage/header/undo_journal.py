@@ -9,7 +9,6 @@ entries.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import struct
@@ -95,8 +94,6 @@ def put(disk: Disk, path: str, undo: Undo, beside: Access) -> None:
     exception no journal is left, unless its removal fails too.
     """
     name = path + SUFFIX
-    if disk.exists(name):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     try:
         with new_file(disk, name, beside) as file:
             file.write(undo.pack(), 0)
@@ -126,10 +123,8 @@ def find(disk: Disk, path: str, beside: Access) -> Undo | None:
         file = disk.open(name, write=False, beside=beside)
     except (FileNotFoundError, UntrustedFile):
         return None  # the update has ended, or a user that is not trusted owns the file
-    try:
+    with contextlib.closing(file):
         return Undo.unpack(file.read(file.size(), 0))
-    finally:
-        file.close()
 
 
 def remove(disk: Disk, path: str, undo: Undo, beside: Access) -> None:

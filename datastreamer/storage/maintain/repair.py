@@ -1,7 +1,7 @@
 """Repairs a stream file by what `check.py` found.
 
-That file's docstring says how the end is chosen. The order of steps: copy what is given up to a
-file beside the stream, set the size, write header and commit record in one write of their sector,
+Its docstring says how the end is chosen. The order of steps: copy what is removed to a file beside
+the stream, set the size, write header and commit record in one write of their sector,
 write the other records, rebuild the index. After each step, a second repair comes to the same
 result. Never changes a healthy file.
 """
@@ -45,9 +45,8 @@ from datastreamer.storage.header.records import (
     Writer,
 )
 from datastreamer.storage.header.recovery import NO_HASH
-from datastreamer.storage.maintain.check import PathLike, Progress, examine
+from datastreamer.storage.maintain.check import PathLike, Progress, examine, opened
 from datastreamer.storage.maintain.report import Examination, Report
-from datastreamer.storage.read.file import open_file, os_error
 from datastreamer.storage.read.reader import Reader
 from datastreamer.storage.write.changes import keep_journal, undo_update
 from datastreamer.storage.write.opening import locked_by
@@ -105,14 +104,8 @@ def plan(path: PathLike, *, progress: Progress | None = None, disk: Disk | None 
 
     Raises `DamagedFile` if no repair helps, and what `verify` raises.
     """
-    name = os.fspath(path)
-    file = open_file(disk or OsDisk(), name, name, write=False)
-    try:
+    with opened(path, disk or OsDisk()) as (file, name):
         return _plan(examine(file, name, progress), name)
-    except OSError as error:
-        raise os_error(name, error, "cannot be read") from error
-    finally:
-        file.close()
 
 
 def repair(
@@ -123,10 +116,9 @@ def repair(
     Raises `StreamLocked` beside a writer, `DamagedFile` if no repair helps, `WriteFailed` if the
     disk refuses (the call can be repeated), and what `verify` raises.
     """
-    name, disk = os.fspath(path), disk or OsDisk()
-    place = journal.path_of(name)
-    file = open_file(disk, name, name, write=True)
-    try:
+    disk = disk or OsDisk()
+    with opened(path, disk, write=True) as (file, name):
+        place = journal.path_of(name)
         if not file.lock():
             raise locked_by(file.read(HEADER_PAGE_SIZE, 0).ljust(HEADER_PAGE_SIZE, b"\0"), name)
         remove_begun(disk, name, file)
@@ -150,10 +142,6 @@ def repair(
                 name, f"is not whole after the repair: at {left.where}: {left.what}"
             )
         return Repaired(made, kept, after)
-    except OSError as error:
-        raise os_error(name, error, "cannot be read") from error
-    finally:
-        file.close()
 
 
 # The plan.

@@ -6,7 +6,7 @@ meanwhile; if that does not end, the copy is truncated to the lowest truncation,
 the stream held exactly these entries. The copy is the same stream at an earlier moment, closed
 cleanly: it has the same id and epoch. It has no bookmark index; its first writer makes one.
 
-Owns the copy until it has its name. Writes nothing to the stream and takes no lock.
+Owns the copy until it has its name. Writes nothing to the stream and acquires no lock.
 """
 
 from __future__ import annotations
