@@ -13,7 +13,7 @@ from tests.storage.bookmarks.keeping import Gate
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """A catch-up does one page a transaction, and stops at the gate before each."""
+    """A catch-up indexes one page per transaction, and waits at the gate before each."""
     gate = Gate()
     chunk = IndexBuilder._catch_up_some
 
@@ -24,4 +24,4 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.setattr(IndexBuilder, "_catch_up_some", held)
     monkeypatch.setattr(builder, "_CATCH_UP_BYTES", 1)
     yield gate
-    gate.let_go()
+    gate.pass_all()

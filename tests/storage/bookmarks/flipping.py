@@ -1,4 +1,4 @@
-"""Flips bits of an index and asks it for bookmarks, in a process that may end by that.
+"""Flips bits of an index and looks up bookmarks, in a process that this may end.
 
 ``python -m tests.storage.bookmarks.flipping FOLDER SEED COUNT open|running``: makes a stream
 with an index in FOLDER, and prints each of COUNT flips and what came of it, as JSON, a line each:
@@ -21,7 +21,7 @@ KEYS = 3000
 
 
 def key(number: int) -> bytes:
-    """As of blocks: neighbours in number are no neighbours in order."""
+    """The key of a block number: consecutive numbers are not adjacent in the order of keys."""
     return b"\x08\x02\x10" + number.to_bytes(3, "little")
 
 
@@ -41,7 +41,8 @@ def make(path: Path) -> dict[bytes, int]:
 
 
 def wrong(stream: DataStream, known: dict[bytes, int], drawn: random.Random) -> str | None:
-    """The first wrong answer. In any order: the first that meets the damage mends it."""
+    """The first wrong answer. In random order: the first look-up that reads the damage has the
+    index built again."""
     asked = list(known)
     drawn.shuffle(asked)
     for wanted in asked:

@@ -1,4 +1,4 @@
-"""What tests of the keeper share: a history, a gate for its thread, checks of an index."""
+"""Shared by the keeper's tests: a history, a gate for its thread, checks of an index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HISTORY = [
 
 
 class Gate:
-    """Holds the keepers' threads before each transaction, outside of all locks."""
+    """Holds the keepers' threads before each transaction, while they hold no lock."""
 
     def __init__(self) -> None:
         self.arrived = threading.Semaphore(0)
@@ -42,14 +42,14 @@ class Gate:
         self.arrived.release()
         assert self.tickets.acquire(timeout=PATIENCE)
 
-    def wait_for_it(self) -> None:
+    def wait_for_arrival(self) -> None:
         assert self.arrived.acquire(timeout=PATIENCE)
 
-    def let_one_pass(self) -> None:
+    def pass_one(self) -> None:
         self.tickets.release()
-        self.wait_for_it()
+        self.wait_for_arrival()
 
-    def let_go(self) -> None:
+    def pass_all(self) -> None:
         self.open = True
         self.tickets.release(1000)
 
@@ -65,11 +65,11 @@ def known_of(path: Path) -> dict[bytes, int]:
 def check(stream: DataStream, known: dict[bytes, int]) -> None:
     assert {key: stream.bookmark(key) for key in known} == known
     with pytest.raises(UnknownBookmark):
-        stream.bookmark(b"nobody")
+        stream.bookmark(b"unknown")
 
 
 def check_index(path: Path, known: dict[bytes, int]) -> None:
-    """What is in the index itself, asked without the keeper."""
+    """Check the index itself, without the keeper."""
     index = registry.index_opener("lmdb")(str(path), False, Access.private())
     try:
         assert {key: index.newest(key) for key in known} == known

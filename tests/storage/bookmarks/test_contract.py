@@ -1,7 +1,7 @@
-"""What every bookmark index does, whatever keeps it; and that one more needs nothing else.
+"""The contract of every bookmark index; a new backend needs to fulfil nothing else.
 
 The suite runs on each backend. `toy` is registered here and nowhere else: it is used
-through `DataStream` like the others, and no other file knows of it.
+through `DataStream` like the others, and no other file names it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LATER = Watermark(9000, 20, b"another identity")
 
 
 class ToyIndex(BookmarkIndex):
-    """A JSON file beside the stream, written anew each time."""
+    """A JSON file beside the stream, replaced at each write."""
 
     def __init__(self, path: Path, write: bool) -> None:
         self.path = path
@@ -65,8 +65,8 @@ class ToyIndex(BookmarkIndex):
         self._store(watermark, [*self._load()[1], *bookmarks])
 
     def remove(self, bookmarks: Iterable[tuple[bytes, int]], watermark: Watermark) -> None:
-        gone = set(bookmarks)
-        self._store(watermark, [pair for pair in self._load()[1] if pair not in gone])
+        removed = set(bookmarks)
+        self._store(watermark, [pair for pair in self._load()[1] if pair not in removed])
 
     def clear(self) -> None:
         self._store(None, [])
@@ -75,7 +75,7 @@ class ToyIndex(BookmarkIndex):
         return len({key for key, _ in self._load()[1]})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,7 +119,7 @@ def test_adds_and_finds(index: BookmarkIndex) -> None:
     assert len(index) == 4
 
 
-def test_no_key_is_taken_for_another(index: BookmarkIndex) -> None:
+def test_similar_keys_are_different(index: BookmarkIndex) -> None:
     index.add([(b"ab", 1)], HERE)
     for key in (b"a", b"abc", b"ab\0", b"\0ab", b"AB"):
         assert index.newest(key) is None
@@ -133,7 +133,7 @@ def test_a_watermark_alone(index: BookmarkIndex) -> None:
     assert index.watermark() == LATER
 
 
-def test_the_later_entry_wins(index: BookmarkIndex) -> None:
+def test_the_newest_entry_is_found(index: BookmarkIndex) -> None:
     index.add([(b"k", 1), (b"k", 4), (b"other", 2)], HERE)
     assert index.newest(b"k") == 4
     index.add([(b"k", 300)], LATER)
@@ -141,7 +141,7 @@ def test_the_later_entry_wins(index: BookmarkIndex) -> None:
     assert len(index) == 2
 
 
-def test_removing_brings_the_earlier_one_back(index: BookmarkIndex) -> None:
+def test_after_a_removal_the_earlier_entry_is_found(index: BookmarkIndex) -> None:
     index.add([(b"k", 1), (b"k", 4), (b"k", 9), (b"x", 8)], HERE)
     index.remove([(b"k", 9), (b"x", 8)], LATER)
     assert index.newest(b"k") == 4
@@ -153,9 +153,9 @@ def test_removing_brings_the_earlier_one_back(index: BookmarkIndex) -> None:
     assert len(index) == 0
 
 
-def test_removing_what_is_not_there(index: BookmarkIndex) -> None:
+def test_removing_a_missing_bookmark(index: BookmarkIndex) -> None:
     index.add([(b"k", 1)], HERE)
-    index.remove([(b"k", 2), (b"nobody", 1)], LATER)
+    index.remove([(b"k", 2), (b"unknown", 1)], LATER)
     assert index.newest(b"k") == 1
 
 
@@ -180,7 +180,7 @@ def test_many(index: BookmarkIndex) -> None:
     ]
 
 
-def test_asked_by_other_threads(index: BookmarkIndex) -> None:
+def test_look_ups_in_other_threads(index: BookmarkIndex) -> None:
     index.add([(b"k", 5)], HERE)
     found: list[int | None] = []
     threads = [threading.Thread(target=lambda: found.append(index.newest(b"k"))) for _ in "1234"]
@@ -204,7 +204,7 @@ def test_kept_over_a_close(tmp_path: Path, kept: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["lmdb", "toy"])
-def test_there_is_none_to_read(tmp_path: Path, kept: str) -> None:
+def test_no_index_to_read(tmp_path: Path, kept: str) -> None:
     with pytest.raises(IndexReadOnly):
         registry.index_opener(kept)(str(tmp_path / "s.bin"), False, Access.private())
     assert list(tmp_path.iterdir()) == []
@@ -216,17 +216,17 @@ keys = st.binary(min_size=1, max_size=3) | st.sampled_from([b"k", b"l", b"\0" * 
 @pytest.mark.parametrize("backend_name", BACKENDS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_as_a_model_has_it(
+def test_against_a_model(
     tmp_path_factory: pytest.TempPathFactory, backend_name: str, data: st.DataObject
 ) -> None:
-    """Appends of ascending numbers and cuts back: what a dict of lists says."""
+    """After additions of ascending numbers and removals it equals a dictionary of lists."""
     index = registry.index_opener(backend_name)(
         str(tmp_path_factory.mktemp("model") / "s.bin"), True, Access.private()
     )
     pairs: list[tuple[bytes, int]] = []
     number = 0
     for _ in range(data.draw(st.integers(1, 6), label="steps")):
-        if pairs and data.draw(st.booleans(), label="cut back"):
+        if pairs and data.draw(st.booleans(), label="remove"):
             at = data.draw(st.integers(0, len(pairs)))
             mark = Watermark(4096, at, b"cut")
             index.remove(pairs[at:], mark)
@@ -246,7 +246,7 @@ def test_as_a_model_has_it(
     index.close()
 
 
-# Behind a stream.
+# Through a stream.
 
 
 def test_through_a_stream(tmp_path: Path, backend: str) -> None:

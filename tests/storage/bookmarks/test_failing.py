@@ -1,4 +1,4 @@
-"""Indexes that fail, are damaged, or find no room: the stream goes on, look-ups are right."""
+"""With an index that fails, is damaged or has no space, the stream works and look-ups are right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage.made import BOOKMARK, add, make
 
 
 class Flaky(MemoryIndex):
-    """An index whose writing or reading fails while it is told to."""
+    """An index whose methods fail while they are in a set."""
 
     failing: ClassVar[set[str]] = set()
 
@@ -79,8 +79,8 @@ def flaky() -> Iterator[set[str]]:
     del registry._openers["flaky"]
 
 
-def test_an_index_that_was_lost_comes_back(tmp_path: Path, flaky: set[str]) -> None:
-    """It could be neither emptied nor made again, for want of room perhaps; then it can."""
+def test_a_lost_index_is_made_again(tmp_path: Path, flaky: set[str]) -> None:
+    """It could be neither emptied nor made again, for example on a full disk; later it can."""
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="flaky") as stream:
         stream.bookmarks.wait()
@@ -129,7 +129,7 @@ def test_memory_while_an_index_cannot_be_written(
 
 
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
-def test_a_pipe_in_the_place_of_the_index(tmp_path: Path, name: str) -> None:
+def test_a_pipe_at_the_path_of_the_index(tmp_path: Path, name: str) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
     index_of(path).joinpath(name).unlink()
     os.mkfifo(index_of(path) / name)
@@ -176,8 +176,8 @@ def test_an_index_that_cannot_be_written(
         assert stream.bookmarks.lag() == 0
         check(stream, known_of(path))
         assert len(stream.bookmarks) == len(known_of(path))
-    told = [r for r in caplog.records if "the bookmark index cannot be written" in r.message]
-    assert len(told) <= 1
+    logged = [r for r in caplog.records if "the bookmark index cannot be written" in r.message]
+    assert len(logged) <= 1
 
 
 @pytest.mark.parametrize("fails", [{"newest"}, {"newest", "clear"}, {"newest", "clear", "add"}])
@@ -215,10 +215,10 @@ def test_a_truncation_does_not_need_the_index(
 
 
 class Damaged(MemoryIndex):
-    """An index that takes nothing before it is cleared."""
+    """An index that cannot be written until it is cleared."""
 
     damaged: ClassVar[bool] = False
-    # Set when all of so many entries are in it.
+    # Set when it covers this number of entries.
     due: ClassVar[int] = 0
     whole_again: ClassVar[threading.Event] = threading.Event()
 
@@ -236,9 +236,7 @@ class Damaged(MemoryIndex):
         super().clear()
 
 
-def test_damage_that_is_met_when_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_that_a_write_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._openers, "damaged", lambda path, write, access: Damaged())
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 0.01)
     path, again = make(tmp_path / "s.bin", *HISTORY), operation(b"twice", b"new")
@@ -250,21 +248,21 @@ def test_damage_that_is_met_when_it_is_written(
         add(stream, again)
         stream.sync()
         assert Damaged.whole_again.wait(PATIENCE)
-        stream.bookmarks.wait()  # for the end of what the thread is about
+        stream.bookmarks.wait()  # until the thread has ended its present work
         assert stream.bookmarks.lag() == 0
         assert not Damaged.damaged
         check(stream, known_of(path))
 
 
-def test_all_of_its_lock_file_has_a_place_on_disk(tmp_path: Path) -> None:
-    """It is mapped: what has none would end the process where the disk is full."""
+def test_the_whole_lock_file_is_allocated(tmp_path: Path) -> None:
+    """It is mapped: a write to an unallocated page would end the process on a full disk."""
     make(tmp_path / "s.bin", *HISTORY)
     lock = (tmp_path / "s.bin.index" / "lock.mdb").stat()
     assert lock.st_size <= lock.st_blocks * 512
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no posix_fallocate here")
-def test_no_room_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
 
     def full(*_: object) -> None:
@@ -274,7 +272,7 @@ def test_no_room_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(IndexFailed, match=r"s\.bin\.index: .*No space.*index='memory'"):
             DataStream.open(path)
-    with DataStream.open(path) as stream:  # and nothing is left locked
+    with DataStream.open(path) as stream:  # no lock is held
         stream.bookmarks.wait()
         check(stream, known_of(path))
 
@@ -292,8 +290,8 @@ def pages_of(path: Path) -> int:
     return (index_of(path) / "data.mdb").stat().st_size // 4096
 
 
-def test_damage_that_is_met_by_a_truncation(tmp_path: Path) -> None:
-    """One leaf in the place of others."""
+def test_damage_that_a_truncation_finds(tmp_path: Path) -> None:
+    """One leaf page replaces others."""
     keys = [b"%06d" % n for n in range(20_000)]
     path = make(tmp_path / "s.bin", [(BOOKMARK, key) for key in keys])
     data = bytearray((index_of(path) / "data.mdb").read_bytes())
@@ -307,14 +305,14 @@ def test_damage_that_is_met_by_a_truncation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_a_large_index_that_was_cut(tmp_path: Path, part: float) -> None:
+def test_a_large_index_that_lost_its_end(tmp_path: Path, part: float) -> None:
     path = tmp_path / "s.bin"
     with DataStream.create(path) as stream:
         for start in range(0, 4000, 500):
             add(stream, [(BOOKMARK, b"%06d" % n) for n in range(start, start + 500)])
             stream.bookmarks.wait()
     os.truncate(index_of(path) / "data.mdb", int(pages_of(path) * part) * 4096)
-    # In a process of its own, which the damage would end.
+    # In another process, which the damage may end.
     code = (
         "import sys; from datastreamer import DataStream\n"
         "with DataStream.open(sys.argv[1]) as s:\n"
@@ -326,13 +324,13 @@ def test_a_large_index_that_was_cut(tmp_path: Path, part: float) -> None:
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-def test_the_way_of_the_index_is_blocked(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_index(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
-    index_of(path).write_text("somebody's file")
+    index_of(path).write_text("another file")
     with pytest.raises(IndexFailed, match=r"s\.bin\.index: is in the place of the bookmark index"):
         DataStream.open(path)
-    assert index_of(path).read_text() == "somebody's file"
-    with DataStream.open(path, index="memory") as stream:  # and nothing is left locked
+    assert index_of(path).read_text() == "another file"
+    with DataStream.open(path, index="memory") as stream:  # no lock is held
         check(stream, known_of(path))
     with DataStream.open(path, read_only=True) as stream:
         check(stream, known_of(path))

@@ -1,4 +1,4 @@
-"""A server's index: on disk, in memory while there is no room, and on disk again."""
+"""A server's index: on disk, in memory while there is no space, and on disk again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Disk:
-    """Says for which reason no file gets its place; none: it does."""
+    """A disk that refuses space for files with the error `full`; None: it does not."""
 
     full: int | None = None
 
@@ -52,7 +52,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(environment, "_reserve", reserve)
     monkeypatch.setattr(fallback, "_RETRY_SECONDS", 0)
-    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 1000)  # the tests say when
+    monkeypatch.setattr(builder, "_FLUSH_SECONDS", 1000)  # the tests start each attempt
     return disk
 
 
@@ -60,7 +60,7 @@ REASONS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG]
 
 
 @pytest.mark.parametrize("reason", REASONS, ids=lambda number: errno.errorcode[number])
-def test_it_starts_in_memory_and_comes_back(
+def test_it_starts_in_memory_and_returns_to_disk(
     path: Path, disk: Disk, reason: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -89,7 +89,7 @@ def test_it_starts_in_memory_and_comes_back(
     check_index(path, known_of(path))
 
 
-def test_it_leaves_the_room_that_is_left_to_the_stream(
+def test_it_leaves_the_last_free_space_to_the_stream(
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.full = errno.ENOSPC
@@ -103,7 +103,7 @@ def test_it_leaves_the_room_that_is_left_to_the_stream(
         assert stream.bookmarks.on_disk
 
 
-def test_a_way_back_that_fails_leaves_nothing(
+def test_a_failed_return_to_disk_leaves_no_files(
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.full = errno.ENOSPC
@@ -114,10 +114,10 @@ def test_a_way_back_that_fails_leaves_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(fallback.lmdb.LmdbIndex, "fill", fill)
-            disk.full = None  # from now on the thread, too, may try
+            disk.full = None  # from now on the thread may try too
             stream.bookmarks.wait()
             assert not stream.bookmarks.on_disk
-            # The index's own thread may be in an attempt of its own, which removes what it made.
+            # The index's thread may be in another attempt, which removes its files.
             deadline = time.monotonic() + 60
             while index_of(path).exists():
                 assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def test_a_way_back_that_fails_leaves_nothing(
 
 
 @pytest.mark.parametrize("step", ["add", "fill"])
-def test_room_that_ends_while_it_is_begun(
+def test_space_that_ends_during_the_first_write(
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -149,7 +149,7 @@ def test_room_that_ends_while_it_is_begun(
 def test_an_index_that_has_entries_stays_on_disk(
     path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds need not come into memory for the sake of some more."""
+    """Its content is not copied to memory because more does not fit."""
 
     def fail(*_: object) -> None:
         raise IndexFailed("index", os.strerror(errno.ENOSPC))
@@ -164,8 +164,8 @@ def test_an_index_that_has_entries_stays_on_disk(
             check(stream, known_of(path))
 
 
-def test_what_is_in_the_way_is_still_refused(path: Path) -> None:
-    index_of(path).write_text("somebody's file")
+def test_a_file_at_the_path_of_the_index_is_refused(path: Path) -> None:
+    index_of(path).write_text("another file")
     with pytest.raises(IndexFailed, match="is in the place of the bookmark index"):
         DataStream.open(path, index=LMDB_OR_MEMORY)
 
@@ -215,20 +215,20 @@ def test_a_real_full_disk(small_disk: Path, left: int, monkeypatch: pytest.Monke
     check_index(path, known_of(path))
 
 
-def test_in_its_own_words(tmp_path: Path, disk: Disk) -> None:
+def test_the_message(tmp_path: Path, disk: Disk) -> None:
     disk.full = errno.ENOSPC
     index = FallbackIndex(str(tmp_path / "s.bin"), Access.private())
     assert (index.watermark(), len(index), index.on_disk, bool(index)) == (None, 0, False, False)
     index.close()
 
 
-def test_another_stream_s_index_is_left_alone(path: Path, disk: Disk) -> None:
+def test_another_stream_s_index_is_not_changed(path: Path, disk: Disk) -> None:
     """The file is replaced while its writer keeps the index in memory: the index that the new
-    file's writer makes is not overwritten when there is room."""
+    file's writer makes is not overwritten when there is space."""
     disk.full = errno.ENOSPC
     first = DataStream.open(path, index=LMDB_OR_MEMORY)
     path.rename(path.with_name("moved.bin"))
-    disk.full = None  # from now on the thread, too, may try
+    disk.full = None  # from now on the thread may try too
     make(path, *HISTORY[:1], index="memory")
     with DataStream.open(path) as second:
         second.bookmarks.wait()

@@ -1,4 +1,4 @@
-"""A bit of the index that is not what was written: no bookmark is unknown or another for it."""
+"""With any bit of the index flipped, every bookmark is found, at its entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("how", ["open", "running"])
 def test_flipped_bits(tmp_path: Path, how: str) -> None:
-    """In a process of their own, which some damage in LMDB's own bytes can end."""
+    """In another process, which some damage to LMDB's own bytes can end."""
     command = [sys.executable, "-m", "tests.storage.bookmarks.flipping", tmp_path, "1", "60", how]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout.splitlines()[-1:] + done.stderr.splitlines()[-5:]

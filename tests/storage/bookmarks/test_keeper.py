@@ -1,4 +1,4 @@
-"""The index in step with its file: look-ups are right at once, whatever the index is.
+"""The index follows its file, and look-ups are right at any time, whatever its state.
 
 Where a look-up has to happen before the index has caught up, the keeper's thread is
 held at a gate, and let go when the test says so.
@@ -37,7 +37,7 @@ from tests.storage.bookmarks.keeping import (
 )
 from tests.storage.made import BOOKMARK, add, bookmarks_of, make, scan_file
 
-# Damage to the index while nobody looks.
+# Damage to the index of a closed stream.
 
 
 def delete(path: Path) -> None:
@@ -100,7 +100,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_mended_in_the_background(
+def test_a_damaged_index_is_built_again_in_the_background(
     tmp_path: Path, gate: Gate, damage: Callable[[Path], None]
 ) -> None:
     gate.open = True
@@ -110,9 +110,9 @@ def test_damage_is_mended_in_the_background(
     damage(path)
     gate.open = False
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         check(stream, known)
-        gate.let_go()
+        gate.pass_all()
         stream.bookmarks.wait()
         assert stream.bookmarks.lag() == 0
         check(stream, known)
@@ -122,7 +122,7 @@ def test_damage_is_mended_in_the_background(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("mode", [{"read_only": True}, {"follow": True}])
-def test_damage_does_not_hurt_readers(
+def test_readers_with_a_damaged_index(
     tmp_path: Path, damage: Callable[[Path], None], mode: dict[str, Any]
 ) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
@@ -142,18 +142,18 @@ def test_right_at_every_stage_of_a_catch_up(tmp_path: Path, gate: Gate, stop_aft
     delete(path)
     gate.open = False
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         for _ in range(stop_after):
-            gate.let_one_pass()
+            gate.pass_one()
         assert bool(stream.bookmarks.lag() < stream.total_entries) == bool(stop_after)
         assert stream.bookmarks.lag() > 0
         assert stream.bookmarks.unread() > 0
         check(stream, known)
-        # What is committed meanwhile wins, over the index and over what it has not reached.
+        # A bookmark that is committed meanwhile is newer than those in the index and in the gap.
         add(stream, operation(b"twice", b"3", b"new"))
         known |= {b"twice": 38, b"3": 40, b"new": 42}
         check(stream, known)
-        gate.let_go()
+        gate.pass_all()
         stream.bookmarks.wait()
         assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
         check(stream, known)
@@ -171,9 +171,9 @@ def test_truncation_during_a_catch_up(
     delete(path)
     gate.open = False
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         for _ in range(stop_after):
-            gate.let_one_pass()
+            gate.pass_one()
         entries = scan_file(path)
         stream.truncate(number)
         left = bookmarks_of(entries[:number])
@@ -181,11 +181,11 @@ def test_truncation_during_a_catch_up(
         for key in known.keys() - left.keys():
             with pytest.raises(UnknownBookmark):
                 stream.bookmark(key)
-        # And on again, past where it stood: other entries under the old numbers.
+        # Append beyond the old end: other entries have the old numbers.
         add(stream, operation(b"other", *(b"o%d" % n for n in range(30))))
         known = known_of(path)
         check(stream, known)
-        gate.let_go()
+        gate.pass_all()
         stream.bookmarks.wait()
         check(stream, known)
         assert stream.bookmarks.lag() == 0
@@ -193,8 +193,8 @@ def test_truncation_during_a_catch_up(
     check_index(path, known)
 
 
-def test_goes_on_from_its_watermark(tmp_path: Path, gate: Gate) -> None:
-    """An index that lags (the process was killed, say) is not built again."""
+def test_continues_from_its_watermark(tmp_path: Path, gate: Gate) -> None:
+    """A lagging index, for example of a killed process, is not built again."""
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY)
     saved = tmp_path / "saved"
@@ -206,17 +206,17 @@ def test_goes_on_from_its_watermark(tmp_path: Path, gate: Gate) -> None:
     shutil.copytree(saved, index_of(path))
     gate.open = False
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         assert stream.bookmarks.lag() == stream.total_entries - before == 4
         check(stream, known_of(path))
-        gate.let_go()
+        gate.pass_all()
         stream.bookmarks.wait()
         assert stream.bookmarks.lag() == 0
     check_index(path, known_of(path))
 
 
 def test_an_index_ahead_of_the_file(tmp_path: Path) -> None:
-    """The file was put back to an older state (in place), the index was not."""
+    """An older state of the file was restored in place, without the index."""
     path = make(tmp_path / "s.bin", HISTORY[0])
     older = path.read_bytes()
     with DataStream.open(path) as stream:
@@ -242,7 +242,7 @@ def test_another_history_of_the_same_length(tmp_path: Path) -> None:
             stream.bookmark(b"one")
 
 
-def test_a_copied_stream_does_not_believe_the_copied_index(
+def test_a_copied_stream_does_not_trust_the_copied_index(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
@@ -277,7 +277,7 @@ def test_a_folder_that_is_removed_under_the_writer(
 
 
 def test_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index stands beside the stream, wherever the process goes meanwhile."""
+    """The index is beside the stream, whatever folder the process changes to."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -294,14 +294,14 @@ def test_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(elsewhere.iterdir()) == []
 
 
-def test_after_a_close_nothing_is_left_to_do(tmp_path: Path, gate: Gate) -> None:
+def test_after_a_close_the_index_is_complete(tmp_path: Path, gate: Gate) -> None:
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY)
     gate.open = False
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
-        gate.let_go()
+        gate.pass_all()
 
 
 def test_only_what_is_on_disk_is_indexed(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_only_what_is_on_disk_is_indexed(tmp_path: Path) -> None:
         check(stream, {b"a": 0, b"b": 4})
 
 
-def test_nor_when_it_is_built_again(tmp_path: Path) -> None:
+def test_a_rebuild_indexes_only_what_is_on_disk(tmp_path: Path) -> None:
     with DataStream.create(tmp_path / "s.bin", sync="os") as stream:
         add(stream, operation(b"a", b"b"))
         stream.sync()
@@ -353,12 +353,12 @@ def test_rolled_back_bookmarks_are_never_seen(tmp_path: Path) -> None:
         assert len(stream.bookmarks) == 1
 
 
-def test_truncation_brings_the_older_duplicate_back(tmp_path: Path) -> None:
+def test_after_a_truncation_the_older_duplicate_is_found(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
     with DataStream.create(path) as stream:
         add(stream, operation(b"k", size=10), operation(b"k", size=10))
         stream.bookmarks.wait()
-        add(stream, operation(b"k", b"x", size=10))  # these are in memory alone
+        add(stream, operation(b"k", b"x", size=10))  # these are only in memory
         for number, want in [(5, 4), (4, 2), (3, 2), (1, 0)]:
             stream.truncate(number)
             assert stream.bookmark(b"k") == want
@@ -375,7 +375,7 @@ def test_truncation_brings_the_older_duplicate_back(tmp_path: Path) -> None:
     check_index(path, {b"x": 0, b"k": 2})
 
 
-def test_the_index_goes_back_before_the_file_does(
+def test_the_index_is_truncated_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
@@ -396,10 +396,10 @@ def test_the_index_goes_back_before_the_file_does(
         assert (seen[0].length, seen[0].entries) == (stream.header.total_length, 4)
 
 
-def test_a_wrong_index_is_found_out_and_mended(
+def test_a_wrong_index_is_noticed_and_built_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its watermark fits, its contents do not."""
+    """Its watermark matches the file, its content does not."""
     path = make(tmp_path / "s.bin", *HISTORY)
     index = registry.index_opener("lmdb")(str(path), True, Access.private())
     mark = index.watermark()
@@ -429,7 +429,7 @@ def test_rebuild(tmp_path: Path) -> None:
 def test_many_waiting_bookmarks_are_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before so many wait or some time has gone by: the thread is woken by the count."""
+    """The thread writes after some seconds, or when this number of bookmarks wakes it."""
     monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
     monkeypatch.setattr(builder, "_FLUSH_SECONDS", 3600.0)
     written = threading.Event()
@@ -448,7 +448,7 @@ def test_many_waiting_bookmarks_are_written_at_once(
         assert written.wait(PATIENCE)
 
 
-def test_the_thread_is_not_woken_for_what_it_may_not_write(
+def test_bookmarks_that_are_not_on_disk_do_not_wake_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "_FLUSH_KEYS", 3)
@@ -463,9 +463,7 @@ def test_the_thread_is_not_woken_for_what_it_may_not_write(
         assert woken == [1]
 
 
-def test_while_it_is_counted_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_write_during_a_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, index="memory") as stream:
         stream.bookmarks.wait()
@@ -483,19 +481,19 @@ def test_while_it_is_counted_nothing_is_written(
 # Readers.
 
 
-def test_a_reader_without_an_index_keeps_one_of_its_own(tmp_path: Path, gate: Gate) -> None:
+def test_a_reader_without_an_index_keeps_one_in_memory(tmp_path: Path, gate: Gate) -> None:
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
     known = known_of(path)
     gate.open = False
     with DataStream.open(path, read_only=True) as stream:
-        assert stream.bookmark(b"old") == 0  # one question is answered by a scan
+        assert stream.bookmark(b"old") == 0  # the first look-up scans the file
         assert stream.bookmarks.lag() == stream.total_entries
         assert stream.bookmarks.builder.thread is None
         check(stream, known)
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         check(stream, known)
-        gate.let_go()
+        gate.pass_all()
         stream.bookmarks.wait()
         assert (stream.bookmarks.lag(), stream.bookmarks.unread()) == (0, 0)
         check(stream, known)
@@ -522,7 +520,7 @@ def test_a_follower(tmp_path: Path, index: str, asked_before: bool) -> None:
                 follower.bookmark(b"old")
         add(stream, *HISTORY)
         same()
-        stream.bookmarks.wait()  # now some of it is the index's
+        stream.bookmarks.wait()  # now some of the bookmarks are in the index
         add(stream, operation(b"twice", b"after"))
         same()
         stream.truncate(5)
@@ -532,7 +530,7 @@ def test_a_follower(tmp_path: Path, index: str, asked_before: bool) -> None:
         add(stream, operation(b"twice"), *HISTORY)
         stream.bookmarks.wait()
         same()
-        # Back, and on beyond, between two looks.
+        # Truncate, and append beyond the old end, between two refreshes.
         stream.truncate(3)
         add(stream, operation(*(b"n%d" % n for n in range(40))))
         same()
@@ -542,7 +540,7 @@ def test_a_follower(tmp_path: Path, index: str, asked_before: bool) -> None:
 
 
 def test_a_follower_begins_with_the_writer_s_index(tmp_path: Path) -> None:
-    """Also one that is still empty: no index of its own grows in the follower's memory."""
+    """Also if it is still empty: the follower builds no index in memory."""
     path = tmp_path / "s.bin"
     with (
         DataStream.create(path) as stream,
@@ -558,7 +556,7 @@ def test_a_follower_begins_with_the_writer_s_index(tmp_path: Path) -> None:
         assert follower.bookmarks.builder.thread is None
 
 
-def test_a_follower_from_before_the_writer(tmp_path: Path) -> None:
+def test_a_follower_that_opened_before_the_writer(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", *HISTORY)
     with DataStream.open(path, follow=True) as follower:
         check(follower, known_of(path))
@@ -571,8 +569,8 @@ def test_a_follower_from_before_the_writer(tmp_path: Path) -> None:
             assert follower.bookmarks.lag() == 0
 
 
-def test_a_catch_up_beside_a_writer_that_cuts_back(tmp_path: Path, gate: Gate) -> None:
-    """The follower's thread has a target that is not there any more; it ends all the same."""
+def test_a_catch_up_beside_a_writer_that_truncates(tmp_path: Path, gate: Gate) -> None:
+    """The target of the follower's thread no longer exists; the thread ends nevertheless."""
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
     gate.open = False
@@ -582,17 +580,17 @@ def test_a_catch_up_beside_a_writer_that_cuts_back(tmp_path: Path, gate: Gate) -
     ):
         for key in (b"old", b"twice"):
             follower.bookmark(key)
-        gate.wait_for_it()  # the writer's own keeper has nothing to do; this is the follower's
+        gate.wait_for_arrival()  # the follower's thread; the writer's keeper has nothing to do
         stream.truncate(15)
-        follower._file.refresh()  # the head is moved, the keeper is not told yet
-        gate.let_go()
+        follower._file.refresh()  # the head has moved, and the keeper has not noticed yet
+        gate.pass_all()
         follower.bookmarks.wait()
         check(follower, known_of(path))
         check(follower, known_of(path))
 
 
-def test_asked_from_threads_while_written_and_cut_back(tmp_path: Path) -> None:
-    """No answer is an error; each is a number that was right at some moment."""
+def test_look_ups_in_threads_beside_appends_and_truncations(tmp_path: Path) -> None:
+    """No look-up fails; each returns a number that was right at some moment."""
     with DataStream.create(tmp_path / "s.bin", sync="os", index="memory") as stream:
         add(stream, [(BOOKMARK, b"base"), (1, b"")])
         stop = threading.Event()
@@ -621,7 +619,7 @@ def test_asked_from_threads_while_written_and_cut_back(tmp_path: Path) -> None:
 
 
 def test_long_scans_take_turns(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that ask while the index catches up do not keep it from that all at once."""
+    """Clients that look up bookmarks during a catch-up do not all slow it down at once."""
     gate.open = True
     path = make(tmp_path / "s.bin", *HISTORY, index="memory")
     gate.open = False
@@ -645,11 +643,11 @@ def test_long_scans_take_turns(tmp_path: Path, gate: Gate, monkeypatch: pytest.M
 
     monkeypatch.setattr(BookmarkKeeper, "_scan_gap", counted)
     with DataStream.open(path) as stream:
-        gate.wait_for_it()
+        gate.wait_for_arrival()
         threads = [threading.Thread(target=ask, args=(stream,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        gate.let_go()
+        gate.pass_all()
     assert most == [1]

@@ -1,4 +1,4 @@
-"""The reference's database: what it holds, and that it stays as it is."""
+"""The reference's database: its content, and that reading does not change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ plyvel = pytest.importorskip("plyvel")
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go: nothing may be left there."""
+    """The folder of temporary files: none may be left there."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -33,7 +33,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *((name, "db-table") for name in ("small", "duplicates")),
     ],
 )
-def test_what_it_holds(golden: Golden, scratch: Path, name: str, kind: str) -> None:
+def test_its_content(golden: Golden, scratch: Path, name: str, kind: str) -> None:
     folder = golden.database(name, kind)
     before = trace_of(folder)
     want = {bytes.fromhex(k): n for k, n in golden.manifest(name)["bookmarks_leveldb"].items()}
@@ -46,7 +46,7 @@ def test_what_it_holds(golden: Golden, scratch: Path, name: str, kind: str) -> N
     assert list(scratch.iterdir()) == []
 
 
-def test_a_value_that_is_no_number(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_number(tmp_path: Path) -> None:
     with plyvel.DB(str(tmp_path / "a.db"), create_if_missing=True) as database:
         database.put(b"good", (7).to_bytes(8, "big"))
         database.put(b"long", bytes(9))
@@ -68,7 +68,7 @@ def test_its_name(path: str, folder: str) -> None:
     assert database_folder(path) == folder
 
 
-def test_none_there(tmp_path: Path) -> None:
+def test_no_database(tmp_path: Path) -> None:
     with pytest.raises(FileMissing, match="no such folder"):
         ReferenceBookmarks(str(tmp_path / "none.db"))
     with pytest.raises(IndexFailed, match="is not a LevelDB database"):

@@ -1,4 +1,4 @@
-"""The index is what a scan of the committed file builds, whatever happened to either.
+"""The index equals a scan of the committed file, whatever happened to either.
 
 Each case ends in the same judgement: every key of the scan is found where the scan has
 it, no other key that the file ever had is found, for a reader, a follower and a writer;
@@ -42,8 +42,8 @@ def index_of(path: Path) -> Path:
 
 
 def found_by(stream: DataStream, first: Container[bytes] = ()) -> dict[bytes, int]:
-    """What is found. One question that finds the index wrong mends it; so those that a wrong
-    one might just not know come `first`."""
+    """The bookmarks that are found. A look-up that finds the index wrong has it built again, so
+    keys that a wrong index might lack are looked up `first`."""
     found = {}
     for key in sorted(KEYS, key=lambda key: key not in first):
         try:
@@ -59,7 +59,7 @@ def judge(path: Path) -> None:
     assert truth.keys() <= set(KEYS)
     for mode in READERS:
         with DataStream.open(path, **mode) as stream:
-            # After a crash a reader goes as far as the writer had made visible.
+            # After a crash a reader sees what the writer had made visible.
             seen = bookmarks_of(entries[: stream.total_entries])
             assert found_by(stream, truth) == seen
             assert found_by(stream, truth) == seen
@@ -89,7 +89,7 @@ def start(path: Path) -> None:
     )
 
 
-# What our own writer does.
+# Actions of a writer of this package.
 
 
 def commits(stream: DataStream) -> None:
@@ -108,21 +108,21 @@ def leaves_an_operation_open(stream: DataStream) -> None:
     stream.add_bookmark(b"gone")
 
 
-def cuts_back_to_an_older_duplicate(stream: DataStream) -> None:
+def truncates_to_an_older_duplicate(stream: DataStream) -> None:
     at = stream.total_entries
     add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
     stream.bookmarks.wait()
     stream.truncate(at)
 
 
-def cuts_back_what_is_not_indexed(stream: DataStream) -> None:
+def truncates_what_is_not_indexed(stream: DataStream) -> None:
     at = stream.total_entries
     add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
     stream.truncate(at)
     add(stream, [(BOOKMARK, b"new")])
 
 
-def cuts_back_to_nothing(stream: DataStream) -> None:
+def truncates_to_nothing(stream: DataStream) -> None:
     stream.truncate(0)
 
 
@@ -149,9 +149,9 @@ WRITES = [
     commits,
     rolls_back,
     leaves_an_operation_open,
-    cuts_back_to_an_older_duplicate,
-    cuts_back_what_is_not_indexed,
-    cuts_back_to_nothing,
+    truncates_to_an_older_duplicate,
+    truncates_what_is_not_indexed,
+    truncates_to_nothing,
     writes_another_history_of_the_same_length,
     updates_an_event_near_the_end,
     updates_an_event_far_from_it,
@@ -181,12 +181,12 @@ def test_beside_our_writer(tmp_path: Path, does: Callable[[DataStream], None]) -
         assert found_by(stream) == found_by(follower) == truth
         stream.bookmarks.wait()
         assert found_by(stream) == found_by(follower) == truth
-        # What the writer keeps is not kept once more.
+        # The follower uses the writer's index.
         assert not follower.bookmarks.trusted.private
 
 
 @pytest.mark.parametrize("does", WRITES[-3:-1], ids=lambda it: it.__name__)
-def test_an_update_costs_no_index(tmp_path: Path, does: Callable[[DataStream], None]) -> None:
+def test_an_update_keeps_the_index(tmp_path: Path, does: Callable[[DataStream], None]) -> None:
     path = tmp_path / "s.bin"
     start(path)
     with DataStream.open(path) as stream:
@@ -199,8 +199,8 @@ def test_an_update_costs_no_index(tmp_path: Path, does: Callable[[DataStream], N
 
 
 def histories(path: Path) -> Iterator[None]:
-    """States of one file, each closed. The second to fourth are of one length, and so are
-    the 64 KiB at their ends; what the first and the fourth have is the same."""
+    """States of one file, each closed. The second to fourth have the same length and the same last
+    64 KiB; the second and the fourth have the same content."""
     make(path, [(BOOKMARK, b"old"), (1, b"")])
     yield
     for key in (b"twice", b"other", b"twice"):
@@ -231,7 +231,7 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("index_age", AGES)
 @pytest.mark.parametrize("file_age", AGES)
 def test_a_file_and_an_index_of_other_ages(aged: Path, file_age: int, index_age: int) -> None:
-    # In place: the file stays the one that it is for the system.
+    # In place: the file keeps its inode.
     aged.write_bytes((aged.parent / f"file.{file_age}").read_bytes())
     shutil.rmtree(index_of(aged))
     shutil.copytree(aged.parent / f"index.{index_age}", index_of(aged))
@@ -239,7 +239,7 @@ def test_a_file_and_an_index_of_other_ages(aged: Path, file_age: int, index_age:
 
 
 @pytest.mark.parametrize("identical", [False, True])
-def test_an_index_of_another_file_of_the_name(tmp_path: Path, identical: bool) -> None:
+def test_an_index_of_another_file_of_the_same_name(tmp_path: Path, identical: bool) -> None:
     path, before = tmp_path / "s.bin", tmp_path / "before.bin"
     start(path)
     path.rename(before)
@@ -301,8 +301,8 @@ def test_a_damaged_index(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_taken_away_under_the_writer(tmp_path: Path, replaced: bool) -> None:
-    """The writer goes on with what it has, and touches nothing that is put in its place."""
+def test_the_index_is_removed_beside_the_writer(tmp_path: Path, replaced: bool) -> None:
+    """The writer continues with its open index, and does not change the files that replace it."""
     path, other = tmp_path / "s.bin", tmp_path / "other.bin"
     start(path)
     make(other, [(BOOKMARK, b"gone"), *LONG, (BOOKMARK, b"old")])
@@ -311,7 +311,7 @@ def test_taken_away_under_the_writer(tmp_path: Path, replaced: bool) -> None:
         index_of(path).rename(tmp_path / "aside")
         if replaced:
             shutil.copytree(index_of(other), index_of(path))
-        for does in (commits, updates_an_event_far_from_it, cuts_back_to_an_older_duplicate):
+        for does in (commits, updates_an_event_far_from_it, truncates_to_an_older_duplicate):
             does(stream)
             follower.refresh()
             truth = bookmarks_of(scan_file(path))
@@ -362,7 +362,7 @@ def test_killed(tmp_path: Path, seed: int) -> None:
     judge(path)
 
 
-# Another program, which knows no index of ours.
+# Another program, which does not know the index.
 
 
 @needs_go
@@ -379,8 +379,8 @@ def test_appended_by_the_reference(tmp_path: Path) -> None:
 
 @needs_go
 @pytest.mark.parametrize("kept", [0, 3, 6])
-def test_cut_back_and_written_again_by_the_reference(tmp_path: Path, kept: int) -> None:
-    """To the very length that it had."""
+def test_truncated_and_written_again_by_the_reference(tmp_path: Path, kept: int) -> None:
+    """To the same length."""
     path = tmp_path / "s.bin"
     start(path)
     entries, header = scan_file(path), header_of(path)
@@ -398,7 +398,7 @@ def test_cut_back_and_written_again_by_the_reference(tmp_path: Path, kept: int) 
     judge(path)
 
 
-# A large file: all keys at once, in their order.
+# A large file: all keys at once, in ascending order.
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def test_filled_from_many_runs(tmp_path: Path, index: str) -> None:
         stream.bookmarks.wait()
         assert stream.bookmarks.lag() == 0
         assert found_by(stream) == truth
-        stream.truncate(len(operations))  # and every older duplicate is there
+        stream.truncate(len(operations))  # every older duplicate is found
         assert found_by(stream) == bookmarks_of(scan_file(path))
     if index == "lmdb":
         judge(path)
@@ -431,7 +431,7 @@ def test_filled_from_many_runs(tmp_path: Path, index: str) -> None:
 def test_a_fill_that_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """Half of the blocks are there and no watermark: an index of nothing."""
+    """The index has half of the blocks and no watermark: it covers nothing."""
     path = tmp_path / "s.bin"
     operations: list[list[Item]] = [
         [*((BOOKMARK, b"n%d" % (n * 7 % 30)) for n in range(start, start + 15)), (1, bytes(90_000))]
@@ -454,7 +454,7 @@ def test_a_fill_that_ends_early(
         stream.bookmarks.wait()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 256
-    monkeypatch.setattr(builder, "_FILL_BYTES", 1 << 60)  # it would begin by itself with a clear
+    monkeypatch.setattr(builder, "_FILL_BYTES", 1 << 60)  # a fill would clear the index
     judge(path)
 
 

@@ -1,4 +1,4 @@
-"""What a relay's file keeps of its upstream, and which changes a file can report."""
+"""The agreement of a relay's file with its upstream, and which changes a file can report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(path: Path) -> DataStream:
     return DataStream.open(path, sync="os", index="memory")
 
 
-def test_its_place_and_its_bytes() -> None:
+def test_its_offset_and_its_bytes() -> None:
     page = records.new_page(Header())
     before = bytes(page)
     assert records.get_agreement(page) is None
@@ -54,7 +54,7 @@ def test_its_place_and_its_bytes() -> None:
 
 
 @given(agreement=agreements, at=st.integers(0, 79), bits=st.integers(1, 255))
-def test_damage_does_not_pass(agreement: Agreement, at: int, bits: int) -> None:
+def test_damage_is_noticed(agreement: Agreement, at: int, bits: int) -> None:
     page = records.new_page(Header())
     records.put_agreement(page, agreement)
     assert records.get_agreement(page) == agreement
@@ -62,7 +62,7 @@ def test_damage_does_not_pass(agreement: Agreement, at: int, bits: int) -> None:
     assert records.get_agreement(page) is None
 
 
-def test_it_is_kept_through_commits_and_changes(path: Path) -> None:
+def test_commits_and_changes_keep_it(path: Path) -> None:
     with opened(path) as stream:
         assert stream.agreement is None
         stream.put_agreement(KNOWN)
@@ -78,8 +78,8 @@ def test_it_is_kept_through_commits_and_changes(path: Path) -> None:
         assert stream.agreement is None
 
 
-def test_a_copy_begins_without(path: Path, tmp_path: Path) -> None:
-    """What it was compared with is for whoever made the copy to know."""
+def test_a_copy_has_none(path: Path, tmp_path: Path) -> None:
+    """A copy was not compared with the upstream."""
     with opened(path) as stream:
         stream.put_agreement(KNOWN)
     snapshot(path, tmp_path / "copy.bin")
@@ -87,7 +87,7 @@ def test_a_copy_begins_without(path: Path, tmp_path: Path) -> None:
         assert stream.agreement is None
 
 
-def test_readers_keep_none(path: Path) -> None:
+def test_readers_cannot_write_it(path: Path) -> None:
     with (
         DataStream.open(path, read_only=True, index="memory") as stream,
         pytest.raises(StreamReadOnly),
@@ -99,7 +99,7 @@ def test_readers_keep_none(path: Path) -> None:
 
 
 def test_changes_that_a_file_reports(path: Path) -> None:
-    """The writer knows all of its own; whoever opens the file finds the last 16."""
+    """The writer knows all of its own changes; another open finds the last 16."""
     with opened(path) as stream, DataStream.open(path, follow=True, index="memory") as follower:
         assert stream.recorded_changes(0) == []
         made = []
@@ -127,14 +127,14 @@ def test_changes_that_a_file_reports(path: Path) -> None:
         assert stream.recorded_changes(15) == made[15:]
 
 
-def test_a_change_that_a_crash_cut_off_is_not_known(path: Path) -> None:
-    """The epoch rises when it is undone, and whoever asks has to compare."""
+def test_a_change_that_a_crash_interrupted_is_not_known(path: Path) -> None:
+    """The epoch rises when it is undone, and a relay has to compare the entries."""
     with opened(path) as stream:
         stream.update_entry(3, 1, b"updated!")
     page = bytearray(path.read_bytes()[:4096])
     record = records.get_record(page)
     assert record is not None
-    # Epoch 2 was begun: the mark is behind.
+    # Epoch 2 was begun: the mark's epoch is lower.
     records.put_change(page, Change(2, 20, None))
     records.put_record(page, record._replace(epoch=2))
     with open(path, "r+b") as file:
@@ -159,7 +159,7 @@ def test_a_program_without_records_reports_nothing(path: Path) -> None:
         assert follower.recorded_epoch is None
         assert follower.recorded_changes(0) is None
     with opened(path) as stream:
-        # Until a writer of ours has opened it: from then on again.
+        # After a writer of this package has opened it, changes are reported again.
         assert stream.epoch == 1
         assert stream.recorded_changes(0) is None
         assert stream.recorded_changes(1) == []

@@ -1,4 +1,4 @@
-"""Headers that no record vouches for, torn, foreign or damaged: what an open makes of each."""
+"""Headers that no record confirms, torn, foreign or damaged: how an open treats each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.storage.made import (
 
 
 def rewritten(path: Path, length: int, entries: int) -> None:
-    """What a program that knows no records does to the header."""
+    """Change the header as a program does that keeps no records."""
     content = bytearray(path.read_bytes())
     fields = [*header_of(path)]
     fields[-2:] = [length, entries]
@@ -50,7 +50,7 @@ def rewritten(path: Path, length: int, entries: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_another_program_went_on(tmp_path: Path, mode: dict[str, Any]) -> None:
+def test_another_program_continued(tmp_path: Path, mode: dict[str, Any]) -> None:
     path = make(tmp_path / "s.bin", ONE, TWO)
     entries = scan_file(path)
     stream_id = record_of(path).stream_id
@@ -73,7 +73,7 @@ def test_another_program_went_on(tmp_path: Path, mode: dict[str, Any]) -> None:
 
 
 def test_another_program_truncated_to_a_page_s_start(tmp_path: Path) -> None:
-    """The total then counts the padding before it, and the entries end earlier."""
+    """The total length includes the padding before that page, and the entries end earlier."""
     path = make(tmp_path / "s.bin", [(1, b"a" * 700_000)], [(2, b"b" * 400_000)])
     rewritten(path, FIRST + PAGE, 1)
     for mode in MODES:
@@ -94,7 +94,7 @@ def test_another_program_truncated_to_a_page_s_start(tmp_path: Path) -> None:
 def test_a_torn_header_is_refused(
     tmp_path: Path, mode: dict[str, Any], length: int, entries: int
 ) -> None:
-    """It names the ends that are known to have been on disk."""
+    """The error names the ends that are known to have been on disk."""
     path = make(tmp_path / "s.bin", ONE, [(1, b"x" * 900_000)], [(2, b"y" * 900_000)])
     total, count = header_of(path)[-2:]
     rewritten(path, total + length, count + entries)
@@ -124,7 +124,7 @@ def test_candidates_are_the_last_two_synced_ends(tmp_path: Path) -> None:
     assert str(caught.value).endswith(f"ends that were on disk: {want}")
 
 
-def test_a_header_that_no_slot_helps(tmp_path: Path, golden: Golden) -> None:
+def test_a_header_without_a_synced_header(tmp_path: Path, golden: Golden) -> None:
     path = golden.unpack("small")
     rewritten(path, 4849, 15)
     with pytest.raises(DamagedHeader, match="no other end is recorded"):
@@ -132,7 +132,7 @@ def test_a_header_that_no_slot_helps(tmp_path: Path, golden: Golden) -> None:
 
 
 def test_a_record_about_another_header(tmp_path: Path) -> None:
-    """Its sum fits, its end does not: nobody of ours writes that."""
+    """Its sum matches, its end does not: no writer of this package writes that."""
     path = make(tmp_path / "s.bin", ONE, TWO)
     content = bytearray(path.read_bytes())
     page = content[:FIRST]
@@ -143,7 +143,7 @@ def test_a_record_about_another_header(tmp_path: Path) -> None:
         DataStream.open(path)
 
 
-# Damaged files that the reference was tried on: what each is to us.
+# Damaged files that the reference was tested with: how this package treats each.
 
 OPENED: dict[str, tuple[type[StreamFileError] | None, str]] = {
     "open: good": (None, ""),
@@ -185,12 +185,12 @@ def opened_cases(golden: Golden) -> dict[str, dict[str, Any]]:
     return {case["name"]: case for case in cases if case["name"].startswith("open: ")}
 
 
-def test_the_cases_are_all_there_are(golden: Golden) -> None:
+def test_the_cases_are_complete(golden: Golden) -> None:
     assert opened_cases(golden).keys() == OPENED.keys()
 
 
 def case_file(golden: Golden, name: str) -> Path:
-    """The file of a case: small.bin, cut or changed as it says."""
+    """The file of a case: small.bin, truncated or changed."""
     told = opened_cases(golden)[name]["file"]
     content = bytearray(golden.content("small")[: FIRST + PAGE])
     if "patch_hex" in told:
@@ -236,7 +236,7 @@ def test_opening(golden: Golden, name: str, mode: dict[str, Any]) -> None:
 def test_damage_that_only_reading_finds(
     golden: Golden, patch: tuple[int, bytes], says: str
 ) -> None:
-    """Where our record vouches for the header, the entries are not walked on open."""
+    """If the commit record confirms the header, an open does not read the entries."""
     path = golden.unpack("small")
     with DataStream.open(path):
         pass
@@ -246,7 +246,7 @@ def test_damage_that_only_reading_finds(
     path.write_bytes(content)
     with DataStream.open(path, read_only=True) as stream:
         assert stream.total_entries == 16
-        # What stands before the damage is read as ever.
+        # The entries before the damage can be read.
         assert stream.entry(2).data == b"\xfc"
         assert stream.reader.cursor(2).offset == 4131
         assert stream.reader.first_event(0).number == 1
@@ -271,7 +271,7 @@ def test_damage_that_only_reading_finds(
 
 
 @pytest.mark.parametrize("offset", [21, 29, 37], ids=["version", "system id", "stream type"])
-def test_a_damaged_identity_is_not_taken_for_another_program(tmp_path: Path, offset: int) -> None:
+def test_a_damaged_identity_does_not_look_like_another_program(tmp_path: Path, offset: int) -> None:
     path = tmp_path / "stream.bin"
     with DataStream.create(path, version=2, system_id=7) as stream, stream.atomic_op() as op:
         op.add_entry(1, b"data")

@@ -1,4 +1,4 @@
-"""The records in the header page: where they stand, and that damage does not pass."""
+"""The records in the header page: their offsets and bytes, and that damage is noticed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def page() -> bytearray:
     return made
 
 
-def test_the_layout_is_laid_down() -> None:
-    """Once and for good: a file of today is read tomorrow."""
+def test_the_layout() -> None:
+    """It never changes: later versions read the files of this one."""
     made = page()
     assert made[:16] == MAGIC == b"polygonDATSTREAM"
     assert made[16:54] == struct.pack(">BIBQQQQ", 1, 38, 3, 1101, 1, 5000, 7)
@@ -71,8 +71,8 @@ def test_the_layout_is_laid_down() -> None:
     assert made[2104:2112] == xxhash.xxh3_64_digest(writer)
 
 
-def test_each_kind_has_sectors_of_its_own() -> None:
-    """Header and record go to the disk together, and with nothing else."""
+def test_each_kind_has_its_own_sectors() -> None:
+    """Header and commit record are written together, in a sector without other records."""
     assert records.BEFORE_SYNC == (16, 192)
     assert records.AFTER_SYNC == (512, 1584)
     assert records.WITHOUT_SYNC == (16, 1584)
@@ -82,7 +82,7 @@ def test_each_kind_has_sectors_of_its_own() -> None:
 
 
 @given(headers, commit_records)
-def test_a_record_comes_back(header: Header, record: CommitRecord) -> None:
+def test_a_commit_record_is_read_as_it_was_written(header: Header, record: CommitRecord) -> None:
     made = records.new_page(header)
     assert records.get_record(made) is None
     records.put_record(made, record)
@@ -92,7 +92,7 @@ def test_a_record_comes_back(header: Header, record: CommitRecord) -> None:
 
 
 @given(st.integers(0, 184 * 8 + 63))
-def test_no_flipped_bit_passes(bit: int) -> None:
+def test_every_flipped_bit_is_noticed(bit: int) -> None:
     made = page()
     made[bit // 8] ^= 1 << bit % 8
     assert records.get_record(made) is None
@@ -138,13 +138,13 @@ def test_writers(pid: int, boot: bytes, bit: int) -> None:
     assert records.get_writer(made) is None
 
 
-def test_records_do_not_touch_each_other() -> None:
+def test_records_do_not_overlap() -> None:
     made = page()
     records.put_synced(made, 0, SyncedHeader(1, b"s" * 16, 5, HEADER))
     records.put_synced(made, 1, SyncedHeader(2, b"s" * 16, 5, HEADER))
     records.put_mark(made, 5, Head(5000, 7))
     records.put_writer(made, Writer(1, b"b" * 16))
-    made[3000:3005] = b"other"  # anything else in the page is somebody else's
+    made[3000:3005] = b"other"  # other bytes of the page are kept
     assert records.get_record(made) == RECORD
     assert [synced.sequence for synced in records.get_synced(made)] == [2, 1]
     assert records.get_mark(made) == VisibleMark(5, Head(5000, 7))
@@ -153,7 +153,7 @@ def test_records_do_not_touch_each_other() -> None:
 
 
 @pytest.mark.parametrize(("offset", "width"), [(72, 4), (520, 4), (1544, 4), (2056, 4)])
-def test_a_later_version_is_not_taken_for_this_one(offset: int, width: int) -> None:
+def test_a_record_of_a_later_version_is_ignored(offset: int, width: int) -> None:
     made = page()
     records.put_synced(made, 0, SyncedHeader(1, b"s" * 16, 5, HEADER))
     records.put_mark(made, 5, Head(5000, 7))
@@ -172,7 +172,7 @@ def test_a_later_version_is_not_taken_for_this_one(offset: int, width: int) -> N
     assert found.count(None) == 1
 
 
-def test_changes_stand_where_they_are_laid_down() -> None:
+def test_the_layout_of_changes() -> None:
     made = page()
     assert records.get_changes(made) == []
     assert records.put_change(made, Change(5, 100, 101)) == (3072, 3480)
@@ -184,19 +184,19 @@ def test_changes_stand_where_they_are_laid_down() -> None:
     assert records.get_record(made) == RECORD
 
 
-def test_the_newest_changes_stay_in_the_page() -> None:
+def test_the_page_keeps_the_newest_changes() -> None:
     made = page()
     for epoch in range(1, 41):
         records.put_change(made, Change(epoch, epoch, None))
     assert [change.epoch for change in records.get_changes(made)] == list(range(25, 41))
     between = HeaderPage(made).changes_between(38, 40)
     assert between == [Change(39, 39, None), Change(40, 40, None)]
-    assert HeaderPage(made).changes_between(23, 40) is None  # one of them is gone
-    assert HeaderPage(made).changes_between(38, 41) is None  # one was never told
+    assert HeaderPage(made).changes_between(23, 40) is None  # the page has dropped one of them
+    assert HeaderPage(made).changes_between(38, 41) is None  # one was never recorded
     assert HeaderPage(made).changes_between(40, 40) is None
 
 
-def test_a_change_that_never_came_to_be_gives_way() -> None:
+def test_a_change_that_was_not_completed_is_replaced() -> None:
     made = page()
     records.put_change(made, Change(6, 10, None))
     records.put_change(made, Change(6, 20, 21))
@@ -204,7 +204,7 @@ def test_a_change_that_never_came_to_be_gives_way() -> None:
 
 
 @given(at=st.integers(3072, 3479), bit=st.integers(0, 7))
-def test_damaged_changes_are_none(at: int, bit: int) -> None:
+def test_damaged_changes_are_ignored(at: int, bit: int) -> None:
     made = page()
     records.put_change(made, Change(6, 10, None))
     made[at] ^= 1 << bit
@@ -213,10 +213,10 @@ def test_damaged_changes_are_none(at: int, bit: int) -> None:
 
 
 @given(st.data())
-def test_where_commits_alone_came_readers_go_as_far_as_by_a_look_at_each_value(
+def test_after_commits_alone_the_short_check_finds_the_visible_end(
     data: st.DataObject,
 ) -> None:
-    """And where more was changed, or the page is not whole, nothing is said."""
+    """If more was changed, or the page is not whole, it finds none."""
     before = page()
     records.put_mark(before, RECORD.epoch, RECORD.after)
     after = data.draw(heads)
@@ -249,7 +249,7 @@ def test_where_commits_alone_came_readers_go_as_far_as_by_a_look_at_each_value(
 
 
 @given(st.data())
-def test_of_a_page_that_is_not_whole_no_commit_is_believed(data: st.DataObject) -> None:
+def test_the_short_check_ignores_a_page_that_is_not_whole(data: st.DataObject) -> None:
     before = page()
     records.put_mark(before, RECORD.epoch, RECORD.after)
     made = bytearray(before)

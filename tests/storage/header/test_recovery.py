@@ -1,4 +1,4 @@
-"""What an open makes of a file after a crash, a power cut, damage, or another program.
+"""How an open treats a file after a crash, a power cut, damage, or another program.
 
 A power cut is played on a copy of the file: the record is given another boot id, and
 what shall not have reached the disk is zeroed. See `made.power_cut`.
@@ -39,7 +39,7 @@ from tests.storage.made import (
 
 
 def in_the_middle(tmp_path: Path, *operations: list[Item], sync: Any = "commit") -> Path:
-    """A stream's file while it is open, right after these commits: nobody closed it."""
+    """A copy of a stream's file directly after these commits, while the stream is open."""
     path = tmp_path / "open.bin"
     with DataStream.create(path, sync=sync, index="memory") as stream:
         add(stream, *operations)
@@ -65,7 +65,7 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, sync: Any, mode: dict[str
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sync", ["commit", "os"])
-def test_all_of_it_had_arrived(tmp_path: Path, sync: Any, mode: dict[str, Any]) -> None:
+def test_everything_was_on_disk(tmp_path: Path, sync: Any, mode: dict[str, Any]) -> None:
     path = power_cut(in_the_middle(tmp_path, ONE, TWO, THREE, sync=sync), tmp_path / "p.bin")
     with DataStream.open(path, **mode) as stream:
         assert items(stream) == ONE + TWO + THREE
@@ -74,10 +74,10 @@ def test_all_of_it_had_arrived(tmp_path: Path, sync: Any, mode: dict[str, Any]) 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lost", ["all", "a byte in the middle", "the last byte", "a head"])
-def test_the_last_commit_had_not(
+def test_the_last_commit_was_not_on_disk(
     tmp_path: Path, mode: dict[str, Any], lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under "commit" it is one operation at most, and its caller never heard of success."""
+    """Under "commit" that is one operation at most, and its commit had not returned."""
     found = in_the_middle(tmp_path, ONE, TWO, THREE)
     record = record_of(found)
     start, end = record.base.length, record.after.length
@@ -120,10 +120,8 @@ def test_the_last_commit_had_not(
     assert header_of(path)[-2:] == (start, 4)
 
 
-def test_a_sync_that_failed_and_was_not_got_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No power was cut, and nothing says so; the bytes that the system lost are named."""
+def test_a_failed_sync_without_a_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There was no power cut; the open names the bytes that the system lost."""
     path = make(tmp_path / "s.bin", ONE)
     content, record = bytearray(path.read_bytes()), record_of(path)
     head = record.after
@@ -141,8 +139,8 @@ def test_a_sync_that_failed_and_was_not_got_over(
     assert str(side) in told.getMessage()
 
 
-def test_the_last_byte_of_an_entry_that_is_zero_anyway(tmp_path: Path) -> None:
-    """Nothing was lost that anybody could tell."""
+def test_a_lost_byte_that_was_zero(tmp_path: Path) -> None:
+    """The lost byte has the same value."""
     found = in_the_middle(tmp_path, ONE, [(1, b"ends in a zero\0")])
     end = record_of(found).after.length
     path = power_cut(found, tmp_path / "p.bin", (end - 1, end))
@@ -150,7 +148,7 @@ def test_the_last_byte_of_an_entry_that_is_zero_anyway(tmp_path: Path) -> None:
         assert stream.total_entries == 3
 
 
-def test_goes_on_after_going_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_appends_after_a_recovery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = in_the_middle(tmp_path, ONE, TWO)
     record = record_of(found)
     path = power_cut(found, tmp_path / "p.bin", (record.base.length, record.after.length))
@@ -166,7 +164,7 @@ def test_goes_on_after_going_back(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert bookmarks_of(scan_file(path)) == {b"k": 0}
 
 
-def test_under_os_all_since_the_last_sync_may_go(tmp_path: Path) -> None:
+def test_under_os_everything_since_the_last_sync_may_be_lost(tmp_path: Path) -> None:
     path = tmp_path / "open.bin"
     with DataStream.create(path, sync="os", index="memory") as stream:
         add(stream, ONE)
@@ -229,7 +227,7 @@ def test_two_segments(tmp_path: Path, lost: str | None, left: int) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "first page", "second page", "padding mark"])
 def test_over_a_page_s_end(tmp_path: Path, lost: str) -> None:
-    """The hash goes over padding, whose bytes behind the mark mean nothing."""
+    """The hash leaves out padding, whose bytes have no meaning."""
     big = [(1, b"a" * 700_000)], [(2, b"b" * 300_000), (3, b"c" * 300_000)]
     found = in_the_middle(tmp_path, *big)
     record = record_of(found)
@@ -246,7 +244,7 @@ def test_over_a_page_s_end(tmp_path: Path, lost: str) -> None:
         assert stream.total_entries == (3 if lost == "nothing" else 1)
 
 
-def test_a_spilled_operation_goes_back_as_a_whole(tmp_path: Path) -> None:
+def test_an_operation_written_in_parts_is_removed_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "open.bin"
     with DataStream.create(path, index="memory") as stream:
         add(stream, ONE, [(1, bytes([n]) * 500_000) for n in range(1, 20)])
@@ -255,13 +253,13 @@ def test_a_spilled_operation_goes_back_as_a_whole(tmp_path: Path) -> None:
     assert record.after.length > 9 * PAGE
     with DataStream.open(power_cut(found, tmp_path / "whole.bin")) as stream:
         assert stream.total_entries == 21
-    early = FIRST + 100_000  # in what was spilled long before the commit
+    early = FIRST + 100_000  # in a part that was written long before the commit
     with DataStream.open(power_cut(found, tmp_path / "torn.bin", (early, early + 1))) as stream:
         assert items(stream) == ONE
 
 
-def test_a_commit_made_again_after_a_failed_write_is_hashed_right(tmp_path: Path) -> None:
-    """The second try may not add the operation to the hash a second time."""
+def test_the_hash_of_a_commit_repeated_after_a_failed_write(tmp_path: Path) -> None:
+    """The second attempt does not add the operation to the hash again."""
     import errno
 
     from datastreamer.errors import WriteFailed
@@ -283,8 +281,8 @@ def test_a_commit_made_again_after_a_failed_write_is_hashed_right(tmp_path: Path
         assert stream.total_entries == 13
 
 
-def test_a_sync_in_the_middle_of_a_spilled_operation(tmp_path: Path) -> None:
-    """It moves the head that is known to be on disk: the hash begins anew from there."""
+def test_a_sync_during_an_operation_written_in_parts(tmp_path: Path) -> None:
+    """It moves the head that is known to be on disk; a new hash begins there."""
     path = tmp_path / "open.bin"
     with DataStream.create(path, sync="os", index="memory") as stream:
         add(stream, ONE)
@@ -307,7 +305,7 @@ def test_a_sync_in_the_middle_of_a_spilled_operation(tmp_path: Path) -> None:
 
 
 def test_a_power_cut_while_the_file_grew(tmp_path: Path) -> None:
-    """A size out of form is what a power cut may leave; a writer rounds it up."""
+    """A power cut may leave any size; a writer rounds it up."""
     found = in_the_middle(tmp_path, ONE, TWO)
     path = power_cut(found, tmp_path / "p.bin", change=lambda c: c.__delitem__(slice(50_000, None)))
     with DataStream.open(path, read_only=True) as stream:
@@ -335,7 +333,7 @@ def test_a_power_cut_before_the_size_was_on_disk(tmp_path: Path) -> None:
 
 
 def test_synced_data_that_is_not_there_is_damage(tmp_path: Path) -> None:
-    """A power cut does not take what was synced: this is half a copy."""
+    """A power cut does not remove synced data: this is an incomplete copy."""
     for found in (make(tmp_path / "closed.bin", ONE, TWO), in_the_middle(tmp_path, ONE, TWO)):
         cut = record_of(found).base.length - 1
         path = power_cut(
@@ -376,8 +374,8 @@ def test_the_very_first_commit_is_lost(tmp_path: Path) -> None:
         assert (stream.total_entries, stream.header.total_length) == (0, FIRST)
 
 
-def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros mean unknown: then every open judges."""
+def test_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros mean unknown: then every open checks the entries."""
     from datastreamer.storage.read import file
     from datastreamer.storage.write import opening
     from datastreamer.storage.write import owned_file as owned
@@ -393,7 +391,7 @@ def test_where_nobody_tells_the_boot_id(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_crash_in_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The side file is there before anything is forgotten; the next open does it again."""
+    """The side file is durable before anything is removed; the next open repeats the recovery."""
     from datastreamer.storage.write.owned_file import OwnedFile
 
     found = in_the_middle(tmp_path, ONE, TWO)

@@ -1,4 +1,4 @@
-"""Updates in place that a crash cuts off: the old bytes come back, or nothing was lost."""
+"""Updates in place that a crash interrupts: the next open restores the old bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class KeepingDisk(FaultyDisk):
-    """Copies the stream and its journal, as they stand, before and after each sync."""
+    """Copies the stream and its journal before and after each sync."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_a_crash_at_each_sync_leaves_the_old_or_the_new(path: Path) -> None:
 
 
 def half_done(path: Path) -> Path:
-    """The journal is on disk, one sector of the entry is still the old one."""
+    """The journal is on disk; one sector of the entry has the old bytes."""
     disk = updated(path)
     [kept, *_] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
     start = kept.read_bytes().index(NEW)
@@ -88,7 +88,7 @@ def test_half_an_update_is_undone(path: Path, caplog: pytest.LogCaptureFixture) 
     with DataStream.open(kept, index="memory") as stream:
         assert items(stream)[1] == (2, OLD)
         assert "a crash interrupted an update" in caplog.text
-        assert stream.epoch >= 2  # a follower may have seen the other one
+        assert stream.epoch >= 2  # a follower may have seen the new bytes
     with DataStream.open(kept, read_only=True) as stream:
         assert items(stream)[1] == (2, OLD)
 
@@ -121,9 +121,9 @@ def test_an_update_by_a_symbolic_link_is_undone_by_any_name(path: Path) -> None:
     assert not Path(f"{kept}{SUFFIX}").exists()
 
 
-def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
-    """The journal is gone, and nothing but the old mark tells that the update was undone: who
-    has read the new bytes still hears of it."""
+def test_a_recovery_that_ends_after_the_journal_is_removed(path: Path) -> None:
+    """Without the journal only the old mark shows that the update was undone: a follower that has
+    read the new bytes still notices."""
     disk = updated(path)
     [*_, kept, _] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
     with DataStream.open(kept, follow=True, index="memory") as reader:
@@ -140,7 +140,7 @@ def test_a_recovery_that_ends_behind_the_journal(path: Path) -> None:
             assert items(reader)[1] == (2, OLD)
 
 
-def test_an_update_that_lacks_but_the_end_of_its_journal(path: Path) -> None:
+def test_an_update_whose_journal_was_not_removed(path: Path) -> None:
     disk = updated(path)
     [*_, kept] = [one for one in disk.kept if Path(f"{one}{SUFFIX}").exists()]
     with DataStream.open(kept, read_only=True) as reader:
@@ -150,7 +150,7 @@ def test_an_update_that_lacks_but_the_end_of_its_journal(path: Path) -> None:
     assert not Path(f"{kept}{SUFFIX}").exists()
 
 
-def test_a_journal_that_does_not_fit_is_kept_aside(
+def test_a_journal_that_does_not_match_is_set_aside(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = half_done(path)
@@ -173,7 +173,7 @@ def test_a_journal_that_does_not_fit_is_kept_aside(
 
 
 @pytest.mark.parametrize("cut", [0, 5, 100, -1])
-def test_a_journal_that_is_not_whole_is_kept_aside(
+def test_a_journal_that_is_not_whole_is_set_aside(
     path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = half_done(path)
@@ -207,8 +207,8 @@ def without_journal(kept: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged", "of another stream"])
-def test_half_an_update_whose_journal_is_of_no_use(path: Path, how: str) -> None:
-    """Nobody knows which bytes are old: it is said, and nothing is taken for whole."""
+def test_half_an_update_with_an_unusable_journal(path: Path, how: str) -> None:
+    """It is unknown which bytes are old: every open names the entry and refuses the file."""
     kept = half_done(path)
     without_journal(kept, how)
     before = kept.read_bytes()
@@ -241,10 +241,10 @@ def test_a_journal_that_is_put_back(path: Path) -> None:
         assert items(stream)[1] == (2, OLD)
 
 
-def test_the_mark_is_on_disk_before_the_journal_goes(
+def test_the_mark_is_on_disk_before_the_journal_is_removed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a power cut leaves a page that asks for a journal which is gone for good reason."""
+    """Otherwise a power cut leaves a page that requires the removed journal."""
     disk = FaultyDisk()
     steps: list[str] = []
     with DataStream.create(path, index="memory", disk=disk) as stream:
@@ -278,7 +278,7 @@ def test_what_cannot_be_a_journal(path: Path, kind: str) -> None:
         verify(path)
 
 
-def test_no_room_for_the_journal(path: Path) -> None:
+def test_no_space_for_the_journal(path: Path) -> None:
     disk = FaultyDisk()
     with DataStream.create(path, index="memory", disk=disk) as stream:
         add(stream, [(1, OLD)])
@@ -318,8 +318,8 @@ def test_an_update_that_the_disk_refuses_in_the_middle(path: Path) -> None:
         assert items(stream) == [(1, OLD)]
 
 
-def test_half_an_update_behind_which_another_program_wrote(path: Path) -> None:
-    """Our records do not fit its header; the journal still tells what stands there."""
+def test_half_an_update_after_which_another_program_wrote(path: Path) -> None:
+    """The records do not match its header; the journal still identifies the bytes."""
     kept = half_done(path)
     with open(kept, "r+b") as file:
         file.seek(64)
@@ -329,8 +329,8 @@ def test_half_an_update_behind_which_another_program_wrote(path: Path) -> None:
     assert "half of an update" in verify(kept).problems[-1].what
 
 
-def test_a_journal_that_means_nothing_is_in_nobody_s_way(path: Path) -> None:
-    """Neither in that of a snapshot beside the writer, nor of the writer's own update."""
+def test_an_unrelated_journal_does_not_disturb(path: Path) -> None:
+    """Neither a snapshot beside the writer, nor the writer's own update."""
     with DataStream.create(path, index="memory") as stream:
         add(stream, [(1, OLD)])
         Path(f"{path}{SUFFIX}").write_bytes(b"nothing")

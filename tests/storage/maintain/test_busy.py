@@ -15,14 +15,14 @@ from datastreamer.storage.maintain.check import verify
 from datastreamer.storage.maintain.snapshot import snapshot
 from tests.storage import churning
 
-# Raise it to look for longer.
+# Raise it for a longer test.
 RUNS = int(os.environ.get("DATASTREAMER_TEST_BUSY_RUNS", "8"))
 BYTES = int(os.environ.get("DATASTREAMER_TEST_BUSY_BYTES", str(12 << 20)))
 
 
 @pytest.fixture(params=[0, 20], ids=["all the time", "every 20 ms"])
 def busy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A stream that a process works on."""
+    """A stream that another process truncates and updates."""
     path, states = tmp_path / "busy.bin", tmp_path / "states"
     words = [sys.executable, churning.__file__, path, states, str(BYTES), str(request.param)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -36,7 +36,7 @@ def busy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def state_of(path: Path) -> str:
-    """The state of a stream that nobody writes, as `churning.py` writes it down."""
+    """The state of a stream without a writer, as `churning.py` records it."""
     state = bytes(12)
     with DataStream.open(path, read_only=True) as stream:
         for batch in stream.batches():
@@ -46,7 +46,7 @@ def state_of(path: Path) -> str:
 
 
 def test_snapshots_beside_a_busy_writer(busy: Path, tmp_path: Path) -> None:
-    """All of them are made, are whole, and equal a state that the stream had."""
+    """Every snapshot succeeds, is whole, and equals a state that the stream had."""
     found = []
     for number in range(RUNS):
         out = tmp_path / f"{number}.bin"
@@ -59,7 +59,7 @@ def test_snapshots_beside_a_busy_writer(busy: Path, tmp_path: Path) -> None:
 
 
 def test_verify_beside_a_busy_writer(busy: Path) -> None:
-    """Nothing that a healthy writer does looks like damage."""
+    """No action of a healthy writer looks like damage."""
     reports = [verify(busy) for _ in range(RUNS)]
     assert [report.problems for report in reports] == [[]] * RUNS
     assert all(report.entries > 1000 for report in reports)

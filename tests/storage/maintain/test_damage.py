@@ -1,4 +1,4 @@
-"""Every kind of damage, met by everything that meets a file.
+"""Every kind of damage, for everything that reads a file.
 
 A file of several pages, damaged in one place, is opened, read, served, checked and
 repaired: the outcome is a precise error, or exactly the entries that were there - never a
@@ -66,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places() -> list[int]:
-    """Where the entries begin, as they were laid out."""
+    """The offsets at which the entries begin."""
     found, at = [], FIRST
     for _, data in ITEMS:
         if (at - FIRST) % PAGE + 17 + len(data) > PAGE:
@@ -88,7 +88,7 @@ def put(offset: int, size: int, value: int) -> Change:
 
 
 def values(size: int, now: int) -> dict[str, int]:
-    """Every value that matters, but the one that stands there."""
+    """Every value that matters, except the present one."""
     wanted = {"0": 0, "1": 1, "max": (1 << 8 * size) - 1, "one more": now + 1, "one less": now - 1}
     return {name: value for name, value in wanted.items() if value != now and value >= 0}
 
@@ -99,7 +99,7 @@ def of_the_header() -> Iterator[Damage]:
     for name, offset, size, now in (("packet type", 16, 1, 1), ("length", 17, 4, 38)):
         for what, value in values(size, now).items():
             yield Damage(f"header {name} {what}", put(offset, size, value), TOTAL, TOTAL)
-    # Nobody but our records knows what they were.
+    # Only the records know the previous values.
     for name, offset, size, now in (
         ("version", 21, 1, 2),
         ("system id", 22, 8, 7),
@@ -179,7 +179,7 @@ def of_pages() -> Iterator[Damage]:
     # The head of entry 7 is whole and says how long it is: its data nobody vouches for.
     yield Damage("zeros from the middle of an entry on", zeros(PLACES[7] + 99), 8, 8, (7,))
     yield Damage("zeros from the middle of a head on", zeros(PLACES[7] + 3), 7, 7)
-    # Where the next page has the next entry, the length of the one before is in doubt.
+    # If the next page begins with the next entry, the length of the one before is in doubt.
     padding = PLACES[5] + 17 + 3
     yield Damage("padding not marked", put(padding, 1, 7), 5, 5)
     yield Damage("padding behind the mark", put(padding + 1, 4, U32), TOTAL, TOTAL, fine=True)
@@ -204,7 +204,7 @@ def of_the_size() -> Iterator[Damage]:
 
 
 def of_our_records() -> Iterator[Damage]:
-    """For files of ours only. A record is never the only one that knows something."""
+    """Only for files with records. No fact is in one record only."""
     for name, offset in (
         ("commit record", 64),
         ("first synced header", 512),
@@ -230,7 +230,7 @@ def by_name(damages: list[Damage]) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is to be had: a thousand copies are made and synced."""
+    """In memory if the system has that: a thousand copies are made and synced."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as made:
         yield Path(made)
@@ -247,7 +247,7 @@ def damaged(whole: Path, folder: Path, damage: Damage) -> Path:
 
 @pytest.fixture
 def bare(whole: Path, folder: Path, damage: Damage) -> Path:
-    """The same without records of ours, as another program leaves it."""
+    """The same without records, as another program leaves it."""
     path = folder / "bare.bin"
     content = bytearray(whole.read_bytes())
     content[64:FIRST] = bytes(FIRST - 64)
@@ -257,7 +257,7 @@ def bare(whole: Path, folder: Path, damage: Damage) -> Path:
 
 
 def agree(got: list[Item], damage: Damage) -> None:
-    """What was read is what was written, as far as it goes."""
+    """Check that the entries that were read are the first of those written."""
     assert len(got) <= TOTAL
     for number, (found, written) in enumerate(zip(got, ITEMS, strict=False)):
         right = found == written or number in damage.blind
@@ -274,7 +274,7 @@ def read_all(stream: DataStream) -> tuple[list[Item], DatastreamerError | None]:
 
 
 def is_precise(error: DatastreamerError, path: Path) -> None:
-    """It names the file and the place, in one line."""
+    """Check that the error names the file and the offset, in one line."""
     assert isinstance(error, DamagedFile | NotAStream), repr(error)
     assert str(error).startswith(f"{path}: ")
     assert isinstance(error, NotAStream) or re.search(r"at byte \d+", str(error))
@@ -375,7 +375,7 @@ def test_verify_without_records(bare: Path, damage: Damage) -> None:
     assert report.ok == (damage.fine or unseen), report
 
 
-def mended(path: Path, damage: Damage, left: int | None, original: bytes) -> None:
+def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) -> None:
     before = path.read_bytes()
     try:
         planned = plan(path)
@@ -403,7 +403,7 @@ def mended(path: Path, damage: Damage, left: int | None, original: bytes) -> Non
     size = path.stat().st_size
     assert (size - FIRST) % PAGE == 0
     assert size > done.plan.header.total_length  # type: ignore[union-attr]
-    # Whatever was changed can be put back.
+    # The kept bytes undo the repair.
     assert done.kept is not None
     kept = Path(done.kept).read_bytes()
     assert kept[:FIRST] == before[:FIRST]
@@ -411,7 +411,7 @@ def mended(path: Path, damage: Damage, left: int | None, original: bytes) -> Non
     assert kept[FIRST:] == before[start:stop]
     if left == TOTAL and not damage.blind:
         assert path.read_bytes()[: min(END, len(original))][FIRST:] == original[FIRST:END]
-    # A second one finds nothing to do.
+    # A second repair finds nothing to do.
     now = path.read_bytes()
     assert repair(path).plan.healthy
     assert path.read_bytes() == now
@@ -425,7 +425,7 @@ def mended(path: Path, damage: Damage, left: int | None, original: bytes) -> Non
 @by_name([*ALL, *of_our_records()])
 def test_repair(damaged: Path, damage: Damage, whole: Path) -> None:
     original = whole.read_bytes()
-    mended(damaged, damage, damage.left, original)
+    check_repair(damaged, damage, damage.left, original)
     if damage.name.startswith(("header", "magic")) and damage.left == TOTAL:
         with DataStream.open(damaged, read_only=True) as stream:
             assert stream.header[:3] == (2, 7, 1)
@@ -433,10 +433,10 @@ def test_repair(damaged: Path, damage: Damage, whole: Path) -> None:
 
 @by_name(BARE)
 def test_repair_without_records(bare: Path, damage: Damage, whole: Path) -> None:
-    mended(bare, damage, damage.left_bare, whole.read_bytes())
+    check_repair(bare, damage, damage.left_bare, whole.read_bytes())
 
 
-def test_the_file_is_what_the_tests_take_it_for(whole: Path) -> None:
+def test_the_file_has_the_expected_layout(whole: Path) -> None:
     entries = scan_file(whole)
     assert [(entry.type, entry.data) for entry in entries] == ITEMS
     assert [entry.offset for entry in entries] == PLACES[:-1]

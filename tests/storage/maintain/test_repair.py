@@ -1,4 +1,4 @@
-"""Repairs: who may, in which order, and what is left when one is cut off anywhere.
+"""Repairs: the lock, the order of steps, and the result if one is interrupted anywhere.
 
 What a repair makes of each kind of damage stands in `test_damage.py`.
 """
@@ -73,7 +73,7 @@ def test_a_plan_changes_nothing(damaged: Path) -> None:
     assert repair(damaged).plan.steps == made.steps
 
 
-def test_what_is_left_opens_with_its_bookmarks(damaged: Path) -> None:
+def test_the_repaired_file_opens_with_its_bookmarks(damaged: Path) -> None:
     done = repair(damaged)
     assert (done.report.ok, done.report.notes[:-1]) == (True, [])
     with DataStream.open(damaged) as stream:
@@ -83,7 +83,7 @@ def test_what_is_left_opens_with_its_bookmarks(damaged: Path) -> None:
     assert bookmarks_of(scan_file(damaged)) == {b"one": 0, b"two": 3}
 
 
-def test_readers_learn_of_it(damaged: Path) -> None:
+def test_readers_notice_it(damaged: Path) -> None:
     with DataStream.open(damaged, follow=True) as follower:
         epoch = follower.epoch
         repair(damaged)
@@ -101,7 +101,7 @@ def test_beside_a_writer(damaged: Path) -> None:
         assert plan(damaged).entries_cut == 2
 
 
-def test_the_kept_bytes_put_everything_back(damaged: Path) -> None:
+def test_the_kept_bytes_undo_the_repair(damaged: Path) -> None:
     before = damaged.read_bytes()
     done = repair(damaged)
     assert done.kept is not None
@@ -112,7 +112,7 @@ def test_the_kept_bytes_put_everything_back(damaged: Path) -> None:
     assert content == before
 
 
-# To the last operation, where the record names one.
+# To the last operation, if the record names one.
 
 
 def test_back_to_the_last_operation(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_last_operation_with_a_wrong_hash(tmp_path: Path, same_boot: bool) -> 
 # The index alone.
 
 
-def test_an_index_that_lies(whole: Path) -> None:
+def test_a_wrong_index(whole: Path) -> None:
     index = LmdbIndex(f"{whole}.index", True, Access.private())
     mark = index.watermark()
     assert mark is not None
@@ -168,10 +168,10 @@ def test_an_index_that_cannot_be_read(whole: Path) -> None:
     assert repair(whole).report.notes == []
 
 
-# An update that a crash cut off.
+# An update that a crash interrupted.
 
 
-def test_half_an_update_is_taken_back(whole: Path) -> None:
+def test_half_an_update_is_undone(whole: Path) -> None:
     offset = scan_file(whole)[1].offset + 17
     half_update(whole, offset, b"a" * 500_000, b"n" * 500_000)
     assert plan(whole).steps == [
@@ -189,7 +189,7 @@ def test_half_an_update_of_a_damaged_file(damaged: Path) -> None:
     assert items_of(damaged) == ITEMS[:4]
 
 
-# Cut off in the middle.
+# Interrupted repairs.
 
 
 class Stop(BaseException):
@@ -197,7 +197,7 @@ class Stop(BaseException):
 
 
 class KilledDisk(FaultyDisk):
-    """Ends the process, as it were, before one of the operations on the disk."""
+    """Simulates a kill before one of the disk's operations."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class KilledDisk(FaultyDisk):
 
 
 def test_killed_at_any_write(damaged: Path) -> None:
-    """It is run again and comes to the same end."""
+    """The second run comes to the same result."""
     original = damaged.read_bytes() + b"\0\0\0"  # and of a wrong size
     for left in range(100):
         damaged.write_bytes(original)
@@ -256,7 +256,7 @@ def test_a_full_disk(damaged: Path) -> None:
     assert repair(damaged, disk=disk).report.ok
 
 
-def test_what_nothing_helps_against(whole: Path) -> None:
+def test_damage_that_no_repair_solves(whole: Path) -> None:
     content = bytearray(whole.read_bytes())
     content[:FIRST] = bytes(FIRST)
     whole.write_bytes(content)
@@ -267,7 +267,7 @@ def test_what_nothing_helps_against(whole: Path) -> None:
 
 
 def test_entries_of_another_program(whole: Path, tmp_path: Path) -> None:
-    """It keeps no records: ours stand at the end of before, and its header counts."""
+    """It keeps no records: those in the page name the earlier end, and its header decides."""
     early = make(tmp_path / "early.bin", ITEMS[:2]).read_bytes()
     content = bytearray(whole.read_bytes())
     content[64:FIRST] = early[64:FIRST]
@@ -279,8 +279,8 @@ def test_entries_of_another_program(whole: Path, tmp_path: Path) -> None:
     assert items_of(whole) == ITEMS[:4]
 
 
-def test_stale_entries_are_not_taken_in(whole: Path) -> None:
-    """Behind the end stand whole entries of a truncation: no totals make them committed."""
+def test_stale_entries_are_not_included(whole: Path) -> None:
+    """Whole entries that a truncation removed follow the end: no totals make them committed."""
     with DataStream.open(whole) as stream:
         stream.truncate(3)
     content = bytearray(whole.read_bytes())
@@ -292,7 +292,7 @@ def test_stale_entries_are_not_taken_in(whole: Path) -> None:
     assert done.plan.keep_to > scan_file(whole)[2].offset + PAGE // 2
 
 
-def test_what_a_killed_repair_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_a_repair_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     path = make(tmp_path / "s.bin", [(1, b"one")])
     begun = path.with_name(f"{path.name}.20260102T030405.4567.repair.89abcdef.new")
     begun.write_bytes(b"begun")

@@ -1,4 +1,4 @@
-"""A copy of a stream that others write: whole, of one moment, and good by itself."""
+"""A copy of a stream that others write: whole, of one moment, and independent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check(out: Path) -> None:
     assert (len(content) - FIRST) % PAGE == 0
     assert length < len(content) <= length + PAGE
     assert not any(content[length:])
-    # Another boot finds the same: there is nothing to judge.
+    # After a restart the result is the same.
     later = power_cut(out, out.with_name("later.bin"))
     before, names = scan_file(out), set(out.parent.iterdir())
     with DataStream.open(later) as stream:
@@ -112,7 +112,7 @@ def test_a_copy(tmp_path: Path, out: Path, operations: Any, pages: int) -> None:
     assert scan_file(out) == scan_file(path)
 
 
-def test_it_goes_on_by_itself(path: Path, out: Path) -> None:
+def test_the_copy_can_be_written(path: Path, out: Path) -> None:
     snapshot(path, out)
     with DataStream.open(path) as stream, DataStream.open(out) as copy:
         assert copy.stream_id == stream.stream_id
@@ -139,14 +139,14 @@ def test_beside_its_writer(path: Path, out: Path, sync: Any) -> None:
         with stream.atomic_op() as op:
             op.add_entry(3, b"committed")
         with stream.atomic_op() as op:
-            op.add_entries(1, [bytes(1000)] * 10_000)  # so many that they are on disk, unseen
+            op.add_entries(1, [bytes(1000)] * 10_000)  # enough to be written before the commit
             assert snapshot(path, out).header.total_entries == 4
             check(out)
         assert stream.total_entries == 10_004
     assert scan_file(out) == scan_file(path)[:4]
 
 
-def test_not_past_what_readers_may_see(path: Path, out: Path) -> None:
+def test_only_what_readers_see_is_copied(path: Path, out: Path) -> None:
     """Under "commit" the header is ahead of the disk while the sync runs."""
     disk = FaultyDisk()
     taken = []
@@ -193,11 +193,11 @@ def test_files_of_the_reference(golden: Golden, out: Path, name: str) -> None:
     assert scan_file(out) == scan_file(path)
 
 
-# What is taken back or changed meanwhile.
+# Truncations and updates during the copy.
 
 
 def before_it_ends(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[int]:
-    """Have each step done between one copy of the data and the look at the epoch after it."""
+    """Run each step between a copy of the data and the check of the epoch after it."""
     real, left, tries = module._copy_data, list(steps), [0]
 
     def copy(*arguments: Any) -> Any:
@@ -230,7 +230,7 @@ def test_what_changed_is_copied_again(
     assert [entry.data for entry in scan_file(out)][1:4] == [b"two", b"new", b"old"]
 
 
-def test_after_an_update_the_copy_goes_as_far_as_the_stream(
+def test_after_an_update_the_copy_has_the_stream_s_end(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There was no moment with the new bytes and without the entries appended before them."""
@@ -262,7 +262,7 @@ def test_more_changes_than_the_header_page_names(
 
 
 class Restless:
-    """Changes the stream at every look of a snapshot at its changes."""
+    """Changes the stream each time a snapshot checks for changes."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object], looks: float = 1e9
@@ -283,7 +283,7 @@ class Restless:
 def test_a_stream_that_is_truncated_all_the_time(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    """The copy is cut back to the lowest truncation; the stream held just that after it."""
+    """The copy ends at the lowest truncation, after which the stream held exactly that."""
     with DataStream.open(path) as stream:
         add(stream, *[[(7, b"%d" % number)] * 3 for number in range(20)])
         before = scan_file(path)
@@ -313,7 +313,7 @@ def test_a_stream_that_is_truncated_ever_lower(
     assert scan_file(out) == before[:count]
 
 
-def test_appending_is_no_reason_to_begin_again(
+def test_an_append_does_not_repeat_the_copy(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DataStream.open(path) as stream:
@@ -327,7 +327,9 @@ def test_appending_is_no_reason_to_begin_again(
         assert tries == [1]
 
 
-def test_it_gives_up(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_updated_all_the_time(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with DataStream.open(path) as stream:
         restless = Restless(monkeypatch, lambda: stream.update_entry(1, 1, b"two"))
         with pytest.raises(StreamBusy, match="busy: the stream was truncated or updated") as caught:
@@ -361,7 +363,7 @@ def test_a_change_under_way(path: Path, out: Path, monkeypatch: pytest.MonkeyPat
     assert scan_file(out)[1].data == b"two"
 
 
-def test_a_change_that_a_crash_cut_off(path: Path, out: Path) -> None:
+def test_a_change_that_a_crash_interrupted(path: Path, out: Path) -> None:
     """The next writer undoes it, and until then the bytes may still change."""
     entry = scan_file(path)[2]
     with DataStream.open(path, read_only=True) as stream:
@@ -381,10 +383,10 @@ def test_a_change_that_a_crash_cut_off(path: Path, out: Path) -> None:
     assert scan_file(out) == scan_file(path)
 
 
-def test_a_foreign_writer_takes_back(
+def test_another_program_truncates(
     golden: Golden, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program without an epoch: the header goes back, or the copy's end does not fit."""
+    """It keeps no epoch: the header's totals are lower, or the copy's end does not match."""
     path = golden.unpack("small")
     entries = scan_file(path)
     header = path.read_bytes()[16:54]
@@ -401,10 +403,10 @@ def test_a_foreign_writer_takes_back(
     assert scan_file(out) == entries[:5]
 
 
-def test_a_foreign_writer_goes_back_and_on(
+def test_another_program_truncates_and_appends(
     golden: Golden, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its header is ahead of the one that was seen, but the bytes are other ones."""
+    """Its header has higher totals than the first one read, and other bytes before them."""
     path = golden.unpack("small")
     real, tries = module._copy_data, [0]
 
@@ -421,10 +423,10 @@ def test_a_foreign_writer_goes_back_and_on(
     assert scan_file(out) == scan_file(path)
 
 
-def test_damage_beside_a_writer_that_goes_on(
+def test_damage_beside_a_writer_that_appends(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody truncated or updated: what does not fit is damaged, however the header moves."""
+    """Without a truncation or update a mismatch is damage, however the header moves."""
     with DataStream.open(path) as stream:
         content = bytearray(path.read_bytes())
         with path.open("r+b") as file:
@@ -436,7 +438,7 @@ def test_damage_beside_a_writer_that_goes_on(
             snapshot(path, out)
 
 
-# How the bytes come there.
+# How the bytes are copied.
 
 
 def _no(number: int) -> Callable[..., Any]:
@@ -447,7 +449,7 @@ def _no(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL])
-def test_where_the_system_cannot_copy(
+def test_a_system_that_cannot_copy(
     path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(os, "copy_file_range", _no(number), raising=False)
@@ -456,7 +458,7 @@ def test_where_the_system_cannot_copy(
     assert scan_file(out) == scan_file(path)
 
 
-def test_where_it_stops_in_the_middle(
+def test_a_system_that_stops_in_the_middle(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "stream.bin", [(1, b"\1" * LARGEST)] * 3)
@@ -473,16 +475,16 @@ def test_where_it_stops_in_the_middle(
 def test_progress(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "stream.bin", [(1, b"\1" * LARGEST)] * 3)
     monkeypatch.setattr(module, "_PART", PAGE)
-    told: list[tuple[int, int]] = []
-    snapshot(path, out, advance=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    snapshot(path, out, advance=lambda done, total: reported.append((done, total)))
     total = FIRST + 3 * PAGE
-    assert told == [(FIRST + n * PAGE, total) for n in (1, 2, 3)]
+    assert reported == [(FIRST + n * PAGE, total) for n in (1, 2, 3)]
 
 
-# What goes wrong.
+# Errors.
 
 
-def test_never_over_something(path: Path, out: Path) -> None:
+def test_it_never_replaces_a_file(path: Path, out: Path) -> None:
     out.write_text("dear to somebody")
     with pytest.raises(FileExists, match="never written over"):
         snapshot(path, out)
@@ -492,7 +494,9 @@ def test_never_over_something(path: Path, out: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_somebody_is_faster(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_makes_the_file_first(
+    path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before_it_ends(monkeypatch, lambda: out.write_text("made meanwhile"))
     with pytest.raises(FileExists):
         snapshot(path, out)
@@ -500,7 +504,7 @@ def test_somebody_is_faster(path: Path, out: Path, monkeypatch: pytest.MonkeyPat
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_nothing_to_copy(tmp_path: Path, out: Path) -> None:
+def test_no_stream_to_copy(tmp_path: Path, out: Path) -> None:
     with pytest.raises(FileMissing):
         snapshot(tmp_path / "missing", out)
     (tmp_path / "text").write_text("text")
@@ -509,7 +513,7 @@ def test_nothing_to_copy(tmp_path: Path, out: Path) -> None:
     assert list(out.parent.iterdir()) == []
 
 
-def test_no_folder_for_it(path: Path, tmp_path: Path) -> None:
+def test_no_folder_for_the_copy(path: Path, tmp_path: Path) -> None:
     with pytest.raises(FileMissing, match="no such folder"):
         snapshot(path, tmp_path / "no" / "out.bin")
 
