@@ -1,6 +1,6 @@
-"""A job on a cluster of executor processes, one of which dies in the middle. Run by a test.
+"""A job on a cluster with one executor process, which is killed in the middle. A test runs it.
 
-Arguments: the stream file. Prints one JSON object: what came of it.
+Argument: the stream file. Prints the result as one JSON object.
 """
 
 from __future__ import annotations
@@ -15,49 +15,45 @@ from pathlib import Path
 from typing import Any
 
 from datastreamer.spark import session
-
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.executor.memory": "512m",
-}
+from tests.spark.settings import SETTINGS
 
 
 def parent_of(pid: int) -> int:
-    """By Linux's own word."""
+    """The parent of a process, from /proc."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def digests(rows: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
-    """Of each entry; kills its executor in the middle of the fifth part, the first time."""
+    """The number, a digest and the executor of each entry.
+
+    The first attempt at the third part kills its executor in the middle."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
-    # A worker's parent is the daemon that forked it, and that one's the executor.
+    # A daemon, which the executor started, has forked this worker.
     executor = parent_of(os.getppid())
     for at, row in enumerate(rows):
-        if context.partitionId() == 4 and context.attemptNumber() == 0 and at == 20:
+        if context.partitionId() == 2 and context.attemptNumber() == 0 and at == 20:
             os.kill(executor, signal.SIGKILL)
         found = hashlib.sha256(repr((row.number, row.type, bytes(row.data))).encode()).digest()
         yield row.number, int.from_bytes(found[:8], "big"), executor
 
 
 def main(path: str) -> None:
-    spark = session("local-cluster[2,1,1024]", "cluster", SETTINGS)
+    settings = SETTINGS | {"spark.executor.memory": "512m"}
+    spark = session("local-cluster[1,1,1024]", "cluster", settings)
     spark.sparkContext.setLogLevel("OFF")
-    frame = spark.read.format("datastream").option("partitionBytes", "3m").load(path)
+    frame = spark.read.format("datastream").option("partitionBytes", "2m").load(path)
     parts = frame.rdd.getNumPartitions()
     rows = sorted(frame.rdd.mapPartitions(digests).collect())
-    told = {
+    result = {
         "parts": parts,
         "rows": len(rows),
         "digest": hashlib.sha256(b"".join(b"%d %d," % row[:2] for row in rows)).hexdigest(),
         "executors": len({row[2] for row in rows}),
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
     spark.stop()
 
 

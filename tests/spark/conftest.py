@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,37 +13,31 @@ from tests.arrow.conftest import Make, make
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'datastreamer[spark]'")
 
-from datastreamer.spark import find_java, session
-
-QUICKLY = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For a Java of a few seconds: it takes half the time if it does not optimise what it runs."""
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from datastreamer.spark import STATE_SETTINGS, find_java, session
+from tests.spark.settings import ENVIRONMENT, SETTINGS
 
 __all__ = ["Make", "make"]
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A local session; skips with one line where there is no Java for it."""
+def java() -> None:
+    """Skips, with one line, if there is no Java for Spark."""
     try:
         find_java()
     except UsageError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A local session."""
     scratch = tmp_path_factory.mktemp("spark")
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.update(QUICKLY)
-    # Python workers do not see this process's sys.path.
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ.update(ENVIRONMENT)
     made = session(
         "local[2]",
         "tests",
         {
-            "spark.ui.enabled": "false",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.memory": "1g",
-            "spark.sql.shuffle.partitions": "2",
+            **SETTINGS,
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.local.dir": str(scratch),
@@ -53,3 +46,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made.sparkContext.setLogLevel("ERROR")
     yield made
     made.stop()
+
+
+@pytest.fixture
+def stateful(spark: Any) -> Iterator[Any]:
+    """The session with the settings that streaming reassembly needs."""
+    for setting, value in STATE_SETTINGS.items():
+        spark.conf.set(setting, value)
+    yield spark
+    for setting in STATE_SETTINGS:
+        spark.conf.unset(setting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,42 +11,54 @@ import pytest
 from pyspark.errors import PySparkException
 
 from datastreamer import DataStream
-from datastreamer.errors import UsageError
-from datastreamer.spark import find_java
 from datastreamer.spark.failures import reason
-from tests.cli.process import ENVIRONMENT
-from tests.spark.conftest import QUICKLY, ROOT
+from tests.cli import process
+from tests.spark import settings
+from tests.spark.pipeline.test_pipeline import publish
+from tests.spark.settings import ROOT
 
 
-def command(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "datastreamer", "spark", *map(str, words)],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1", **variables},
+        env={**process.ENVIRONMENT, **settings.ENVIRONMENT, **variables},
         timeout=600,
         check=False,
     )
 
 
+def command(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "datastreamer", "spark", *map(str, words), **variables)
+
+
+# Both commands in one process, so that they share a JVM.
+BOTH = """
+import json, sys
+from datastreamer.cli.main import main
+sys.exit(max(main(["spark", *words, "--master", "local[2]"]) for words in json.loads(sys.argv[1])))
+"""
+
+
 @pytest.mark.slow
-def test_a_stream_is_ingested_and_reported_on(real_stream: Path, tmp_path: Path) -> None:
-    try:
-        find_java()
-    except UsageError as error:
-        pytest.skip(str(error))
-    shutil.copy(real_stream, tmp_path / "stream.bin")
-    where = ("--master", "local[2]")
-    done = command("ingest", tmp_path / "stream.bin", tmp_path / "out", *where, **QUICKLY)
+def test_a_stream_is_ingested_and_reported_on(java: None, tmp_path: Path) -> None:
+    with DataStream.create(tmp_path / "stream.bin", version=3, system_id=7, sync="os") as stream:
+        publish(stream, 9)
+        total = stream.total_entries
+    out = str(tmp_path / "out")
+    words = [
+        ["ingest", str(tmp_path / "stream.bin"), out],
+        ["report", out, "--charts", str(tmp_path)],
+    ]
+    done = run("-c", BOTH, json.dumps(words))
     assert done.returncode == 0, done.stderr
-    assert "34,723 entries in" in done.stderr
-    assert "it has all entries before 34,723" in done.stderr
-    done = command("report", tmp_path / "out", "--charts", tmp_path, *where, **QUICKLY)
-    assert done.returncode == 0, done.stderr
+    assert f"{total} entries in" in done.stderr
+    assert f"it has all entries before {total}" in done.stderr
     told = {line["query"]: line["rows"] for line in map(json.loads, done.stdout.splitlines())}
-    assert [row["number"] for row in told["open_batches"]] == [101]
-    assert sum(row["blocks"] for row in told["transactions_per_block"]) == 11_318
+    assert [row["number"] for row in told["open_batches"]] == [0]
+    assert sum(row["blocks"] for row in told["transactions_per_block"]) == 9
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["blocks.png", "senders.png"]
 
 
@@ -70,12 +81,8 @@ def test_without_java_it_says_so_in_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_before_spark_starts(
-    tmp_path: Path, words: list[str], told: str
+    java: None, tmp_path: Path, words: list[str], told: str
 ) -> None:
-    try:
-        find_java()
-    except UsageError as error:
-        pytest.skip(str(error))
     (tmp_path / "text").write_text("no stream")
     for version, name in ((1, "one"), (2, "two")):
         with DataStream.create(tmp_path / f"{name}.bin", version=version, system_id=7, sync="os"):

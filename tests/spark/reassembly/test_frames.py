@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import runpy
-import signal
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +15,11 @@ import pytest
 from datastreamer import DataStream, StreamServer
 from datastreamer.errors import ExtraMissing, UsageError
 from datastreamer.reassembly import Splitter, pack_message, pack_records
-from datastreamer.spark import STATE_SETTINGS, messages, reassemble, reassemble_stream
-from datastreamer.spark.reassembly.event_rows import EVENT_SCHEMA
+from datastreamer.spark import messages, reassemble, reassemble_stream
 from datastreamer.spark.reassembly.groups import connected
 from tests.reassembly.made_up import name
-from tests.spark.conftest import ROOT
 from tests.spark.reassembly.event_rows import Message, core_events, examples, in_order, plain
+from tests.spark.settings import ROOT
 
 
 def frame(spark: Any, rows: list[Message]) -> Any:
@@ -145,15 +141,6 @@ def test_what_is_no_message(spark: Any, tmp_path: Path) -> None:
     assert [bytes(row.id) for row in found.payloads.collect()] == [name(0, b"p")[1:]]
 
 
-@pytest.fixture
-def stateful(spark: Any) -> Any:
-    for setting, value in STATE_SETTINGS.items():
-        spark.conf.set(setting, value)
-    yield spark
-    for setting in STATE_SETTINGS:
-        spark.conf.unset(setting)
-
-
 class Sink:
     """What a streaming query tells, batch by batch."""
 
@@ -198,79 +185,6 @@ def test_batch_by_batch_over_restarts(stateful: Any, tmp_path: Path) -> None:
     unfinished = [row for row in expected if row[0] == "dropped"]
     assert unfinished
     assert plain([*sink.rows, *unfinished]) == plain(expected)
-
-
-# A driver of its own, which says so after each batch.
-DRIVER = """
-import sys
-from datastreamer.spark import STATE_SETTINGS, messages, reassemble_stream, session
-stream, out, checkpoint = sys.argv[1:]
-spark = session("local[2]", "killed", STATE_SETTINGS | {
-    "spark.ui.enabled": "false",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
-})
-spark.sparkContext.setLogLevel("OFF")
-entries = spark.readStream.format("datastream").option("maxEntriesPerTrigger", 60).load(stream)
-query = (
-    reassemble_stream(messages(entries, "s"), max_age=None)
-    .rows.writeStream.format("parquet").option("path", out)
-    .option("checkpointLocation", checkpoint).start()
-)
-batch = -1
-while not query.awaitTermination(0.02):
-    progress = query.lastProgress
-    if progress and progress["batchId"] != batch:
-        batch = progress["batchId"]
-        print(batch, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed(stateful: Any, tmp_path: Path) -> None:
-    rows = [message for at in range(3) for message in produced(at, 30)]
-    with (
-        DataStream.create(tmp_path / "s.bin", version=1, system_id=1) as stream,
-        stream.atomic_op() as op,
-    ):
-        op.add_entries(0x10, [pack_message(*row) for row in rows])
-    places = [str(tmp_path / name) for name in ("s.bin", "out", "checkpoint")]
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *places],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        with process.stdout as said:
-            for _ in range(2):
-                assert said.readline(), "the driver ended by itself"
-            # The JVM, which is the driver, is in its process group; a batch is underway.
-            os.killpg(process.pid, signal.SIGKILL)
-            said.read()
-        assert process.wait(60) == -signal.SIGKILL
-    entries = stateful.readStream.format("datastream").load(places[0])
-    query = (
-        reassemble_stream(messages(entries, "s"), max_age=None)
-        .rows.writeStream.format("parquet")
-        .option("path", places[1])
-        .option("checkpointLocation", places[2])
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    told = stateful.read.schema(EVENT_SCHEMA).parquet(places[1]).collect()
-    expected = core_events([(*row, "s", at) for at, row in enumerate(rows)])
-    assert plain(told) == plain(expected)
-    assert {row.event for row in told} == {"complete"}
-    assert len(told) == 30
-    assert query.lastProgress["batchId"] > 3
 
 
 def test_what_is_too_old_is_dropped(stateful: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from datastreamer.errors import StreamFileError
 from datastreamer.spark.options import read_options
 from datastreamer.spark.write.sink import StreamSink
 from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of
-from tests.spark.conftest import ROOT
+from tests.spark.settings import ROOT
 
 
 @pytest.fixture
