@@ -17,6 +17,7 @@ import lmdb
 from datastreamer.errors import BadPosition, CursorFailed, UntrustedFile
 from datastreamer.position import Position
 from datastreamer.storage.disk.access import Access, Folder, create_file, open_file
+from datastreamer.storage.disk.file_ops import sync_folder
 from datastreamer.storage.disk.mounts import ensure_local
 
 # Room for some thousand cursors; only what is used is on disk.
@@ -66,11 +67,7 @@ class FileCursor:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self._path)
-            folder = os.open(os.path.dirname(self._path) or ".", os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(new)

@@ -68,7 +68,7 @@ class DataStream(StreamView):
         deferred = None
         if writer is not None:
             try:
-                deferred = DeferredBookmarks(writer.owned, self._bookmarks())
+                deferred = DeferredBookmarks(writer.owned, self.bookmarks)
             except BaseException:
                 writer.close()
                 raise
@@ -318,7 +318,7 @@ class DataStream(StreamView):
         with (
             self._change(lost_from.entries, None),
             writer.owned.exclusive(),
-            self._bookmarks().truncation(lost_from),
+            self.bookmarks.truncation(lost_from),
         ):
             loss = writer.changes.give_up(lost_from)
             if self._deferred is not None:
@@ -353,7 +353,7 @@ class DataStream(StreamView):
         with self._change(number, number + 1):
             offset = reader.cursor(number).offset + ENTRY_HEAD_SIZE
             self.writer().changes.update(number, offset, old, new)
-            self._bookmarks().changed()
+            self.bookmarks.changed()
 
     def truncate(self, number: int) -> None:
         """Truncate the stream to `number` entries (0 up to, not including, the total); durable.
@@ -364,7 +364,7 @@ class DataStream(StreamView):
         if not 0 <= number < self.total_entries:
             raise UnknownEntry(number, self.total_entries)
         offset = reader.cursor(number).offset
-        keeper = self._bookmarks()
+        keeper = self.bookmarks
         writer, head = self.writer(), Head(offset, number)
         with self._change(number, None), writer.owned.exclusive():
             writer.durability.sync()
@@ -513,7 +513,7 @@ class DataStream(StreamView):
             self._op.close()
             if self._keeper is not None:
                 self._keeper.abandon()
-            self._file.abandon()
+            self._file.close()
 
 
 def _abandon_all() -> None:

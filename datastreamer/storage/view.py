@@ -308,7 +308,7 @@ class StreamView:
         With `is_resident`, which says whether an entry is in the page cache, raises
         `NotAtHandError` instead of reading the disk or repairing the index.
         """
-        keeper, doubts = self._bookmarks(), 0
+        keeper, doubts = self.bookmarks, 0
         while doubts < 3:
             changes = self._file.reader.changes
             try:
@@ -372,9 +372,6 @@ class StreamView:
     @property
     def bookmarks(self) -> BookmarkKeeper:
         """The stream's bookmarks as a whole, and the state of their index."""
-        return self._bookmarks()
-
-    def _bookmarks(self) -> BookmarkKeeper:
         keeper = self._keeper
         if keeper is not None:
             return keeper

@@ -1,7 +1,8 @@
 """Creates a file atomically: it appears under its name complete and durable, or not at all.
 
-Until then it has a temporary name beside, which ends in ``.new``, and a lock, which distinguishes a
-file that is being written from one that a killed process left. Knows nothing of its content.
+Until then it has a temporary name in the same folder, which ends in ``.new``, and a lock, which
+distinguishes a file that is being written from one that a killed process left. Side files, which
+keep bytes that are about to be removed from a stream file, are created in this way.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from typing import Final
 
 from datastreamer.errors import UntrustedFile
+from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE
 from datastreamer.storage.disk.access import Access
-from datastreamer.storage.disk.file_ops import Disk, File
+from datastreamer.storage.disk.file_ops import Buffer, Disk, File
 
 NEW: Final = r"\.[0-9a-f]{8}\.new"
 """The end of the names of files that are being written."""
 
 _LEFT_OVER = re.compile(NEW)
+_BEGUN = re.compile(r"\.\d{8}T\d{6}\.[0-9a-f]{4}\.(?:cut|repair)" + NEW)
 
 
 @contextlib.contextmanager
@@ -82,3 +86,29 @@ def remove_left_overs(
             finally:
                 file.close()
     return removed
+
+
+def keep_beside(
+    disk: Disk, path: str, suffix: str, page: Buffer, file: File, start: int, stop: int
+) -> str:
+    """Copy `page` and bytes `start` to `stop` of `file` to a new, synced file; returns its path.
+
+    It is named `path.<time>.<suffix>`. Raises `OSError`; no file is left then.
+    """
+    side = f"{path}.{time.strftime('%Y%m%dT%H%M%S')}.{secrets.token_hex(2)}.{suffix}"
+    with new_file(disk, side, file.access()) as saved:
+        saved.write(page, 0)
+        offset, at = start, HEADER_PAGE_SIZE
+        while offset < stop:
+            part = file.read(min(PAGE_SIZE, stop - offset), offset)
+            if not part:
+                break
+            saved.write(part, at)
+            offset, at = offset + len(part), at + len(part)
+    return side
+
+
+def remove_begun(disk: Disk, path: str, file: File) -> None:
+    """Unlink the unfinished copies that killed processes left beside the stream `file` at
+    `path`."""
+    remove_left_overs(disk, path, file.access(), _BEGUN)

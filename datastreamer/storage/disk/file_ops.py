@@ -285,7 +285,7 @@ class OsDisk:
     def publish(self, temporary: str, path: str) -> None:
         os.link(temporary, path, follow_symlinks=False)
         os.unlink(temporary)
-        self._sync_folder(path)
+        sync_folder(path)
 
     def identity(self, path: str) -> tuple[int, int]:
         found = os.stat(path)
@@ -294,7 +294,7 @@ class OsDisk:
     def unlink(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-            self._sync_folder(path)
+            sync_folder(path)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -307,13 +307,14 @@ class OsDisk:
             return []
         return [os.path.join(folder, other) for other in found if other.startswith(name)]
 
-    @staticmethod
-    def _sync_folder(path: str) -> None:
-        fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+
+def sync_folder(path: str) -> None:
+    """Make the name `path` durable, or its removal."""
+    fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def boot_id() -> bytes:

@@ -65,7 +65,7 @@ def examine(path: str) -> Condition:
             synced=page.synced,
             mark=page.mark,
             writer=writer,
-            writer_alive=writer is not None and writer.boot_id == boot and _is_alive(writer.pid),
+            writer_alive=writer is not None and writer.boot_id == boot and is_alive(writer.pid),
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
             source=records.get_source(page, page.identity[0]),
@@ -90,7 +90,8 @@ def readable(path: str, length: int) -> Iterator[EntryBatch]:
             number, offset = batch.next_number, page_start(page_of(offset) + 1)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process has this id."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

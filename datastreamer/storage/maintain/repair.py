@@ -31,8 +31,8 @@ from datastreamer.format import (
 from datastreamer.storage.bookmarks.keeper import BookmarkKeeper
 from datastreamer.storage.bookmarks.registry import LMDB_ANEW
 from datastreamer.storage.bookmarks.trust import TrustedIndex
+from datastreamer.storage.disk.atomic_file import keep_beside, remove_begun
 from datastreamer.storage.disk.file_ops import Disk, File, OsDisk, boot_id
-from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
 from datastreamer.storage.header.page import HeaderPage

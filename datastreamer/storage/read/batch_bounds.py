@@ -92,19 +92,20 @@ def take(
         if rest[:1] == bytes([PACKET_PADDING]):
             offset, need = page_start(page_of(offset) + 1), 0
             if offset >= head.length:
-                raise DamagedEntry(path, place, _short(number, head))
+                raise DamagedEntry(path, place, short(number, head))
             continue
         whole_head = len(rest) == ENTRY_HEAD_SIZE
         need = int.from_bytes(rest[1:5], "big") if whole_head else ENTRY_HEAD_SIZE
         if need > left and size:
             break
         if need <= before:
-            raise DamagedEntry(path, offset, _short(number, head))
+            raise DamagedEntry(path, offset, short(number, head))
     data = None
     if parts is not None and size <= KEPT_BYTES:
         data = parts[0] if len(parts) == 1 else b"".join(parts)
     return Portion(number - first, size, place, number, data)
 
 
-def _short(number: int, head: Head) -> str:
+def short(number: int, head: Head) -> str:
+    """The message for data that ends before entry `number`."""
     return f"the data ends before entry {number}, the header counts {head.entries}"

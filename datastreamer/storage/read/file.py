@@ -332,12 +332,7 @@ class StreamFile:
         return self._closed
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.file.close()
-
-    def abandon(self) -> None:
-        """Close the descriptor and touch nothing: for the child of a fork."""
+        """Close the descriptor, and write nothing. Idempotent."""
         self._closed = True
         self.file.close()
 

@@ -19,6 +19,7 @@ from datastreamer.format import (
     page_start,
 )
 from datastreamer.storage.header.records import Head
+from datastreamer.storage.read.batch_bounds import short
 
 SLICE_BYTES = 1 << 20
 """The part of the file that one call searches, or a little more."""
@@ -69,7 +70,7 @@ def look(wanted: Wanted, head: Head, path: str, read: Callable[[int, int], bytes
         if committed <= 0:
             if number > wanted.number:
                 break
-            raise DamagedEntry(path, offset, _short(number, head))
+            raise DamagedEntry(path, offset, short(number, head))
         near = read(min(committed, _READ_BYTES), offset)
         try:
             end, behind, count, data, start, full, padding = choice.gather(
@@ -97,7 +98,7 @@ def look(wanted: Wanted, head: Head, path: str, read: Callable[[int, int], bytes
         if behind == number and not padding and not full:
             if number > wanted.number:
                 break
-            raise DamagedEntry(path, offset, _short(number, head))
+            raise DamagedEntry(path, offset, short(number, head))
         offset, number = offset + end, behind
         if padding and number < stop:
             following = page_start(page_of(offset) + 1)
@@ -117,7 +118,3 @@ def _begins_with(read: Callable[[int, int], bytes], offset: int, number: int) ->
         return False
     packet, _, _, found = ENTRY_HEAD_STRUCT.unpack(head)
     return bool(packet == PACKET_ENTRY and found == number)
-
-
-def _short(number: int, head: Head) -> str:
-    return f"the data ends before entry {number}, the header counts {head.entries}"

@@ -141,46 +141,37 @@ class ChangeWriter:
     ) -> None:
         """Raise the epoch around a change of the entries from `start` to `stop`, which leaves
         `head`; call `clean_up` once it is on disk."""
-        with self._owned.reader.changing():
-            self._change_held(write, head, start, stop, clean_up)
-        self._owned.wake_all()
-
-    def _change_held(
-        self,
-        write: Callable[[], None],
-        head: Head,
-        start: int,
-        stop: int | None,
-        clean_up: Callable[[], None],
-    ) -> None:
         owned = self._owned
-        owned.end.unfinished = True
-        owned.epoch += 1
-        change = Change(owned.epoch, start, stop)
-        span = records.put_change(owned.page, change)
-        try:
-            # First: a reader that sees the epoch finds what it is about.
-            owned.write_span(span)
-            owned.put_header(head)
-            owned.write_header()
-            write()
-            owned.file.sync()
-            owned.put_synced(head)
-            owned.write_committed()
-            clean_up()
-        except OSError as error:
-            # It may be half done; the next open decides.
-            owned.failure = (
-                f"{refusal(error)} in the middle of a truncation or update; open the stream again"
-            )
-            owned.end.limit = -1
+        with owned.reader.changing():
+            owned.end.unfinished = True
+            owned.epoch += 1
+            change = Change(owned.epoch, start, stop)
+            span = records.put_change(owned.page, change)
+            try:
+                # First: a reader that sees the epoch finds the change.
+                owned.write_span(span)
+                owned.put_header(head)
+                owned.write_header()
+                write()
+                owned.file.sync()
+                owned.put_synced(head)
+                owned.write_committed()
+                clean_up()
+            except OSError as error:
+                # The change may be half done; the next open decides.
+                owned.failure = (
+                    f"{refusal(error)} in the middle of a truncation or update; open the stream "
+                    "again"
+                )
+                owned.end.limit = -1
+                owned.end.unfinished = False
+                raise CommitInDoubt(owned.path, owned.failure) from error
+            owned.known_changes.append(change)
+            owned.end.written = head
+            owned.end.all_on_disk(head)
+            owned.reader.head = head
             owned.end.unfinished = False
-            raise CommitInDoubt(owned.path, owned.failure) from error
-        owned.known_changes.append(change)
-        owned.end.written = head
-        owned.end.all_on_disk(head)
-        owned.reader.head = head
-        owned.end.unfinished = False
+        owned.wake_all()
 
 
 def updatable(reader: Reader, number: int, type: int, new: bytes) -> Entry:

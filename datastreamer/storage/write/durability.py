@@ -161,7 +161,7 @@ class Durability:
                 self._sync_requested = False
                 end.limit = -1
                 if owned.failed:
-                    self._notify_waiting()
+                    self.notify_waiting()
                 if owned.failure or owned.closed or end.base == end.written:
                     return
                 head, commits, failures = end.written, end.commits, owned.failures
@@ -212,7 +212,7 @@ class Durability:
             owned.wake_all()
         if head != end.written and not self._sync_requested:
             self._request_sync()
-        self._notify_waiting()
+        self.notify_waiting()
 
     def announce(self) -> None:
         """Call `on_settled` now."""
@@ -222,7 +222,8 @@ class Durability:
 
     # Threads that wait for a commit.
 
-    def _notify_waiting(self) -> None:
+    def notify_waiting(self) -> None:
+        """Wake the threads that wait for a commit: each checks what became of it."""
         with self._reaching:
             self._reached.notify_all()
 
@@ -270,7 +271,7 @@ class Durability:
         except OSError as again:
             raise owned.in_doubt() from again
         finally:
-            self._notify_waiting()
+            self.notify_waiting()
         if self.lost_from is not None:
             raise owned.in_doubt() from error
 
@@ -360,10 +361,6 @@ class Durability:
     def stop(self) -> None:
         """Return when no background sync runs; none begins any more."""
         self._syncer.close()
-
-    def closed(self) -> None:
-        """Wake the threads that wait for a commit: the file is closed."""
-        self._notify_waiting()
 
 
 class PendingCommit:

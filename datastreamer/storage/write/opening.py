@@ -13,12 +13,17 @@ import secrets
 
 from datastreamer.errors import BadArgument, FileExists, FileReplaced, StreamLocked
 from datastreamer.format import HEADER_PAGE_SIZE, PAGE_SIZE, U64_MAX, Header
-from datastreamer.storage.disk.atomic_file import new_file, remove_left_overs
+from datastreamer.storage.disk.atomic_file import (
+    keep_beside,
+    new_file,
+    remove_begun,
+    remove_left_overs,
+)
 from datastreamer.storage.disk.file_ops import Disk, OsDisk, boot_id
 from datastreamer.storage.disk.identity import OpenPath
-from datastreamer.storage.disk.salvage import keep_beside, remove_begun
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
+from datastreamer.storage.header.inspect import is_alive
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer
 from datastreamer.storage.header.recovery import NO_HASH, judge
@@ -183,15 +188,5 @@ def locked_by(page: bytes, path: str) -> StreamLocked:
     """The error for a lock that another process holds. The header page names the process that
     opened the stream last; while another opens or repairs the file, that process has ended."""
     writer = records.get_writer(page)
-    known = writer is not None and writer.boot_id == boot_id() and _is_alive(writer.pid)
+    known = writer is not None and writer.boot_id == boot_id() and is_alive(writer.pid)
     return StreamLocked(path, writer.pid if writer and known else 0)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True

@@ -70,11 +70,6 @@ class OwnedFile(StreamFile):
         """Where the next operation begins."""
         return self.end.written
 
-    @property
-    def synced(self) -> Head:
-        """The end of what is known to be on disk."""
-        return self.end.base
-
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep other threads from committing, syncing and changing entries."""
@@ -166,10 +161,6 @@ class OwnedFile(StreamFile):
     def close(self) -> None:
         self.end.limit = -1
         super().close()
-
-    def abandon(self) -> None:
-        self.end.limit = -1
-        super().abandon()
 
     # The header page.
 

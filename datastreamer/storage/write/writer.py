@@ -198,7 +198,7 @@ class StreamWriter:
                 finally:
                     owned.close()
         finally:
-            self.durability.closed()
+            self.durability.notify_waiting()
 
     def _settle_all(self) -> None:
         """On return everything committed is on disk, and nothing else of this writer."""

@@ -150,7 +150,7 @@ class Laboratory(Recovering):
     def patience(self) -> float:
         """How long what was committed now may take to be on disk, in seconds."""
         file = self.live.writer().owned
-        if self.policy == "commit" or file.written.length - file.synced.length > UNSYNCED:
+        if self.policy == "commit" or file.written.length - file.end.base.length > UNSYNCED:
             return 0
         return OS_SECONDS if self.policy == "os" else self.policy / 1000
 

@@ -270,8 +270,8 @@ MUTANTS: dict[str, Mutant] = {
     "the header before the data": commit_order("header", "data", "sync", "mark"),
     "the data after the sync": commit_order("header", "sync", "data", "mark"),
     "no sync but in a commit": replaced(SimFile, "sync", no_sync_but_in_a_commit),
-    "a truncation without a sync": replaced(ChangeWriter, "_change_held", no_sync_in_a_change),
-    "a truncation without an epoch": replaced(ChangeWriter, "_change_held", no_epoch),
+    "a truncation without a sync": replaced(ChangeWriter, "_change", no_sync_in_a_change),
+    "a truncation without an epoch": replaced(ChangeWriter, "_change", no_epoch),
     "the record's hash is not checked": replaced(
         recovery, "longest_whole", lambda _: lambda file, record: record.after
     ),

@@ -412,7 +412,7 @@ def test_a_stream_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
     writer = create_stream(path, Header(1, 2, 3))
     assert writer.durability.policy == "commit"
-    assert writer.owned.head == writer.owned.synced == (FIRST, 0)
+    assert writer.owned.head == writer.owned.end.base == (FIRST, 0)
     writer.close()
     writer.close()
     with pytest.raises(StreamClosed):

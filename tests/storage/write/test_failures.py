@@ -11,6 +11,7 @@ import pytest
 
 from datastreamer import DataStream
 from datastreamer.errors import CommitInDoubt, WriteFailed
+from datastreamer.storage.disk import file_ops
 from datastreamer.storage.header.undo_journal import SUFFIX
 from tests.storage.made import FaultyDisk, add, copied, half_update, items, scan_file
 
@@ -100,17 +101,17 @@ def test_bytes_that_went_while_a_failed_sync_was_got_over(
     assert len(list(path.parent.glob("killed.bin.*.cut"))) == 1
 
 
-def test_a_journal_that_cannot_be_made_durable_is_not_left(path: Path) -> None:
-    disk = FaultyDisk()
-    with DataStream.create(path, index="memory", disk=disk) as stream:
+def test_a_journal_that_cannot_be_made_durable_is_not_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DataStream.create(path, index="memory") as stream:
         add(stream, [(1, b"aaaa"), (1, b"old")])
-        real = disk._sync_folder
 
         def refuse(name: str) -> None:
-            disk._sync_folder = real  # type: ignore[method-assign]
+            monkeypatch.undo()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        disk._sync_folder = refuse  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(file_ops, "sync_folder", refuse)
         with pytest.raises(WriteFailed):
             stream.update_entry(1, 1, b"new")
         assert not Path(f"{path}{SUFFIX}").exists()
@@ -180,11 +181,11 @@ def test_a_sync_that_ends_after_a_failure_was_mended(path: Path) -> None:
         with pytest.raises(WriteFailed):
             add(stream, [(4, b"never")])
         disk.faults = {}
-        assert stream._file.synced.entries == 3  # type: ignore[attr-defined]
+        assert stream._file.end.base.entries == 3  # type: ignore[attr-defined]
         let.set()
         waiter.join()
         stream.sync()
-        assert stream._file.synced.entries == 3  # type: ignore[attr-defined]
+        assert stream._file.end.base.entries == 3  # type: ignore[attr-defined]
         add(stream, [(4, b"four")])
         assert items(stream) == [*ALL, (4, b"four")]
     with DataStream.open(path, index="memory") as again:

@@ -215,7 +215,7 @@ def test_what_a_failed_sync_left_clean_is_written_again(tmp_path: Path) -> None:
         stream.sync()
         end = stream.header.total_length
         assert (FIRST, end - FIRST) in written
-        assert stream._file.synced == (end, 4)
+        assert stream._file.end.base == (end, 4)
         assert items(stream) == ONE + TWO
 
 
@@ -302,7 +302,7 @@ def test_a_sync_whose_record_cannot_be_written(tmp_path: Path) -> None:
 
         disk.before["write"] = fail_once
         stream.sync()
-        assert stream._file.synced.entries == 2
+        assert stream._file.end.base.entries == 2
         assert items(stream) == ONE
     with DataStream.open(path, index="memory") as stream:
         assert items(stream) == ONE

@@ -101,7 +101,7 @@ def test_a_guard_s_error_takes_the_header_back(path: Path) -> None:
             op.commit()
         disk.faults.clear()
         stream.commit_guard = refuse
-    stream._file.abandon()  # as a kill does
+    stream._file.close()  # as a kill does
     with DataStream.open(path, index="memory") as again:
         assert items(again) == ONE
 
