@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from datastreamer.cli.dsapp.sanity import Sanity
+from datastreamer.cli.dsapp.client import Sanity
 from datastreamer.client.blocking_client import BlockingClient
 from datastreamer.service.embedded import StreamServer
 from datastreamer.storage.stream import DataStream

@@ -11,7 +11,6 @@ import typer
 
 from datastreamer._codec import Entry, EntryBatch
 from datastreamer.cli.dsapp.options import LogOption
-from datastreamer.cli.dsapp.sanity import Sanity
 from datastreamer.cli.shared.exit_codes import (
     Failure,
     exit_when_output_closes,
@@ -21,7 +20,7 @@ from datastreamer.cli.shared.exit_codes import (
 from datastreamer.cli.shared.options import number_option, read_number, text_option
 from datastreamer.cli.shared.source import ServerSource, check_start, parse_address
 from datastreamer.format import TYPE_BOOKMARK, U64_MAX, Header
-from datastreamer.zkevm.bookmark_keys import BookmarkName, key_of, name_of_key, raw_key
+from datastreamer.zkevm.bookmark_keys import BookmarkName, Kind, key_of, name_of_key, raw_key
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +128,49 @@ def _check(source: ServerSource, header: Header, begin: int | bytes) -> None:
     _print(f"sanity check: {sanity}")
     if sanity.errors:
         raise Failure(f"the sanity check found {sanity.errors} errors")
+
+
+class Sanity:
+    """Checks that entries, blocks and batches are numbered without gaps.
+
+    Errors are logged and counted in `errors`; ``str()`` is the summary.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.errors = 0
+        self._version = version
+        self._entries: tuple[int, int] | None = None
+        self._marks: dict[Kind, tuple[int, int]] = {}
+
+    def check(self, batch: EntryBatch) -> None:
+        """Check the next entries."""
+        if self._entries is None:
+            self._entries = batch.first_number, batch.first_number
+        first, due = self._entries
+        if batch.first_number != due:
+            self._report("entry", batch.first_number, batch.first_number, due)
+        self._entries = first, batch.next_number
+        for key, number in batch.bookmarks():
+            mark = name_of_key(self._version, key)
+            if mark is None:
+                continue
+            first, due = self._marks.get(mark.kind, (mark.number, mark.number))
+            if mark.number != due:
+                self._report(mark.kind, number, mark.number, due)
+            self._marks[mark.kind] = first, mark.number + 1
+
+    def _report(self, what: str, entry: int, found: int, due: int) -> None:
+        self.errors += 1
+        _log.warning("at entry %d: found %s %d, expected %d", entry, what, found, due)
+
+    def __str__(self) -> str:
+        seen = {"entries": self._entries, "blocks": self._marks.get("block")}
+        seen["batches"] = self._marks.get("batch")
+        parts = [
+            f"{what} {span[0]} to {span[1] - 1}" if span else f"no {what}"
+            for what, span in seen.items()
+        ]
+        return f"{', '.join(parts)}: {f'{self.errors} errors' if self.errors else 'in order'}"
 
 
 def _dump_batch(source: ServerSource, header: Header, number: int) -> None:

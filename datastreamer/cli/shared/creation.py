@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from datastreamer.cli.shared.exit_codes import Failure
 from datastreamer.cli.shared.options import number_option
 from datastreamer.errors import FileMissing
-from datastreamer.format import STREAM_TYPE_SEQUENCER
 from datastreamer.storage.stream import DataStream
 from datastreamer.storage.view import IndexName
 from datastreamer.storage.write.durability import SyncPolicy
@@ -59,7 +58,7 @@ class CreationOptions:
                 "file has its own"
             )
 
-    def _given(self) -> dict[str, int]:
+    def _given(self) -> dict[str, Any]:
         values = {
             "system_id": self.system_id,
             "version": self.stream_version,
@@ -71,27 +70,17 @@ class CreationOptions:
         self, file: str, *, sync: SyncPolicy = "commit", index: IndexName = "lmdb"
     ) -> DataStream:
         """Open the stream in `file` for writing."""
+        given = self._given()
         try:
             stream = DataStream.open(file, sync=sync, index=index)
         except FileMissing:
-            if not self.create:
-                raise Failure(
-                    f"{file}: no such file; use --create to create an empty stream"
-                ) from None
-            return DataStream.create(
-                file,
-                version=self.stream_version or 1,
-                system_id=self.system_id or 0,
-                stream_type=STREAM_TYPE_SEQUENCER if self.stream_type is None else self.stream_type,
-                sync=sync,
-                index=index,
-            )
-        for name, value in self._given().items():
+            if self.create:
+                return DataStream.create(file, sync=sync, index=index, **given)
+            raise Failure(f"{file}: no such file; use --create to create an empty stream") from None
+        for name, value in given.items():
             if (has := getattr(stream.header, name)) != value:
+                what = name.replace("_", " ")
                 _log.warning(
-                    "%s: the %s of the existing file is %d, not %d", file, _WORDS[name], has, value
+                    "%s: the %s of the existing file is %d, not %d", file, what, has, value
                 )
         return stream
-
-
-_WORDS = {"system_id": "system id", "version": "stream version", "stream_type": "stream type"}

@@ -15,6 +15,7 @@ from datastreamer.cli.shared.options import (
     StreamVersionOption,
     number_option,
 )
+from datastreamer.cli.shared.output import count
 from datastreamer.cli.shared.progress import ProgressBar
 from datastreamer.cli.shared.source import FileSource, open_source
 from datastreamer.errors import DecodeFailed, NotFound
@@ -102,19 +103,13 @@ def export(
             raise Failure(f"{source}: {error}; --on-error {advice}") from None
         except NotFound as error:
             raise Failure(f"{source}: {error}") from None
-    rows = ", ".join(f"{count:,} {name}" for name, count in done.rows.items())
+    rows = ", ".join(f"{number:,} {name}" for name, number in done.rows.items())
     if not done.next:
         logs.say(f"{source} holds no entries")
     elif not done.files:
         logs.say(f"{out} already has all entries before {done.next:,}")
-    elif table == "entries":
-        logs.say(f"{out}: {rows}, in {_files(len(done.files))}")
     else:
         logs.say(
             f"{out}: {rows}, from entries {done.first:,} to {done.next - 1:,}, in "
-            f"{_files(len(done.files))}"
+            f"{count(len(done.files), 'new file')}"
         )
-
-
-def _files(count: int) -> str:
-    return f"{count:,} new file{'' if count == 1 else 's'}"

@@ -21,9 +21,11 @@ def test_a_folder_and_again(invoke: Invoke, source: str, tmp_path: Path) -> None
     out = tmp_path / "out"
     done = invoke("export", source, out, "--to", ENTRIES // 2 - 1)
     assert (done.code, done.out) == (0, b"")
-    assert done.err == f"{out}: {ENTRIES // 2} entries, in 1 new file\n"
+    half = ENTRIES // 2
+    assert done.err == f"{out}: {half} entries, from entries 0 to {half - 1}, in 1 new file\n"
     done = invoke("export", source, out)
-    assert done.err == f"{out}: {ENTRIES // 2} entries, in 1 new file\n"
+    numbers = f"from entries {half} to {ENTRIES - 1}"
+    assert done.err == f"{out}: {half} entries, {numbers}, in 1 new file\n"
     done = invoke("export", source, out)
     assert (done.code, done.err) == (0, f"{out} already has all entries before {ENTRIES}\n")
     assert sum(pq.read_table(part).num_rows for part in out.iterdir()) == ENTRIES
