@@ -83,7 +83,7 @@ class BlockingRelay:
 
     @property
     def failure(self) -> DatastreamerError | None:
-        """Why the download has stopped; None while it goes on. Or why the relay has ended
+        """Why the download has stopped; None while it continues. Or why the relay has ended
         unexpectedly."""
         failure = self._thread.failure
         if failure is None or isinstance(failure, DatastreamerError):

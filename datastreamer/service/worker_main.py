@@ -49,7 +49,7 @@ async def _answer_all(link: trio.abc.Stream, server: Server, tls: ServerTLS | No
     parent has died."""
     await link.send_all(control.READY)
     waiting = b""
-    # Changes whose begin this process was notified of; one that restarted meanwhile was not.
+    # Changes that have begun. A process that restarted meanwhile was not notified of their begin.
     begun: set[bytes] = set()
     while got := await link.receive_some():
         waiting += got

@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
         return [json.loads(line) for line in self.lines]
 
     def failed(self, code: int = 1) -> str:
-        """The one line that says why (wrong usage may have a second)."""
+        """The error line; wrong usage may have a second line."""
         assert self.code == code, self
         first, *more = self.err.splitlines()
         assert first.startswith("error: "), self
@@ -68,7 +68,7 @@ def invoke_dsapp(invoke: Invoke) -> Invoke:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stream of 40 made-up blocks; not to be written to."""
+    """A stream of 40 demo blocks; tests must not write to it."""
     path = tmp_path_factory.mktemp("made") / "made.bin"
     with DataStream.create(path, system_id=SYSTEM_ID, sync="os") as stream:
         sequencer = DemoSequencer(stream)
@@ -79,13 +79,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """The same, to be written to."""
+    """A copy that a test may write to."""
     return Path(shutil.copyfile(made, tmp_path / "copy.bin"))
 
 
 @pytest.fixture(scope="module")
 def server(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of a server of the made-up stream."""
+    """HOST:PORT of a server of the demo stream."""
     path = shutil.copyfile(made, tmp_path_factory.mktemp("served") / "served.bin")
     with StreamServer(path, host="127.0.0.1", port=0, in_process=True) as serving:
         yield f"127.0.0.1:{serving.port}"
@@ -93,5 +93,5 @@ def server(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 @pytest.fixture(params=["file", "server"])
 def source(request: pytest.FixtureRequest, made: Path) -> str:
-    """The made-up stream, as a file and from a server."""
+    """The demo stream, as a file and from a server."""
     return str(made) if request.param == "file" else str(request.getfixturevalue("server"))

@@ -1,4 +1,4 @@
-"""Commands as real processes: started, waited for by what they write, ended by signals."""
+"""Commands as processes: a test starts them, waits for their output and sends signals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(*words: object, module: str = "datastreamer") -> list[str]:
 
 
 class Lines:
-    """What a process writes to one of its streams, line by line, never waited for in vain."""
+    """The lines that a process writes to one of its streams; each wait has a time limit."""
 
     def __init__(self, source: IO[str]) -> None:
         self.seen: list[str] = []
@@ -67,7 +67,7 @@ class Lines:
         raise AssertionError(f"no line with {pattern!r} in {self.seen}")
 
     def rest(self) -> list[str]:
-        """All lines that were not asked for yet, once the stream has ended."""
+        """The remaining lines, up to the end of the stream."""
         lines = []
         while (line := self.next()) is not None:
             lines.append(line)
@@ -75,7 +75,7 @@ class Lines:
 
 
 class Running:
-    """A process under way."""
+    """A running process."""
 
     def __init__(self, words: list[str], cwd: Path) -> None:
         self.process = subprocess.Popen(
@@ -100,13 +100,13 @@ class Running:
         return self.process.wait(PATIENCE)
 
     def port(self) -> int:
-        """The port that a server says it listens on."""
+        """The port that a server logs."""
         return int(self.err.until(r"serving .* on .*?:(\d+)")[1])
 
 
 @contextmanager
 def running(*words: object, cwd: Path, module: str = "datastreamer") -> Iterator[Running]:
-    """A process that is killed at the end of the block if it is still there."""
+    """A process that is killed at the end of the block."""
     started = Running(command(*words, module=module), cwd)
     try:
         yield started
@@ -173,7 +173,7 @@ def on_terminal(words: list[str], cwd: Path, columns: int = 90) -> tuple[int, st
     os.close(theirs)
     shown = b""
     try:
-        with suppress(OSError):  # how Linux tells that the other end was closed
+        with suppress(OSError):  # on Linux, when the other end was closed
             while part := os.read(ours, 65536):
                 shown += part
         code = process.wait(PATIENCE)

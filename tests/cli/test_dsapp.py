@@ -1,4 +1,4 @@
-"""`dsapp`: the documented options, and what scripts read from it."""
+"""`dsapp`: the documented options, and the output that scripts parse."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_entries(
     assert expected + entry.data.hex() in line
 
 
-def test_as_go_programs_write_it(invoke_dsapp: Invoke, server: str) -> None:
+def test_options_with_one_dash(invoke_dsapp: Invoke, server: str) -> None:
     one, two = (f"{dash}entry" for dash in ("-", "--"))
     assert invoke_dsapp("client", "-server", server, one, "7") == invoke_dsapp(
         "client", f"--server={server}", two, "7", "--log", "warn"
@@ -78,7 +78,7 @@ def test_as_go_programs_write_it(invoke_dsapp: Invoke, server: str) -> None:
         (["--from", "201"], "no entry 201"),
     ],
 )
-def test_what_is_not_there(
+def test_unknown_entries_and_bookmarks(
     invoke_dsapp: Invoke, server: str, query: list[str], message: str
 ) -> None:
     shown = invoke_dsapp("client", "--server", server, "--log", "error", *query)
@@ -133,9 +133,9 @@ def test_sanity_finds_gaps(invoke_dsapp: Invoke, copy: Path) -> None:
         shown = invoke_dsapp("client", "--server", where, "--sanitycheck")
     assert shown.code == 1
     assert shown.lines[0].endswith(": 2 errors")
-    told = shown.err.splitlines()
-    assert "at entry 200: found block 42, expected 40" in told[0]
-    assert "at entry 201: found block 7, expected 43" in told[1]
+    result = shown.err.splitlines()
+    assert "at entry 200: found block 42, expected 40" in result[0]
+    assert "at entry 201: found block 7, expected 43" in result[1]
 
 
 def test_sanity_of_the_real_stream(real_stream: Path) -> None:
@@ -147,7 +147,7 @@ def test_sanity_of_the_real_stream(real_stream: Path) -> None:
     assert str(sanity) == expected
 
 
-def test_keys_as_the_version_has_them(invoke_dsapp: Invoke, tmp_path: Path) -> None:
+def test_the_stream_version_determines_the_key(invoke_dsapp: Invoke, tmp_path: Path) -> None:
     with StreamServer(
         tmp_path / "two.bin", version=2, host="127.0.0.1", port=0, in_process=True
     ) as serving:
@@ -185,7 +185,7 @@ def test_a_server_ends_after_its_operations(tmp_path: Path) -> None:
     assert header(tmp_path / "ds.bin")["system_id"] == 137
 
 
-def test_a_client_that_does_nothing_is_ended(tmp_path: Path) -> None:
+def test_an_idle_client_is_disconnected(tmp_path: Path) -> None:
     words = ("server", "--port", free_port(), "--sleep", "1000000", "--inactivitytimeout", "1")
     with (
         running(*words, "--writetimeout", "60000", cwd=tmp_path, module=MODULE) as serving,
@@ -195,7 +195,7 @@ def test_a_client_that_does_nothing_is_ended(tmp_path: Path) -> None:
         serving.err.until("connection ended: it has sent nothing for 1 s since it connected")
 
 
-def test_numbers_go_on(tmp_path: Path) -> None:
+def test_numbering_continues(tmp_path: Path) -> None:
     for _ in range(2):
         words = ("server", "--port", free_port(), "--opers", "2")
         with running(*words, cwd=tmp_path, module=MODULE) as serving:
@@ -205,7 +205,9 @@ def test_numbers_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_server_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_shuts_a_server_down_with_exit_code_0(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     words = ("server", "--port", free_port(), "--sleep", "1000000")
     with running(*words, cwd=tmp_path, module=MODULE) as serving:
         serving.port()

@@ -1,4 +1,4 @@
-"""Pipes that close, signals, servers that go: commands as processes."""
+"""Commands as processes whose pipes close, which get signals, or whose servers end."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def test_a_closed_pipe_is_silent(
     assert len(output.splitlines()) == lines
 
 
-def test_a_reader_that_goes_while_the_server_is_told_so(tmp_path: Path) -> None:
-    """What says that the pipe is closed may come when that is known already, and the streaming
-    is being ended: that is not the place for a traceback."""
+def test_a_signal_after_the_reader_has_closed_the_pipe(tmp_path: Path) -> None:
+    """The signal may arrive while the command ends because its output is closed: no traceback."""
     stub = Stub(sample(5))
     ours, theirs = socket.socketpair()
 
@@ -69,7 +68,7 @@ def test_a_reader_that_goes_while_the_server_is_told_so(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=subprocess.PIPE,
-            # Where exactly it is interrupted is chance; it may end with a socket that is open.
+            # It is interrupted at a random point, and may end with an open socket.
             env={key: value for key, value in ENVIRONMENT.items() if key != "PYTHONWARNINGS"},
         )
         theirs.close()
@@ -111,8 +110,8 @@ def long(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_is_taken_in_part_fails_or_comes_whole(long: Path, unbuffered: str) -> None:
-    """Whether or not the interpreter gathers what is written, as containers have it not do."""
+def test_a_partial_write_of_output_is_an_error(long: Path, unbuffered: str) -> None:
+    """With and without the interpreter's buffer, which containers often turn off."""
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
     words = " ".join(command("cat", long))
     cut = long.parent / "cut"
@@ -129,8 +128,8 @@ def test_output_that_is_taken_in_part_fails_or_comes_whole(long: Path, unbuffere
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_does_not_block_is_waited_for(long: Path, unbuffered: str) -> None:
-    """A pipe may be set so by whoever shares it."""
+def test_output_to_a_pipe_that_does_not_block(long: Path, unbuffered: str) -> None:
+    """Another process that shares the pipe may have set it so."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with subprocess.Popen(
@@ -142,7 +141,7 @@ def test_output_that_does_not_block_is_waited_for(long: Path, unbuffered: str) -
         os.close(writing)
         with open(reading, "rb") as output:
             begun = output.read(1)
-            # It fills the pipe meanwhile: the rest comes after that.
+            # The command fills the pipe meanwhile.
             got = begun + output.read()
         assert reader.stderr is not None
         errors = reader.stderr.read()
@@ -151,7 +150,9 @@ def test_output_that_does_not_block_is_waited_for(long: Path, unbuffered: str) -
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_operation_that_cannot_be_told_of_is_there(tmp_path: Path, unbuffered: str) -> None:
+def test_an_operation_whose_result_cannot_be_printed_is_in_the_stream(
+    tmp_path: Path, unbuffered: str
+) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
     with open("/dev/full", "wb") as full:
@@ -170,7 +171,7 @@ def test_an_operation_that_cannot_be_told_of_is_there(tmp_path: Path, unbuffered
     )
 
 
-def test_input_that_does_not_block_is_waited_for(tmp_path: Path) -> None:
+def test_input_from_a_pipe_that_does_not_block(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with subprocess.Popen(
@@ -183,17 +184,17 @@ def test_input_that_does_not_block_is_waited_for(tmp_path: Path) -> None:
         os.close(reading)
         assert appending.stdout is not None
         assert appending.stderr is not None
-        told = []
+        result = []
         for piece in (b'{"type": 3, "data": "0xaa"}\n{"com', b'mit": true}\n', b'{"commit": true}'):
             os.write(writing, piece)
             if piece.endswith(b"\n"):
-                told.append(appending.stdout.readline())
+                result.append(appending.stdout.readline())
         os.close(writing)
-        told += appending.stdout.readlines()
+        result += appending.stdout.readlines()
         errors = appending.stderr.read()
     assert (appending.returncode, errors) == (0, b"")
-    assert told[0] == b'{"first_entry": 0, "entries": 1, "total_entries": 1}\n'
-    assert len(told) == 2
+    assert result[0] == b'{"first_entry": 0, "entries": 1, "total_entries": 1}\n'
+    assert len(result) == 2
 
 
 def test_no_output_at_all(made: Path) -> None:
@@ -204,7 +205,7 @@ def test_no_output_at_all(made: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", ["file", "server"])
-def test_a_signal_is_the_good_end_of_following(
+def test_a_signal_ends_following_with_exit_code_0(
     made: Path, server: str, kind: str, number: signal.Signals
 ) -> None:
     what = made if kind == "file" else server
@@ -215,7 +216,7 @@ def test_a_signal_is_the_good_end_of_following(
         assert (following.out.rest(), following.err.rest()) == ([], [])
 
 
-# Sends itself a signal where a module is about to be loaded.
+# Sends itself a signal when a module is about to be loaded.
 SIGNALLED = """
 import os, sys
 
@@ -238,16 +239,16 @@ sys.exit(main())
     "name", ["datastreamer.cli.shared.exit_codes", "datastreamer.cli.program", "typer.main"]
 )
 @pytest.mark.parametrize(
-    ("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+    ("number", "result"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
 )
 def test_a_signal_while_it_is_loaded(
-    made: Path, number: signal.Signals, told: str, name: str, verb: str
+    made: Path, number: signal.Signals, result: str, name: str, verb: str
 ) -> None:
     words = ["-c", SIGNALLED, str(int(number)), name, verb, str(made)]
     ended = subprocess.run(
         [sys.executable, *words], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    expected = (0, "", "") if verb == "serve" else (1, "", f"error: {told}\n")
+    expected = (0, "", "") if verb == "serve" else (1, "", f"error: {result}\n")
     assert (ended.returncode, ended.stdout, ended.stderr) == expected
 
 
@@ -264,7 +265,7 @@ def test_a_file_is_followed(copy: Path) -> None:
         assert following.wait() == 0
 
 
-def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
+def test_a_followed_file_that_is_truncated(copy: Path) -> None:
     with (
         DataStream.open(copy, sync="os") as stream,
         running("cat", copy, "--follow", "--from", "199", cwd=copy.parent) as following,
@@ -276,7 +277,7 @@ def test_a_followed_file_that_is_cut_back(copy: Path) -> None:
         assert "the stream was truncated or updated during the read" in line
 
 
-def test_a_file_that_is_cut_back_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "s.bin"
     with DataStream.create(path, sync="os") as stream:
         with stream.atomic_op() as op:
@@ -290,7 +291,7 @@ def test_a_file_that_is_cut_back_while_it_is_read(tmp_path: Path) -> None:
                 list(batches)
 
 
-def test_a_followed_server_that_goes_and_comes_back(copy: Path) -> None:
+def test_a_followed_server_that_restarts(copy: Path) -> None:
     serve = ("serve", copy, "--host", "127.0.0.1", "--port")
     with running(*serve, 0, cwd=copy.parent) as serving:
         port = serving.port()
@@ -316,7 +317,7 @@ def test_a_followed_server_that_goes_and_comes_back(copy: Path) -> None:
             assert numbers == list(range(ENTRIES + 1))
 
 
-def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
+def test_a_followed_server_that_restarts_with_fewer_entries(copy: Path) -> None:
     serve = ("serve", copy, "--host", "127.0.0.1", "--port")
     with running(*serve, 0, cwd=copy.parent) as serving:
         port = serving.port()
@@ -334,8 +335,8 @@ def test_a_followed_server_that_comes_back_with_less(copy: Path) -> None:
                 assert line.endswith(f"and continue with --from {ENTRIES - 3}")
 
 
-def test_a_followed_server_that_comes_back_as_another(copy: Path) -> None:
-    """Not one of the entries that are remembered is the same."""
+def test_a_followed_server_that_restarts_with_another_stream(copy: Path) -> None:
+    """None of the last entries that the client remembers is in the new stream."""
     serve = ("--host", "127.0.0.1", "--port")
     with running("serve", copy, *serve, 0, cwd=copy.parent) as serving:
         port = serving.port()
@@ -354,7 +355,7 @@ def test_a_followed_server_that_comes_back_as_another(copy: Path) -> None:
 
 @contextlib.contextmanager
 def falling_silent() -> Iterator[str]:
-    """A server that answers once; only a question on a second connection shows that."""
+    """A server that answers one request, and then only accepts connections."""
     ok = b"\xff" + struct.pack(">II", 11, 0) + b"OK"
 
     def serve(listener: socket.socket) -> None:
@@ -376,7 +377,7 @@ def falling_silent() -> Iterator[str]:
         thread.join()
 
 
-def test_a_server_that_goes_silent(tmp_path: Path) -> None:
+def test_a_server_that_stops_answering(tmp_path: Path) -> None:
     with falling_silent() as what:
         cat = done("cat", what, "--no-batch-reads", "--timeout", "0.05", cwd=tmp_path)
     assert cat.returncode == 1
@@ -388,18 +389,20 @@ def test_a_server_that_goes_silent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verb", [["cat", "--no-batch-reads"], ["bookmark", "block:1", "--entry-number"]]
 )
-def test_what_is_there_already_is_not_waited_for_in_silence(
+def test_without_follow_a_silent_server_is_probed(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
-    """Who does not follow is told, also where he has not said for how long he waits."""
+    """Also without --timeout."""
     monkeypatch.setattr(source, "_PROBE_SECONDS", 0.05)
     with falling_silent() as what:
-        told = invoke(verb[0], what, *verb[1:])
-    assert told.code == 1
-    assert told.err.startswith(f"error: nothing received from {what} for 0.05 s, and {what} closed")
+        result = invoke(verb[0], what, *verb[1:])
+    assert result.code == 1
+    assert result.err.startswith(
+        f"error: nothing received from {what} for 0.05 s, and {what} closed"
+    )
 
 
-def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:
+def test_a_server_that_closes_the_connection_within_an_entry(tmp_path: Path) -> None:
     ok = b"\xff" + struct.pack(">II", 11, 0) + b"OK"
     entry = struct.pack(">BIIQ", 2, 18, 7, 0) + b"x"
 
@@ -426,8 +429,8 @@ def test_a_server_that_goes_in_the_middle_of_an_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_reads", [True, False])
-def test_a_server_that_is_cut_back_before_it_is_read(copy: Path, batch_reads: bool) -> None:
-    """Entries that were there when it was asked how far it goes are not waited for."""
+def test_a_server_that_truncates_before_it_is_read(copy: Path, batch_reads: bool) -> None:
+    """A reader does not wait for entries that were truncated after it requested the header."""
     with (
         StreamServer(copy, host="127.0.0.1", port=0, in_process=True) as server,
         open_source(f"127.0.0.1:{server.port}", heartbeat=1.0, batch_reads=batch_reads) as stream,
@@ -436,6 +439,6 @@ def test_a_server_that_is_cut_back_before_it_is_read(copy: Path, batch_reads: bo
         server.stream.truncate(ENTRIES - 3)
         batches = stream.batches(ENTRIES - 5, ENTRIES)
         assert next(batches).next_number == ENTRIES - 3
-        with pytest.raises(HistoryChanged, match=f"it holds {ENTRIES - 3} entries") as told:
+        with pytest.raises(HistoryChanged, match=f"it holds {ENTRIES - 3} entries") as result:
             next(batches)
-        assert told.value.first_differing == ENTRIES - 3
+        assert result.value.first_differing == ENTRIES - 3

@@ -1,4 +1,4 @@
-"""Every command, with hostile text from all that is not ours: nothing of it acts on a terminal.
+"""Every command, with hostile text from outside: no escape sequence reaches a terminal.
 
 A command that has no case here fails the first test.
 """
@@ -104,7 +104,7 @@ def test_every_command_has_a_case() -> None:
 
 
 class HostileServer:
-    """Refuses every command, with its text."""
+    """Rejects every command with a hostile text."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ class HostileServer:
 class HostileMetrics(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         client = dict.fromkeys(("entry", "offset", "lag_entries", "lag_bytes"), 1)
-        told = {
+        result = {
             "time": 1,
             "head_entries": 5,
             "head_bytes": 6,
@@ -142,7 +142,7 @@ class HostileMetrics(BaseHTTPRequestHandler):
             "upstreams": [{"upstream": TEXT, "state": TEXT, "lag_entries": 3}],
             TEXT: TEXT,
         }
-        body = json.dumps(told).encode()
+        body = json.dumps(result).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -177,7 +177,7 @@ def write_stream(path: Path, debug: str) -> None:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What the letters of the cases stand for."""
+    """The values of the letters in the cases."""
     folder = tmp_path_factory.mktemp("hostile")
     named = folder / f"{TEXT.replace('/', '')}.bin"
     other, damaged = folder / f"other{named.name}", folder / f"damaged{named.name}"
@@ -212,13 +212,13 @@ def given(case: list[str], words: dict[str, str]) -> list[str]:
             for word in case]  # fmt: skip
 
 
-# What is seen of it.
+# The output.
 
 LINE = ("\n" + TEXT + "\n" + json.dumps({TEXT: TEXT}) + "\n").encode()
 
 
 def on_terminal(line: list[str], cwd: Path, term: str) -> str:
-    """All that a process wrote to its terminal."""
+    """Everything that a process wrote to its terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
     process = subprocess.Popen(
@@ -252,7 +252,7 @@ HOSTILE_VARIABLES = ("LANGUAGE", "NOTIFY_SOCKET", "LISTEN_FDNAMES", "USER", "JAV
 
 
 def environment() -> dict[str, str]:
-    """Nobody's text in it is ours either."""
+    """The environment, with hostile values."""
     return ENVIRONMENT | dict.fromkeys(HOSTILE_VARIABLES, TEXT)
 
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: tables, and no more progress than needed."""
+"""Output on a terminal: tables and progress bars."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_wrong_usage_of_serve(invoke: Invoke, copy: Path, words: list[str], mess
     assert message in invoke("serve", copy, *words).failed(2)
 
 
-def test_certificates_that_are_of_no_use(
+def test_certificates_that_cannot_be_used(
     invoke: Invoke, copy: Path, authority: Authority, tmp_path: Path
 ) -> None:
     cert, key = authority.issue("past", first_day=-9, last_day=-1)
@@ -102,7 +102,7 @@ def test_certificates_that_are_of_no_use(
 
 
 @pytest.mark.parametrize("verb", [["info"], ["cat"], ["entry", "1"], ["bookmark", "block:1"]])
-def test_options_for_what_is_without_tls(invoke: Invoke, copy: Path, verb: list[str]) -> None:
+def test_tls_options_for_a_source_without_tls(invoke: Invoke, copy: Path, verb: list[str]) -> None:
     name, *more = verb
     for place in (copy, "127.0.0.1:1", "tcp://127.0.0.1:1", "unix:/run/socket"):
         failed = invoke(name, place, *more, "--tls-server-name", "x").failed(2)
@@ -111,6 +111,6 @@ def test_options_for_what_is_without_tls(invoke: Invoke, copy: Path, verb: list[
     assert "--tls-key requires --tls-cert" in failed
 
 
-def test_places_that_are_none(invoke: Invoke) -> None:
+def test_invalid_addresses(invoke: Invoke) -> None:
     assert "write the server as tcps://HOST:PORT" in invoke("info", "tcps://x").failed(2)
     assert "names no socket" in invoke("info", "unix:").failed(2)

@@ -1,4 +1,4 @@
-"""What is said to whoever uses it wrongly, and how a command ends."""
+"""Errors about wrong usage, and exit codes."""
 
 from __future__ import annotations
 
@@ -91,22 +91,22 @@ from tests.cli.process import done
 )
 def test_wrong_usage(invoke: Invoke, made: Path, words: list[str], message: str) -> None:
     words = [str(made) if word == "FILE" else word for word in words]
-    told = invoke(*words).failed(2).lower()
-    assert message.lower() in told
-    assert "value error" not in told
+    result = invoke(*words).failed(2).lower()
+    assert message.lower() in result
+    assert "value error" not in result
 
 
 @pytest.mark.parametrize("option", ["--client-token-file", "--server-token-file"])
-def test_a_token_file_that_is_not_there(invoke: Invoke, made: Path, option: str) -> None:
+def test_a_missing_token_file(invoke: Invoke, made: Path, option: str) -> None:
     relay = ("relay", "--server", "localhost:1", "--file", made.with_name("relay.bin"))
     for words in (relay, ("serve", made)):
         if option == "--client-token-file" or words is relay:
-            told = invoke(*words, option, made.with_name("none")).failed(1)
-            assert "none: cannot be read: No such file or directory" in told
+            result = invoke(*words, option, made.with_name("none")).failed(1)
+            assert "none: cannot be read: No such file or directory" in result
     assert not made.with_name("relay.bin").exists()
 
 
-def test_leading_zeros_do_no_harm(invoke: Invoke, made: Path) -> None:
+def test_leading_zeros_are_ignored(invoke: Invoke, made: Path) -> None:
     assert invoke("entry", made, "0" * 5000 + "7") == invoke("entry", made, "7")
     assert invoke("cat", made, "--type", "0x" + "0" * 50 + "3") == invoke(
         "cat", made, "--type", "3"
@@ -114,15 +114,15 @@ def test_leading_zeros_do_no_harm(invoke: Invoke, made: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["zkevm", "spark"])
-def test_groups_take_the_logs_options(invoke: Invoke, made: Path, group: str) -> None:
+def test_groups_accept_the_options_of_the_log(invoke: Invoke, made: Path, group: str) -> None:
     words = (group, "--log-level", "error", "--log-format", "json")
     assert invoke(*words).code == 0
-    told = invoke(*words, "nonsense")
-    assert told.code == 2
-    assert json.loads(told.err.splitlines()[0])["message"].startswith("No such command")
+    result = invoke(*words, "nonsense")
+    assert result.code == 2
+    assert json.loads(result.err.splitlines()[0])["message"].startswith("No such command")
 
 
-def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:
+def test_wrong_usage_names_the_help(invoke: Invoke, made: Path) -> None:
     hint = invoke("entry", made, "x").err.splitlines()[1]
     assert hint == "run datastreamer entry -h for help"
 
@@ -142,7 +142,7 @@ def test_wrong_usage_says_where_to_look(invoke: Invoke, made: Path) -> None:
         ("nobody", "cannot connect to 127.0.0.1:"),
     ],
 )
-def test_nothing_to_read_there(
+def test_sources_that_cannot_be_read(
     invoke: Invoke,
     made: Path,
     tmp_path: Path,
@@ -254,16 +254,16 @@ def test_the_log(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
     assert "DEBUG" not in invoke("entry", copy, "0").err
 
 
-def test_a_fault_of_ours_is_one_line_too(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of\nall things")
 
     monkeypatch.setattr("datastreamer.cli.verbs.info.open_source", fail)
     message = "internal error: ZeroDivisionError: of all things"
     assert invoke("info", "x").failed() == message
-    told = invoke("info", "x", "--log-level", "debug")
-    assert told.err.startswith(f"error: {message}\n")
-    assert "Traceback" in told.err
+    result = invoke("info", "x", "--log-level", "debug")
+    assert result.err.startswith(f"error: {message}\n")
+    assert "Traceback" in result.err
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_errors_are_lines(
     assert capsys.readouterr() == ("", line)
 
 
-def test_of_a_group_of_errors_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_error_of_a_group_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     class Group(Exception):
         exceptions = (DatastreamerError("the reason"), ValueError("another"))
 
@@ -298,7 +298,7 @@ def test_of_a_group_of_errors_the_first(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "error: the reason\n"
 
 
-def test_the_log_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_log_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

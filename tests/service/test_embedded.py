@@ -1,4 +1,4 @@
-"""A server owned by synchronous code: a child process or a thread, and how it ends."""
+"""A server in a synchronous program: as a child process or a thread, and its shutdown."""
 
 from __future__ import annotations
 
@@ -146,17 +146,17 @@ def test_truncation_and_update(path: Path, in_process: bool) -> None:
 
 
 @both
-def test_a_change_ends_nobody_whom_it_does_not_concern(path: Path, in_process: bool) -> None:
+def test_a_change_disconnects_only_clients_that_it_affects(path: Path, in_process: bool) -> None:
     with serving(path, in_process=in_process) as server:
         stream = server.stream
         append(stream, *[(1, bytes(500_000))] * 40)
         with Plain(server.port) as lagging, Plain(server.port) as live:
-            # It takes its first entries and no more for now: the rest does not fit on the way.
+            # It receives the first entries and then stops reading; the socket buffers are full.
             lagging.ask(wire.start(0), OK + wire.pack(0, 1, bytes(500_000)))
             live.ask(wire.start(40), OK)
             append(stream, (2, b"seen"), (3, b"cut off"))
             live.ask(b"", wire.pack(40, 2, b"seen") + wire.pack(41, 3, b"cut off"))
-            stream.update_entry(40, 2, b"SEEN")  # has been received: the old bytes stay so
+            stream.update_entry(40, 2, b"SEEN")  # was received before the update
             append(stream, (4, b"more"))
             live.ask(b"", wire.pack(42, 4, b"more"))
             stream.truncate(41)
@@ -169,7 +169,7 @@ def test_a_change_ends_nobody_whom_it_does_not_concern(path: Path, in_process: b
 
 
 @both
-def test_closing_lets_the_last_commit_go_out(path: Path, in_process: bool) -> None:
+def test_closing_sends_the_last_commit(path: Path, in_process: bool) -> None:
     got: list[bytes] = []
 
     def read(client: Plain) -> None:
@@ -194,7 +194,9 @@ def test_closing_lets_the_last_commit_go_out(path: Path, in_process: bool) -> No
 
 
 @both
-def test_closing_does_not_wait_for_who_reads_nothing(path: Path, in_process: bool) -> None:
+def test_closing_does_not_wait_for_a_client_that_reads_nothing(
+    path: Path, in_process: bool
+) -> None:
     with serving(path, in_process=in_process, limits=Limits(grace=0.2)) as server:
         append(server.stream, *[(1, bytes(1_000_000))] * 12)
         lazy = Plain(server.port)
@@ -211,7 +213,7 @@ def test_closing_does_not_wait_for_who_reads_nothing(path: Path, in_process: boo
 
 
 @both
-def test_closing_twice_and_after(path: Path, in_process: bool) -> None:
+def test_closing_twice_and_use_after_close(path: Path, in_process: bool) -> None:
     with serving(path, in_process=in_process) as server:
         port = server.port
         server.close()
@@ -276,14 +278,14 @@ def test_a_stray_module_in_the_working_directory(
 
 
 def read_until(port: int, start: int, size: int) -> bytes:
-    """What a client gets that connects again where the connection breaks."""
+    """The bytes that a client receives that reconnects when the connection is lost."""
     with contextlib.suppress(ConnectionError, AssertionError), Plain(port) as client:
         client.ask(wire.start(start), OK)
         return client.read(size)
     return read_until(port, start, size)
 
 
-def test_a_child_that_dies_is_replaced(
+def test_a_child_that_dies_is_restarted(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process, "_FIRST_PAUSE", 0.01)
@@ -302,17 +304,17 @@ def test_a_child_that_dies_is_replaced(
                     client.rest()
             whole = modelled(path).packed()
             assert read_until(server.port, 0, len(whole)) == whole
-            assert server.drain()  # it waits until the new one is known here too
+            assert server.drain()  # it waits until the new process is known here too
             assert child.pid != pid
         messages = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert len(messages) == 3
         assert "the serving process ended (exit code -9)" in messages[0]
 
 
-def test_a_child_that_dies_again_and_again_is_given_up(
+def test_a_child_that_dies_repeatedly_is_not_restarted(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next commit says so, with nothing written; the stream can be closed and read."""
+    """The next commit raises it and writes nothing; the stream can be closed and read."""
     monkeypatch.setattr(process, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(process, "_ATTEMPTS", 2)
     with serving(path) as server:
@@ -346,7 +348,7 @@ def test_a_child_that_dies_again_and_again_is_given_up(
 
 def run_script(script: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        # A fork beside threads is deprecated, and what some of these programs are about.
+        # A fork beside threads is deprecated; some of these programs test it.
         [sys.executable, "-Werror", "-Wignore::DeprecationWarning", "-c", script, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -390,8 +392,8 @@ def test_the_child_ends_with_its_parent(path: Path, how: signal.Signals) -> None
 
 
 @needs_pidfd
-def test_signals_for_all_at_once_leave_the_end_to_the_parent(path: Path) -> None:
-    """As service managers send them: what is committed goes out all the same."""
+def test_signals_to_all_processes_leave_the_shutdown_to_the_parent(path: Path) -> None:
+    """Service managers send them so; committed entries are sent nevertheless."""
     with serving(path) as server:
         append(server.stream, *[(1, bytes(100_000))] * 100)
         assert isinstance(server._serving, Workers)
@@ -410,7 +412,7 @@ def test_signals_for_all_at_once_leave_the_end_to_the_parent(path: Path) -> None
 def test_a_signal_to_a_child_that_has_just_begun(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits there until it is ignored."""
+    """It is blocked until the child ignores it."""
     popen = subprocess.Popen
 
     def signalled(*words: Any, **named: Any) -> subprocess.Popen[bytes]:
@@ -425,12 +427,12 @@ def test_a_signal_to_a_child_that_has_just_begun(
 
 
 @needs_pidfd
-def test_an_interrupt_for_the_whole_group_ends_both_in_good_order(path: Path) -> None:
+def test_an_interrupt_to_the_process_group_shuts_both_down(path: Path) -> None:
     parent = run_script(SERVE_UNTIL_TOLD, str(path))
     assert parent.stdout is not None
     try:
         pid, port = map(int, parent.stdout.readline().split())
-        os.kill(pid, signal.SIGINT)  # as a terminal would, were they in one group
+        os.kill(pid, signal.SIGINT)  # as a terminal does to a process group
         with Plain(port) as client:
             client.ask(wire.start(0), OK + wire.pack(0, 1, b"from the parent"))
             parent.send_signal(signal.SIGINT)
@@ -443,7 +445,7 @@ def test_an_interrupt_for_the_whole_group_ends_both_in_good_order(path: Path) ->
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
 def test_without_eventfd_and_pidfd(path: Path, how: signal.Signals | None) -> None:
-    """As on systems that have neither: a pipe wakes the child, the control socket ends it."""
+    """On such systems a pipe wakes the child, and the control socket ends it."""
     script = "import os\nfor n in 'eventfd', 'pidfd_open': delattr(os, n)\n" + SERVE_UNTIL_TOLD
     parent = run_script(script, str(path))
     assert parent.stdout is not None
@@ -503,8 +505,8 @@ if sys.argv[2] == "wait":
 
 @needs_pidfd
 @pytest.mark.parametrize("how", ["close", "collect", "wait"])
-def test_a_fork_of_the_parent_has_no_part_in_it(path: Path, how: str) -> None:
-    """Closing the copy closes nothing, and a copy that lives on holds neither port nor lock."""
+def test_a_fork_of_the_parent_owns_nothing(path: Path, how: str) -> None:
+    """Closing the copy closes nothing; a copy that continues to run holds neither port nor lock."""
     parent = run_script(FORK, str(path), how)
     assert parent.stdout is not None
     assert parent.stdin is not None
@@ -549,7 +551,7 @@ def test_a_writer_that_burns_cpu(path: Path) -> None:
 
 @both
 async def test_inside_of_another_event_loop(path: Path, in_process: bool) -> None:
-    """Blocking calls, as in any program; they return."""
+    """Blocking calls return there too."""
     with trio.fail_after(PATIENCE), serving(path, in_process=in_process) as server:
         append(server.stream, *[(1, b"%d" % n) for n in range(10)])
         stream = await trio.open_tcp_stream("127.0.0.1", server.port)
@@ -578,7 +580,7 @@ def test_many_clients_and_a_limit(path: Path, in_process: bool) -> None:
             assert outside.rest() == b""
 
 
-def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
+def test_the_failure_of_a_thread_is_raised_at_the_next_commit(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(path, in_process=True) as server:
@@ -607,8 +609,8 @@ def test_what_a_thread_fails_with_is_raised_at_the_next_commit(
     assert "the server has failed" in caplog.text
 
 
-async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
-    """Before the send that reports readiness has returned; one task answers both."""
+async def test_a_request_before_readiness_is_reported(stream: DataStream) -> None:
+    """One task reports readiness and then answers the request."""
     ours, theirs = trio.testing.memory_stream_pair()
     number = control.NUMBER.pack(7)
     with trio.fail_after(PATIENCE):
@@ -624,8 +626,10 @@ async def test_a_parent_that_asks_at_once(stream: DataStream) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_a_parent_that_is_killed_before_it_hears(stream: DataStream, asked: bool) -> None:
-    """That clients are served, or an answer: the child ends, and has nothing to say."""
+async def test_a_parent_that_is_killed_before_an_answer_arrives(
+    stream: DataStream, asked: bool
+) -> None:
+    """The child ends without an error."""
     ours, theirs = trio.testing.memory_stream_pair()
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:

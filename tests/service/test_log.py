@@ -32,21 +32,23 @@ async def test_an_ended_connection_has_fields(
     [record] = [record for record in caplog.records if "ended" in record.message]
     line = StderrLog()
     line.style = "json"
-    told = json.loads(line.format(record))
-    assert told["level"] == "info"
-    assert told["message"] == f"{name}: connection ended: it has received nothing for 3 s"
-    assert {key: told[key] for key in ("peer", "reason", "entry")} == {
+    result = json.loads(line.format(record))
+    assert result["level"] == "info"
+    assert result["message"] == f"{name}: connection ended: it has received nothing for 3 s"
+    assert {key: result[key] for key in ("peer", "reason", "entry")} == {
         "peer": name,
         "reason": "write_timeout",
         "entry": 0,
     }
-    assert told.keys() == {"time", "level", "logger", "message", "peer", "reason", "entry"}
+    assert result.keys() == {"time", "level", "logger", "message", "peer", "reason", "entry"}
     line.style = "text"
     ending = f"info  {name}: connection ended: it has received nothing for 3 s"
     assert line.format(record).endswith(ending)
 
 
-async def test_commands_are_no_lines(stream: DataStream, caplog: pytest.LogCaptureFixture) -> None:
+async def test_commands_are_not_logged(
+    stream: DataStream, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     async with over_loopback(stream) as rig, rig.client() as peer:
         await peer.ask(model.start(0), model.OK)

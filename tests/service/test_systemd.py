@@ -1,4 +1,4 @@
-"""What is said to systemd, and taken from it: against a datagram socket, and in a process."""
+"""Notifications to systemd and its sockets, with a datagram socket and in a process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/socket", "relative", "", "vsock:2:1234"])
-def test_a_manager_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_manager_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", name)
     systemd.notify(systemd.READY)
 
@@ -67,7 +67,7 @@ def test_a_manager_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str)
         ("soon", "", None),
     ],
 )
-def test_how_often_to_show_life(
+def test_the_interval_of_the_watchdog(
     monkeypatch: pytest.MonkeyPatch, micros: str, process: str, seconds: float | None
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", micros)
@@ -106,7 +106,7 @@ def activated(handed: socket.socket, *words: str | Path, **variables: str) -> su
 def test_a_service_with_its_socket(
     manager: socket.socket, tmp_path: Path, family: socket.AddressFamily
 ) -> None:
-    """Clients that come before it runs wait; it says when it serves, lives, and ends."""
+    """Clients that connect before it runs wait; it notifies systemd when it serves and ends."""
     path = tmp_path / "stream.bin"
     with socket.socket(family) as listener, socket.socket(family) as client:
         listener.bind(("127.0.0.1", 0) if family == socket.AF_INET else str(tmp_path / "s"))
@@ -115,8 +115,8 @@ def test_a_service_with_its_socket(
         client.connect(listener.getsockname())
         client.sendall(wire.header())
         words = ("serve", path, "--create", "--port", "1", "--log-level", "info")
-        told = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
-        with activated(listener, *words, **told) as process:
+        outcome = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
+        with activated(listener, *words, **outcome) as process:
             assert client.recv(11) == wire.result(0)
             states = [manager.recv(100) for _ in range(4)]
             assert states.count(b"READY=1") == 1
@@ -129,12 +129,12 @@ def test_a_service_with_its_socket(
             _, said = process.communicate(timeout=20)
             assert process.returncode == 0, said
             assert "on 127.0.0.1:" in said or str(tmp_path / "s") in said
-        # The socket is systemd's: the next client waits for the next start.
+        # systemd owns the socket: the next client waits for the next start.
         with socket.socket(family) as later:
             later.connect(listener.getsockname())
 
 
-def test_what_is_handed_down_has_to_listen(tmp_path: Path) -> None:
+def test_a_descriptor_that_does_not_listen(tmp_path: Path) -> None:
     one, two = socket.socketpair()
     words = ("serve", tmp_path / "stream.bin", "--create")
     with one, two, activated(one, *words) as process:
@@ -145,7 +145,7 @@ def test_what_is_handed_down_has_to_listen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_descriptor_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_that_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setattr(systemd, "_FIRST_DESCRIPTOR", 1_000_000)

@@ -1,4 +1,4 @@
-"""Several processes behind one listener: what they share, and what each of them has alone."""
+"""Several processes on one listener: what they share, and what each has of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def clients_by_worker(server: StreamServer) -> list[int]:
 
 @contextlib.contextmanager
 def clients(port: int, count: int, start: int = 0) -> Iterator[list[Plain]]:
-    """So many that stream from `start`, and have been told so."""
+    """`count` clients that stream from `start` and have received the Result."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(Plain(port)) for _ in range(count)]
         for client in made:
@@ -65,7 +65,7 @@ def clients(port: int, count: int, start: int = 0) -> Iterator[list[Plain]]:
         yield made
 
 
-def test_everybody_is_served_by_one_or_the_other(path: Path) -> None:
+def test_each_client_is_served_by_one_process(path: Path) -> None:
     with serving(path, workers=3) as server:
         assert len({process.pid for process in workers_of(server).processes}) == 3
         append(server.stream, *[(1, b"%d" % n) for n in range(10)])
@@ -84,7 +84,7 @@ def test_everybody_is_served_by_one_or_the_other(path: Path) -> None:
             assert sum(sent) == 30 * len(OK + whole)
 
 
-def test_all_are_told_of_changes_before_a_byte_is_touched(path: Path) -> None:
+def test_all_processes_learn_of_changes_before_a_byte_is_written(path: Path) -> None:
     with serving(path, workers=2) as server:
         stream = server.stream
         append(stream, *[(1, b"%d" % n) for n in range(10)])
@@ -99,21 +99,21 @@ def test_all_are_told_of_changes_before_a_byte_is_touched(path: Path) -> None:
         with clients(server.port, 6) as many:
             for client in many:
                 client.ask(b"", modelled(path).packed())
-            stream.update_entry(7, 2, b"!")  # these have it
+            stream.update_entry(7, 2, b"!")  # these clients have the entry
             append(stream, (3, b"on"))
             for client in many:
                 client.ask(b"", modelled(path).packed(10))
 
 
-def test_the_limit_of_clients_is_that_of_all_together(path: Path) -> None:
-    """No client is refused while one of them has room, none accepted when none has."""
+def test_the_processes_share_the_limit_of_clients(path: Path) -> None:
+    """A client is refused only when no process has a free slot."""
     with serving(path, workers=3, limits=Limits(max_clients=10)) as server:
         append(server.stream, (1, b"x"))
         with clients(server.port, 10) as many:
             assert clients_by_worker(server) == [4, 3, 3]
             with Plain(server.port) as refused, contextlib.suppress(ConnectionResetError):
                 assert refused.rest() == b""
-            # The place of one that goes is free again, whichever it was.
+            # A client that disconnects frees a slot, in any process.
             for client in many[:5]:
                 client.socket.close()
             while sum(clients_by_worker(server)) > 5:
@@ -123,7 +123,7 @@ def test_the_limit_of_clients_is_that_of_all_together(path: Path) -> None:
         assert sum(by_worker(server, "datastreamer_connections_refused_total")) == 1
 
 
-def test_the_limit_by_address_is_that_of_all_together(path: Path) -> None:
+def test_the_processes_share_the_limit_by_address(path: Path) -> None:
     with serving(path, workers=3, limits=Limits(max_clients_per_address=4)) as server:
         with clients(server.port, 4) as many:
             assert sum(clients_by_worker(server)) == 4
@@ -152,7 +152,7 @@ def test_more_workers_than_clients(path: Path) -> None:
         pass  # the lock is free
 
 
-def test_the_parts_make_up_the_whole() -> None:
+def test_the_shares_of_limits_add_up() -> None:
     limits = Limits(max_clients=11, accept_rate=30, max_clients_per_address=2)
     parts = [limits.share(at, 3) for at in range(3)]
     assert [part.max_clients for part in parts] == [4, 4, 3]
@@ -161,7 +161,7 @@ def test_the_parts_make_up_the_whole() -> None:
     assert limits.share(0, 1) == limits
 
 
-def test_one_that_dies_takes_its_own_clients_and_no_other(
+def test_a_process_that_dies_disconnects_only_its_own_clients(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_FIRST_PAUSE", 0.01)
@@ -186,12 +186,12 @@ def test_one_that_dies_takes_its_own_clients_and_no_other(
             for client in lost:
                 with contextlib.suppress(ConnectionResetError):
                     assert client.rest() == b""
-            # Its clients connect again, and do not wait for the process that restarts.
+            # Its clients reconnect without waiting for the restart.
             whole = modelled(path).packed()
             for _ in lost:
                 assert read_until(server.port, 0, len(whole)) == whole
             assert server.drain()
-            # It gets the next ones, until it has as many as the other.
+            # The restarted process accepts clients until it has as many as the other.
             while (
                 len(clients_by_worker(server)) < 2 or sum(clients_by_worker(server)) > 8 - concerned
             ):
@@ -200,7 +200,9 @@ def test_one_that_dies_takes_its_own_clients_and_no_other(
                 assert min(clients_by_worker(server)) > 1
 
 
-def test_while_one_is_left_commits_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_continue_while_one_process_is_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(process, "_ATTEMPTS", 0)
     with serving(path, workers=2) as server:
@@ -216,7 +218,9 @@ def test_while_one_is_left_commits_go_on(path: Path, monkeypatch: pytest.MonkeyP
         assert len(clients_by_worker(server)) == 1
 
 
-def test_one_that_cannot_start_leaves_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_one_process_cannot_start_none_is_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids: list[int] = []
     ready = process.ServingProcess.wait_until_ready
 
@@ -236,7 +240,7 @@ def test_one_that_cannot_start_leaves_none(path: Path, monkeypatch: pytest.Monke
         pass
 
 
-async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
+async def test_which_process_accepts_next(autojump_clock: MockClock) -> None:
     fd = shared_block(3)
     block = [AcceptBalance(fd, at) for at in range(3)]
     os.close(fd)
@@ -276,7 +280,7 @@ async def test_whose_turn_it_is(autojump_clock: MockClock) -> None:
             each.close()
 
 
-def test_addresses_are_told_to_the_others() -> None:
+def test_addresses_are_counted_over_all_processes() -> None:
     fd = shared_block(3, 100)
     one, other, third = block = [AcceptBalance(fd, at) for at in range(3)]
     os.close(fd)
@@ -293,7 +297,7 @@ def test_addresses_are_told_to_the_others() -> None:
         assert [third.elsewhere(host) for host in hosts[:50]] == [1] * 50
         other.leave()
         assert [third.elsewhere(host) for host in hosts] == [*[0] * 50, *range(51, 101)]
-        # More of them than there is room for: some are not told of, and nothing else happens.
+        # More addresses than the shared memory has room for: some are not counted.
         crowd = [f"10.1.{n // 256}.{n % 256}" for n in range(2_000)]
         for host in crowd:
             other.note_address(host, 1)
@@ -306,7 +310,7 @@ def test_addresses_are_told_to_the_others() -> None:
             each.close()
 
 
-def test_nothing_is_told_where_addresses_are_not_limited() -> None:
+def test_addresses_are_not_counted_without_a_limit() -> None:
     fd = shared_block(2)
     one, other = AcceptBalance(fd, 0), AcceptBalance(fd, 1)
     os.close(fd)
@@ -355,7 +359,7 @@ def test_serve_with_workers_follows_another_writer(path: Path) -> None:
 
 
 @needs_pidfd
-def test_a_second_signal_ends_all_at_once(path: Path) -> None:
+def test_a_second_signal_ends_all_processes(path: Path) -> None:
     with DataStream.create(path) as stream:
         append(stream, *[(1, bytes(1_000_000))] * 20)
     words = ("serve", path, "--workers", "2", "--grace", "300", "--host", "127.0.0.1")
@@ -372,7 +376,7 @@ def test_a_second_signal_ends_all_at_once(path: Path) -> None:
 
 
 @needs_pidfd
-def test_workers_end_with_a_parent_that_is_killed(path: Path) -> None:
+def test_workers_end_with_a_killed_parent(path: Path) -> None:
     words = ("serve", path, "--create", "--workers", "2", "--host", "127.0.0.1", "--port", "0")
     with running(*words, cwd=path.parent) as server:
         port = server.port()
@@ -386,16 +390,18 @@ def test_workers_end_with_a_parent_that_is_killed(path: Path) -> None:
 
 
 def test_serve_with_too_many_workers(path: Path) -> None:
-    told = done("serve", path, "--create", "--workers", "3", "--max-clients", "2", cwd=path.parent)
-    assert told.returncode != 0
-    assert told.stderr.splitlines() == [
+    result = done(
+        "serve", path, "--create", "--workers", "3", "--max-clients", "2", cwd=path.parent
+    )
+    assert result.returncode != 0
+    assert result.stderr.splitlines() == [
         "error: 3 workers for at most 2 clients: each needs at least one"
     ]
     assert not path.exists()
 
 
 class Begun(list["subprocess.Popen[bytes]"]):
-    """What was started; `any` is set with the first."""
+    """The started processes; `any` is set with the first."""
 
     def __init__(self) -> None:
         self.any = threading.Event()
@@ -403,7 +409,7 @@ class Begun(list["subprocess.Popen[bytes]"]):
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begun:
-    """Serving processes that are started, and never come to the point of serving."""
+    """Serving processes that start and never become ready."""
     stuck = tmp_path / "stuck"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
     stuck.chmod(0o755)
@@ -434,10 +440,10 @@ def test_no_more_start_together_than_there_are_processors(
 
 
 def test_a_signal_while_workers_start(path: Path, begun: Begun) -> None:
-    """It ends them, and is not kept waiting for the last of them to serve."""
+    """It ends them without waiting until all are ready."""
 
     def opened() -> DataStream:
-        # As soon as there is something to end.
+        # When the first process has started.
         threading.Thread(target=interrupt).start()
         return DataStream.create(path)
 

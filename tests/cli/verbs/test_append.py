@@ -1,4 +1,4 @@
-"""`append`: operations from JSON lines, and what becomes of those that do not come to an end."""
+"""`append`: operations from JSON lines, also those that are not committed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Append = Callable[..., Outcome]
 
 
 class Input:
-    """Standard input; what is callable among its lines is called when its turn has come."""
+    """Standard input; a callable among its lines is called when it is read."""
 
     closed = False
 
@@ -96,7 +96,7 @@ def test_nothing_to_do(append: Append, copy: Path) -> None:
     assert empty == [{"first_entry": 200, "entries": 0, "total_entries": 200}]
 
 
-def test_an_end_without_a_commit(append: Append, copy: Path) -> None:
+def test_input_that_ends_without_a_commit(append: Append, copy: Path) -> None:
     ended = append(copy, event(1, b"a"), COMMIT, mark(b"b"), event(1, b"c"))
     assert ended.failed() == (
         "the input ended after line 4 without a commit; the open operation (2 entries) was "
@@ -140,7 +140,7 @@ def test_an_end_without_a_commit(append: Append, copy: Path) -> None:
         (b" " * (1 << 23), "it is longer than"),
     ],
 )
-def test_a_line_that_is_wrong(append: Append, copy: Path, line: Any, why: str) -> None:
+def test_a_wrong_line(append: Append, copy: Path, line: Any, why: str) -> None:
     wrong = append(copy, event(1, b"a"), COMMIT, event(2, b"b"), line, COMMIT)
     text = wrong.failed()
     assert text.startswith("line 4: ")
@@ -157,7 +157,7 @@ def test_a_wrong_line_with_nothing_open(append: Append, copy: Path) -> None:
     assert failed.endswith("; no operation was open, the stream holds 200 entries")
 
 
-def test_a_stream_is_made(append: Append, tmp_path: Path) -> None:
+def test_a_stream_is_created(append: Append, tmp_path: Path) -> None:
     path = tmp_path / "new.bin"
     what = ("--create", "--system-id", 7, "--stream-version", 3, "--stream-type", 2)
     assert append(path, options=what[1:]).failed(2).endswith("has its own")
@@ -208,7 +208,7 @@ def test_a_signal_waits_for_the_commit(
 # Disks.
 
 
-def test_a_disk_that_is_full(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(append: Append, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk()
     monkeypatch.setattr("datastreamer.storage.write.opening.OsDisk", lambda: disk)
 
@@ -242,7 +242,7 @@ def test_a_sync_that_fails(
     assert "Input/output error" in text
     assert ("the open operation (1 entry) was rolled back" in text) == mended
     assert failed.code == 1
-    # The stream is closed behind it, and that cannot take the operation back either.
+    # Closing the stream cannot roll the operation back either.
     assert len(more) == (not mended)
     for line in more:
         assert line.startswith(f"error: {copy}: the system refused to write: Input/output error; ")
@@ -260,15 +260,15 @@ def _started(path: Path, **streams: Any) -> subprocess.Popen[str]:
     )
 
 
-def test_each_commit_is_told_when_it_is_there(copy: Path) -> None:
+def test_each_commit_is_printed_when_it_is_durable(copy: Path) -> None:
     with _started(copy) as process, DataStream.open(copy, follow=True) as follower:
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(ENTRIES, ENTRIES + 3):
             process.stdin.write('{"type": 7, "data": "0x01"}\n{"commit": true}\n')
             process.stdin.flush()
-            told = json.loads(process.stdout.readline())
-            assert told == {"first_entry": number, "entries": 1, "total_entries": number + 1}
+            result = json.loads(process.stdout.readline())
+            assert result == {"first_entry": number, "entries": 1, "total_entries": number + 1}
             follower.refresh()
             assert follower.total_entries == number + 1
         process.send_signal(signal.SIGTERM)
@@ -279,7 +279,7 @@ def test_each_commit_is_told_when_it_is_there(copy: Path) -> None:
     assert err.count("\n") == 1
 
 
-def test_nobody_reads_what_is_told(copy: Path) -> None:
+def test_results_that_no_program_reads(copy: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     lines = '{"type": 7, "data": "0x01"}\n{"commit": true}\n' * 3

@@ -1,4 +1,4 @@
-"""Publishing between processes: commands, exit codes, and what `kill -9` leaves."""
+"""Publishing between processes: commands, exit codes, and the stream after `kill -9`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_append_to_a_server(tmp_path: Path, token: Path) -> None:
         assert done.returncode == 1
         assert "without a commit; the open operation (1 entry) was rolled back" in done.stderr
         assert "holds 3 entries" in done.stderr
-        # What is there already is not doubled, and what is another is not written.
+        # Entries that the stream holds are not appended again; other entries are rejected.
         again = append(tmp_path, [ONE, COMMIT, ONE, COMMIT], place, *show, "--next-entry", 2)
         assert again.returncode == 0
         other = append(tmp_path, [{"type": 4, "data": "0x01"}, COMMIT], place, *show,
@@ -134,7 +134,7 @@ def test_a_signal_ends_the_wait_for_a_lost_server(
         for line in (ONE, COMMIT):
             appending.stdin.write(json.dumps(line) + "\n")
             appending.stdin.flush()
-        # It wants its connection back, and would for long.
+        # It reconnects for a long time.
         between.accept()[0].close()
         appending.send_signal(number)
         between.close()
@@ -185,7 +185,7 @@ def test_tokens_that_others_can_read(tmp_path: Path, token: Path) -> None:
     with running("serve", "s.bin", *words, allow, cwd=tmp_path) as server:
         place = f"tcp://127.0.0.1:{server.port()}"
         assert not append(tmp_path, [ONE, COMMIT], place, "--token-file", token, allow).returncode
-        # It is an option of one call, and says nothing for another.
+        # The option affects only this call.
         assert append(tmp_path, [ONE, COMMIT], place, "--token-file", token).returncode == 1
     assert contents(tmp_path) == [(3, b"\1")]
 
@@ -215,8 +215,8 @@ def test_wrong_usage_of_serve(
     assert not (tmp_path / "s.bin").exists()
 
 
-def test_the_server_is_killed_again_and_again(tmp_path: Path, token: Path) -> None:
-    """Each operation is there once, and whatever was acknowledged before a kill is."""
+def test_the_server_is_killed_repeatedly(tmp_path: Path, token: Path) -> None:
+    """The stream holds each operation once, and all that were acknowledged before a kill."""
     port, number, acknowledged = 0, 0, 0
     publisher: BlockingPublisher | None = None
     for turn in range(4):
@@ -248,7 +248,7 @@ def test_the_server_is_killed_again_and_again(tmp_path: Path, token: Path) -> No
 
 
 def test_a_publisher_is_killed(tmp_path: Path, token: Path) -> None:
-    """Its open operation is forgotten, and the next source goes on at once."""
+    """Its open operation is rolled back, and the next source continues at once."""
     with serving(tmp_path, token) as (server, port):
         words = (f"tcp://127.0.0.1:{port}", "--token-file", token)
         first = subprocess.Popen(

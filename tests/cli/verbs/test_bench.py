@@ -1,4 +1,4 @@
-"""`bench`: what a machine does, for a glance."""
+"""`bench`: its figures and formats."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_table(invoke: Invoke, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "61", "nan", "soon"])
-def test_seconds_that_there_are_not(invoke: Invoke, seconds: str) -> None:
+def test_invalid_seconds(invoke: Invoke, seconds: str) -> None:
     done = invoke("bench", f"--seconds={seconds}")
     assert done.code == 2
     assert f"it is a number of seconds from 0.01 to 60, not '{seconds}'" in done.err
 
 
-def test_a_folder_that_is_not_there(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_missing_folder(invoke: Invoke, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert invoke("bench", "--folder", missing).failed() == f"{missing}: no such folder"

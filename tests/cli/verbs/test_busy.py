@@ -1,4 +1,4 @@
-"""Files that are truncated while a command reads them: busy, and never called damaged."""
+"""Files that are truncated while a command reads them are busy, not damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.conftest import Invoke
 
 
 def rewrite(stream: DataStream, size: int) -> None:
-    """Other entries in the place of those that a reader still counts."""
+    """Replace entries that a reader has counted."""
     stream.truncate(1)
     with stream.atomic_op() as op:
         for number in range(100):

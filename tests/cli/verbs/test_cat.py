@@ -95,7 +95,9 @@ def test_a_table(invoke: Invoke, source: str) -> None:
         (["--from-bookmark", "block:40"], "no bookmark block:40 in the stream"),
     ],
 )
-def test_what_is_not_there(invoke: Invoke, source: str, options: list[str], message: str) -> None:
+def test_unknown_entries_and_bookmarks(
+    invoke: Invoke, source: str, options: list[str], message: str
+) -> None:
     assert message in invoke("cat", source, *options).failed()
 
 
@@ -117,7 +119,7 @@ def test_a_file_that_grows_is_read_to_its_end_at_the_start(invoke: Invoke, copy:
         (["--from-bookmark", f"0x{key(20).hex()}"], [StartBookmark(key(20)), Stop()]),
     ],
 )
-def test_a_server_with_batches_is_asked_for_them(
+def test_batch_reads_are_used_if_the_server_supports_them(
     invoke: Invoke, options: list[str], asked: list[Event]
 ) -> None:
     stub = Stub(sample(50))
@@ -142,7 +144,7 @@ def test_a_server_with_batches_is_asked_for_them(
         (["--type", "3", "--no-batch-reads"], [Start(0), Stop()]),
     ],
 )
-def test_a_server_that_can_choose_is_asked_for_the_types(
+def test_filtered_reads_are_used_if_the_server_supports_them(
     invoke: Invoke, options: list[str], asked: list[Event]
 ) -> None:
     stub = Filtering(sample(50), span=100)
@@ -167,7 +169,7 @@ def test_following_some_types(invoke: Invoke) -> None:
 
 
 def test_a_server_without_batches_streams(invoke: Invoke) -> None:
-    """The first connection asks what it can do, and the second is made since it closed on that."""
+    """It closes the first connection, on which the client asks for its features."""
     stubs = [Stub(sample(50), extensions=how) for how in ("closed", "known")]
     with StubServer(*map(handler, stubs)) as server:
         cat = invoke("cat", f"127.0.0.1:{server.port}", "--from", "3")

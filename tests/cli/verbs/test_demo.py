@@ -1,4 +1,4 @@
-"""`demo`: made-up blocks that are the same for the same seed and go on where they ended."""
+"""`demo`: blocks that depend on the seed only, and continue in an existing stream."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_same_seed_writes_the_same(invoke: Invoke, tmp_path: Path) -> None:
     assert len({len(data) for data in a[3::5]}) > 1
 
 
-def test_goes_on_behind_other_entries(invoke: Invoke, tmp_path: Path) -> None:
+def test_continues_after_other_entries(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "demo.bin"
     assert invoke("demo", path, "--ops", "2").code == 0
     with DataStream.open(path, sync="os") as stream, stream.atomic_op() as op:
@@ -105,12 +105,12 @@ def test_writes_messages_too(
 def test_an_existing_file_brings_its_version(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "demo.bin"
     DataStream.create(path, version=2, sync="os").close()
-    told = invoke("demo", path, "--stream-version", "3").failed()
-    assert told.endswith("the stream version of the existing file is 2, not 3")
+    result = invoke("demo", path, "--stream-version", "3").failed()
+    assert result.endswith("the stream version of the existing file is 2, not 3")
     assert header(path)["total_entries"] == 0
 
 
-def test_goes_on_in_a_batch_that_was_left_open(invoke: Invoke, tmp_path: Path) -> None:
+def test_continues_in_an_open_batch(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "demo.bin"
     with DataStream.create(path, version=3, sync="os") as stream:
         batch = Publisher(stream).batch()

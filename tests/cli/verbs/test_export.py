@@ -1,4 +1,4 @@
-"""`export`: files and servers to files, as users call it."""
+"""`export`: files and servers to files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_json_lines_are_those_of_cat(invoke: Invoke, source: str, tmp_path: Path
 
 
 def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:
-    # What the made-up sequencer writes is of version 1.
+    # The demo stream has version 1.
     done = invoke("export", source, tmp_path, "--table", "all")
     assert done.code == 0
     assert f"{ENTRIES} entries, {BLOCKS} blocks, {BLOCKS} block_ends" in done.err
@@ -48,15 +48,15 @@ def test_all_tables(invoke: Invoke, source: str, tmp_path: Path) -> None:
         json.loads(line)
         for line in invoke("cat", source, "--type", 1, "--decode", "zkevm", "--json").lines
     ]
-    told = pq.read_table(blocks).to_pylist()
-    assert [row["entry_number"] for row in told] == [line["number"] for line in decoded]
-    assert [row["number"] for row in told] == [line["fields"]["number"] for line in decoded]
-    assert [f"0x{row['coinbase'].hex()}" for row in told] == [
+    result = pq.read_table(blocks).to_pylist()
+    assert [row["entry_number"] for row in result] == [line["number"] for line in decoded]
+    assert [row["number"] for row in result] == [line["fields"]["number"] for line in decoded]
+    assert [f"0x{row['coinbase'].hex()}" for row in result] == [
         line["fields"]["coinbase"] for line in decoded
     ]
 
 
-def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
+def test_errors(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     assert "'logs' is not one of" in invoke("export", made, "x", "--table", "logs").failed(2)
     assert "OUT is empty" in invoke("export", made, "").failed(2)
     order = invoke("export", made, "x", "--from", 2, "--to", 1).failed(2)
@@ -67,25 +67,27 @@ def test_what_is_refused(invoke: Invoke, made: Path, tmp_path: Path) -> None:
     assert "it exists already" in invoke("export", made, one).failed()
     missing = tmp_path / "missing.bin"
     assert "no such file" in invoke("export", missing, tmp_path / "out").failed()
-    told = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
-    assert told.startswith(f"{made}: no entry {ENTRIES + 1}")
+    result = invoke("export", made, tmp_path / "out", "--from", ENTRIES + 1).failed()
+    assert result.startswith(f"{made}: no entry {ENTRIES + 1}")
 
 
-def test_what_it_says_to_do_about_entries_that_are_no_events(
+def test_advice_about_entries_that_are_not_events(
     invoke: Invoke, made: Path, tmp_path: Path
 ) -> None:
-    # Blocks of version 1 are no messages.
+    # Blocks of version 1 are not protobuf messages.
     table = ("--table", "blocks", "--stream-version", 2)
     one, folder = tmp_path / "one.csv", tmp_path / "folder"
-    told = invoke("export", made, one, *table).failed()
-    assert told.startswith(f"{made}: entry ")
-    assert told.endswith("; --on-error null or drop continues past such entries")
+    result = invoke("export", made, one, *table).failed()
+    assert result.startswith(f"{made}: entry ")
+    assert result.endswith("; --on-error null or drop continues past such entries")
     assert invoke("export", made, one, *table, "--on-error", "null").code == 0
-    told = invoke("export", made, folder, *table).failed()
-    assert told.endswith("; --on-error drop continues past such entries; null needs another folder")
+    result = invoke("export", made, folder, *table).failed()
+    assert result.endswith(
+        "; --on-error drop continues past such entries; null needs another folder"
+    )
     assert len(list(folder.iterdir())) == 1
-    told = invoke("export", made, folder, *table, "--on-error", "null").failed()
-    assert told.endswith(
+    result = invoke("export", made, folder, *table, "--on-error", "null").failed()
+    assert result.endswith(
         "columns differ from those of this export (on_error may differ): export to another folder"
     )
     assert invoke("export", made, tmp_path / "other", *table, "--on-error", "null").code == 0
@@ -94,11 +96,11 @@ def test_what_it_says_to_do_about_entries_that_are_no_events(
 
 def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
     DataStream.create(tmp_path / "empty.bin").close()
-    told = invoke("export", tmp_path / "empty.bin", tmp_path / "out")
-    assert (told.code, told.err) == (0, f"{tmp_path / 'empty.bin'} holds no entries\n")
+    result = invoke("export", tmp_path / "empty.bin", tmp_path / "out")
+    assert (result.code, result.err) == (0, f"{tmp_path / 'empty.bin'} holds no entries\n")
 
 
-def test_without_pyarrow_one_line_says_what_to_install(made: Path, tmp_path: Path) -> None:
+def test_without_pyarrow_the_error_names_the_extra(made: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None; from datastreamer.cli.main import main; "
         f"sys.exit(main(['export', {str(made)!r}, {str(tmp_path / 'out')!r}]))"

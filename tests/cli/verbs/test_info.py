@@ -85,7 +85,7 @@ def test_an_empty_stream(invoke: Invoke, tmp_path: Path) -> None:
     assert invoke("info", tmp_path / "empty.bin", "--format", "table").code == 0
 
 
-def test_for_people(invoke: Invoke, source: str) -> None:
+def test_the_table(invoke: Invoke, source: str) -> None:
     text = invoke("info", source, "--format", "table").out.decode()
     assert "system id     137" in text
     assert "entries       200" in text
@@ -100,7 +100,7 @@ def rows(invoke: Invoke, path: Path, code: int = 0) -> dict[str, str]:
     return {line[:14].strip(): line[14:].strip() for line in lines}
 
 
-def test_for_support(invoke: Invoke, copy: Path) -> None:
+def test_the_records_in_the_table(invoke: Invoke, copy: Path) -> None:
     found = rows(invoke, copy)
     assert found["record"] == "matches the header; synced: everything"
     assert found["visible"] == found["last synced"] == f"200 entries, {found['length']}"
@@ -125,7 +125,7 @@ def test_for_support(invoke: Invoke, copy: Path) -> None:
     assert rows(invoke, copy)["index"] == "lmdb, up to entry 100, lag 0 entries"
 
 
-def test_a_writer_that_is_gone(invoke: Invoke, copy: Path) -> None:
+def test_a_writer_that_has_ended(invoke: Invoke, copy: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     page = bytearray(copy.read_bytes()[:4096])
@@ -135,7 +135,7 @@ def test_a_writer_that_is_gone(invoke: Invoke, copy: Path) -> None:
     assert rows(invoke, copy)["writer"] == f"process {gone.pid}, ended; the file is not locked"
 
 
-def test_an_update_that_was_cut_off(invoke: Invoke, copy: Path) -> None:
+def test_an_interrupted_update(invoke: Invoke, copy: Path) -> None:
     assert "undo" not in rows(invoke, copy)
     header = copy.read_bytes()[16:54]
     with DataStream.open(copy, read_only=True) as stream:
@@ -187,9 +187,9 @@ def test_a_damaged_file(
     invoke: Invoke, copy: Path, offset: int, new: bytes, what: str, entries: int
 ) -> None:
     _damage(copy, offset, new)
-    told = invoke("info", copy, "--json")
-    assert what in told.failed()
-    (facts,) = told.objects
+    result = invoke("info", copy, "--json")
+    assert what in result.failed()
+    (facts,) = result.objects
     assert facts["file_size"] == copy.stat().st_size
     assert sum(facts["entries_by_type"].values()) == entries
     assert "bookmarks" not in facts
@@ -201,22 +201,22 @@ def test_a_damaged_file(
 def test_damage_in_the_middle(invoke: Invoke, copy: Path) -> None:
     entries = scan(copy)
     _damage(copy, copy.read_bytes().index(entries[150].packed), b"\x09")
-    told = invoke("info", copy)
-    assert "packet type 9" in told.failed()
-    assert sum(told.objects[0]["entries_by_type"].values()) == 150
-    assert told.objects[0]["total_entries"] == 200
+    result = invoke("info", copy)
+    assert "packet type 9" in result.failed()
+    assert sum(result.objects[0]["entries_by_type"].values()) == 150
+    assert result.objects[0]["total_entries"] == 200
 
 
-def test_a_file_that_was_cut(invoke: Invoke, copy: Path) -> None:
+def test_a_file_that_ends_early(invoke: Invoke, copy: Path) -> None:
     os.truncate(copy, 6000)
-    told = invoke("info", copy)
-    assert "the file ends there, its data only at byte" in told.failed()
-    assert told.objects[0]["file_size"] == 6000
-    whole = sum(told.objects[0]["entries_by_type"].values())
+    result = invoke("info", copy)
+    assert "the file ends there, its data only at byte" in result.failed()
+    assert result.objects[0]["file_size"] == 6000
+    whole = sum(result.objects[0]["entries_by_type"].values())
     assert 0 < whole < 200
 
 
-def test_nothing_to_tell(invoke: Invoke, copy: Path) -> None:
+def test_sources_without_a_header(invoke: Invoke, copy: Path) -> None:
     _damage(copy, 16, b"\x07")
     assert invoke("info", copy).out == b""
     assert "at byte 16: " in invoke("info", copy).failed()

@@ -1,4 +1,4 @@
-"""`entry` and `bookmark`: one thing, from a file and from a server."""
+"""`entry` and `bookmark`: one entry, from a file and from a server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_an_entry(invoke: Invoke, source: str) -> None:
     assert len(entry["data"]) == 2 + 2 * 72
 
 
-def test_an_entry_that_is_not_there(invoke: Invoke, source: str) -> None:
-    told = f"{source}: no entry 200: the stream holds 0 to 199"
-    assert invoke("entry", source, 200).failed() == told
+def test_an_unknown_entry(invoke: Invoke, source: str) -> None:
+    result = f"{source}: no entry 200: the stream holds 0 to 199"
+    assert invoke("entry", source, 200).failed() == result
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_number_of_the_bookmark_itself(
 
 
 @pytest.mark.parametrize("options", [[], ["--entry-number"]])
-def test_a_bookmark_that_is_not_there(invoke: Invoke, source: str, options: list[str]) -> None:
+def test_an_unknown_bookmark(invoke: Invoke, source: str, options: list[str]) -> None:
     message = f"{source}: no bookmark block:40 in the stream"
     if ":" in source and not options:
         # The server's answer is the same for both.
@@ -57,12 +57,12 @@ def test_keys_as_text(invoke: Invoke, tmp_path: Path) -> None:
     assert "no event follows" in invoke("bookmark", path, "clé").failed()
 
 
-def test_keys_as_the_version_has_them(invoke: Invoke, real_stream: Path) -> None:
+def test_the_stream_version_determines_the_key(invoke: Invoke, real_stream: Path) -> None:
     for key, number in [("batch:0", 0), ("batch:1", 5), ("batch:2", 12), ("0x08011002", 12)]:
         assert invoke("bookmark", real_stream, key, "--entry-number").lines == [str(number)]
 
 
-def test_for_people(invoke: Invoke, source: str) -> None:
+def test_the_table(invoke: Invoke, source: str) -> None:
     lines = invoke("entry", source, 0, "--format", "table").lines
     assert [line.split() for line in lines[:4]] == [
         ["number", "0"],

@@ -1,4 +1,4 @@
-"""`reassemble`: what several streams hold together, as lines; and what may go wrong on the way."""
+"""`reassemble`: payloads of several streams as lines, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def line_of(number: int, first: int = 0) -> dict[str, Any]:
 
 
 def write(path: Path, *messages: Message) -> Path:
-    """Messages into a stream, which need not be there yet."""
+    """Write messages to a stream, which is created if it is missing."""
     with DataStream.open_or_create(path, sync="os", index="memory") as stream:
         for message in messages:
             with stream.atomic_op() as op:
@@ -90,9 +90,7 @@ def test_a_file_and_a_server(invoke: Invoke, server: StreamServer, two: tuple[Pa
     assert sorted(done.objects, key=lambda line: str(line["id"])) == [line_of(n) for n in (1, 2, 3)]
 
 
-def test_its_lines_are_what_split_takes(
-    invoke: Invoke, two: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_split_accepts_its_lines(invoke: Invoke, two: tuple[Path, Path], tmp_path: Path) -> None:
     _, lines, _ = piped(command("reassemble", *two), "cat", tmp_path)
     (tmp_path / "lines").write_text(lines)
     into = f"{' '.join(command('split', 'again.bin', '--create'))} >&2"
@@ -123,24 +121,29 @@ def test_a_part(invoke: Invoke, two: tuple[Path, Path]) -> None:
 def test_where_it_begins(invoke: Invoke, two: tuple[Path, Path]) -> None:
     # Payload 2 has three entries there.
     assert numbers(invoke("reassemble", two[1], "--from", "3").objects) == [3]
-    told = invoke("reassemble", two[0], "--from-bookmark", f"0x{own(1)[:16].hex()}")
-    assert numbers(told.objects) == [1]
+    result = invoke("reassemble", two[0], "--from-bookmark", f"0x{own(1)[:16].hex()}")
+    assert numbers(result.objects) == [1]
     assert invoke("reassemble", *two, "--from", "latest").out == b""
     done = invoke("reassemble", two[0], "--from", "99")
     assert done.code == 1
     assert done.err.endswith("error: no entry 99: the stream holds 0 to 9\n")
 
 
-def test_what_else_happens_is_told(invoke: Invoke, tmp_path: Path) -> None:
+def test_other_events_are_printed(invoke: Invoke, tmp_path: Path) -> None:
     honest = write(tmp_path / "a.bin", *messages_of(1), *messages_of(2)[:2])
     liar = write(tmp_path / "b.bin", *messages_of(1, b"!"), (b"short", b""))
     done = invoke("reassemble", honest, liar)
     assert done.code == 0
     assert numbers(done.objects) == [1]
-    told = [json.loads(line) for line in done.err.splitlines()]
-    told.sort(key=lambda event: str(event["event"]))
-    assert [event["event"] for event in told] == ["conflict", "conflict", "malformed", "unfinished"]
-    conflict, _, malformed, unfinished = told
+    result = [json.loads(line) for line in done.err.splitlines()]
+    result.sort(key=lambda event: str(event["event"]))
+    assert [event["event"] for event in result] == [
+        "conflict",
+        "conflict",
+        "malformed",
+        "unfinished",
+    ]
+    conflict, _, malformed, unfinished = result
     assert conflict.keys() == {
         *("event", "what", "key", "prefix", "payload", "source", "position"),
     }
@@ -152,7 +155,7 @@ def test_what_else_happens_is_told(invoke: Invoke, tmp_path: Path) -> None:
     # The same in a log of JSON.
     again = invoke("reassemble", honest, liar, "--log-format", "json").err
     assert {json.loads(line)["event"] for line in again.splitlines()} == {
-        event["event"] for event in told
+        event["event"] for event in result
     }
 
 
@@ -193,7 +196,7 @@ def test_lines_of_other_events() -> None:
     }
 
 
-def test_one_that_cannot_be_had(invoke: Invoke, two: tuple[Path, Path]) -> None:
+def test_a_source_that_fails(invoke: Invoke, two: tuple[Path, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = "{}:{}".format(*listener.getsockname())
     done = invoke("reassemble", *two, dead)
@@ -223,14 +226,14 @@ def test_wrong_usage(invoke: Invoke, two: tuple[Path, Path], words: list[str], w
     assert why in invoke("reassemble", two[0], *words).failed(2)
 
 
-def test_sources_that_are_none(invoke: Invoke, two: tuple[Path, Path]) -> None:
+def test_invalid_sources(invoke: Invoke, two: tuple[Path, Path]) -> None:
     assert "named twice" in invoke("reassemble", two[0], two[0]).failed(2)
     assert "no such file, and not HOST:PORT" in invoke("reassemble", "nix").failed()
     assert "no such file" in invoke("reassemble", "nix/nix.bin").failed()
     assert invoke("reassemble").failed(2)
 
 
-def test_it_goes_on_where_it_was(invoke: Invoke, two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_it_resumes_from_the_store(invoke: Invoke, two: tuple[Path, Path], tmp_path: Path) -> None:
     words = ("reassemble", *two, "--store", tmp_path / "place.db")
     assert numbers(invoke(*words).objects) == [1, 2, 3]
     assert invoke(*words).out == b""
@@ -240,7 +243,7 @@ def test_it_goes_on_where_it_was(invoke: Invoke, two: tuple[Path, Path], tmp_pat
     assert "place.db: the progress of a reassembly cannot be" in invoke(*words).failed()
 
 
-def test_for_people(invoke: Invoke, two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_table(invoke: Invoke, two: tuple[Path, Path], tmp_path: Path) -> None:
     done = invoke("reassemble", two[0], "--format", "table")
     [line] = done.lines
     assert line.split() == [f"0x{own(1).hex()}", "4", "parts", "146", "B", str(two[0])]
@@ -289,7 +292,7 @@ def test_following_until_a_signal(
         assert follower.err.rest() == []
 
 
-def test_a_reader_that_has_enough(two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe(two: tuple[Path, Path], tmp_path: Path) -> None:
     code, output, errors = piped(command("reassemble", *two, "--follow"), "head -1", tmp_path)
     assert (code, errors) == (0, "")
     assert json.loads(output) in (line_of(1), line_of(3))

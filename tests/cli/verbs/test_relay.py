@@ -1,4 +1,4 @@
-"""`relay` and `dsapp relay` as processes: what they keep, say and refuse."""
+"""`relay` and `dsapp relay` as processes: their files, logs and errors."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_relays_until_a_signal(
 @pytest.mark.parametrize("sync", ["os", "commit"])
 @pytest.mark.parametrize("written", ["half", "entries"])
 @pytest.mark.parametrize("commit", [1, 2, 7])
-def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
+def test_continues_after_a_kill_within_a_commit(
     upstream: StreamServer, tmp_path: Path, commit: int, written: str, sync: str
 ) -> None:
-    """It keeps the commits before, and goes on behind them."""
+    """It keeps the earlier commits, and continues after them."""
     total = add(upstream, 30_000, size=500)
     file = tmp_path / "r.bin"
     words = ("relay", "--server", at(upstream), "--file", file, "--host", "127.0.0.1")
@@ -82,7 +82,7 @@ def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
         module="tests.cli.killed_relay",
         cwd=tmp_path,
     ) as killed:
-        # What is there is one commit, and each that comes behind it another.
+        # The existing entries are one commit, and each later operation another.
         while killed.process.poll() is None:
             total = add(upstream, 20, size=500)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -93,7 +93,7 @@ def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
     if sync == "os":
         assert (have > 0) == (commit > 1)
     assert have < total
-    # Behind the end stands the beginning of what was being written.
+    # After the end are the first bytes of the interrupted commit.
     with open(file, "rb") as behind:
         heads = []
         for offset in (end, page_start(page_of(end) + 1)):
@@ -104,7 +104,7 @@ def test_goes_on_after_a_kill_in_the_middle_of_a_commit(
     with running(*words, "--port", "0", cwd=tmp_path) as relaying:
         port = relaying.port()
         due = int(relaying.err.until(r"relaying from .*: next entry (\d+)")[1])
-        # What was written and not synced was not seen; without a power cut it is not lost.
+        # Entries that were not synced were not visible; without a power cut they are not lost.
         assert have <= due < total
         assert due == have or sync == "commit"
         assert numbers(port, total) == list(range(total))
@@ -122,7 +122,7 @@ def test_ends_while_it_waits_for_a_first_upstream(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_and_room_again(upstream: StreamServer, tmp_path: Path) -> None:
+def test_a_full_disk_that_gets_room_again(upstream: StreamServer, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
@@ -183,7 +183,7 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "result"),
     [
         ("sever = 1", "relay.toml: unknown option 'sever'; the options are server, file, port"),
         ("server = [", "relay.toml: not TOML: "),
@@ -192,22 +192,22 @@ def test_options_from_a_file(upstream: StreamServer, tmp_path: Path) -> None:
         ("server = [1.5]", "relay.toml: server cannot be 1.5"),
     ],
 )
-def test_a_bad_file_of_options(
-    invoke: Invoke, tmp_path: Path, text: str, told: str, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_file_of_options(
+    invoke: Invoke, tmp_path: Path, text: str, result: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "relay.toml").write_text(text)
     failed = invoke("relay", "--config", "relay.toml").failed(2)
-    assert failed.startswith(f"Invalid value for '--config': {told}")
+    assert failed.startswith(f"Invalid value for '--config': {result}")
 
 
-def test_no_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
-    told = invoke("relay", "--config", tmp_path / "none.toml").failed()
-    assert told == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
+def test_a_missing_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
+    result = invoke("relay", "--config", tmp_path / "none.toml").failed()
+    assert result == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "result"),
     [
         ((), "--server is required"),
         (("--server", "a:1"), "--file is required"),
@@ -218,12 +218,12 @@ def test_no_file_of_options(invoke: Invoke, tmp_path: Path) -> None:
         (("--server", "a:1", "--file", "f", "--tls-key", "k"), "--tls-key requires --tls-cert"),
     ],
 )
-def test_wrong_usage(invoke: Invoke, words: tuple[str, ...], told: str) -> None:
-    assert told in invoke("relay", *words, program=main).failed(2)
+def test_wrong_usage(invoke: Invoke, words: tuple[str, ...], result: str) -> None:
+    assert result in invoke("relay", *words, program=main).failed(2)
 
 
 def test_a_port_in_use(upstream: StreamServer, invoke: Invoke, tmp_path: Path) -> None:
     words = ("--server", at(upstream), "--file", tmp_path / "r.bin", "--host", "127.0.0.1")
-    told = invoke("relay", *words, "--port", upstream.port).failed()
-    assert str(upstream.port) in told
+    result = invoke("relay", *words, "--port", upstream.port).failed()
+    assert str(upstream.port) in result
     assert not (tmp_path / "r.bin").exists()

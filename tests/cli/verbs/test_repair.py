@@ -1,4 +1,4 @@
-"""`verify` and `repair`: what they print, how they end, and what they leave alone."""
+"""`verify` and `repair`: output, exit codes, and files that they do not change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.network.stub import Stub, StubServer, handler, sample
 
 
 def damage(path: Path, number: int) -> int:
-    """Breaks entry `number` off; gives its byte."""
+    """Damage entry `number`; returns its offset."""
     at = scan(path)[number].offset
     content = bytearray(path.read_bytes())
     content[at] = 9
@@ -37,8 +37,8 @@ def test_verify_a_whole_file(invoke: Invoke, copy: Path) -> None:
 def test_verify_a_damaged_file(invoke: Invoke, copy: Path) -> None:
     at = damage(copy, 120)
     done = invoke("verify", copy)
-    told = done.failed()
-    assert told.startswith(f"{copy}: 1 problem")
+    result = done.failed()
+    assert result.startswith(f"{copy}: 1 problem")
     (report,) = done.objects
     assert report["ok"] is False
     assert report["problems"] == [
@@ -67,7 +67,7 @@ def test_verify_a_server(invoke: Invoke, copy: Path) -> None:
     assert "is for servers" in invoke("verify", copy, "--stream-type", "1").failed(2)
 
 
-def test_verify_a_server_that_is_wrong(invoke: Invoke) -> None:
+def test_verify_a_server_with_a_wrong_bookmark(invoke: Invoke) -> None:
     entries = sample(50)
     del entries[30]
     with StubServer(handler(Stub(entries, header_total=50))) as server:
@@ -132,13 +132,13 @@ def test_repair_beside_a_writer(invoke: Invoke, copy: Path) -> None:
         assert invoke("repair", copy, "--dry-run").code == 0
 
 
-def test_repair_of_what_cannot_be_mended(invoke: Invoke, tmp_path: Path) -> None:
+def test_repair_of_damage_that_cannot_be_repaired(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "text.bin"
     path.write_bytes(b"no stream at all\n" * 1000)
     for words in (("repair", path), ("repair", path, "--dry-run")):
-        told = invoke(*words).failed()
-        assert told.startswith(f"{path}: at byte 0: ")
-        assert told.endswith("restore from a copy")
+        result = invoke(*words).failed()
+        assert result.startswith(f"{path}: at byte 0: ")
+        assert result.endswith("restore from a copy")
     (report,) = invoke("verify", path).objects
     assert [problem["repair"] for problem in report["problems"]] == ["none: restore from a copy"]
 
@@ -151,13 +151,13 @@ def test_at_a_terminal(copy: Path) -> None:
     assert "error: copy.bin: 1 problem" in shown
 
 
-def test_what_stands_behind_damage_is_no_stale_rest(invoke: Invoke, copy: Path) -> None:
+def test_entries_after_damage_are_not_stale_bytes(invoke: Invoke, copy: Path) -> None:
     damage(copy, 120)
     (report,) = invoke("verify", copy, "--json").objects
     assert not [note for note in report["notes"] if "no part of the stream" in note]
 
 
-def test_no_dry_run_where_nothing_helps(invoke: Invoke, tmp_path: Path) -> None:
+def test_no_advice_to_repair_what_cannot_be_repaired(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("no stream\n" * 1000)
     done = invoke("verify", path, "--json")
@@ -166,7 +166,7 @@ def test_no_dry_run_where_nothing_helps(invoke: Invoke, tmp_path: Path) -> None:
     assert "dry-run" not in done.failed()
 
 
-def test_help_offers_what_there_is(invoke: Invoke) -> None:
+def test_help_names_the_formats(invoke: Invoke) -> None:
     for verb in ("verify", "repair"):
         shown = invoke(verb, "--help").out
         assert b"jsonl" in shown

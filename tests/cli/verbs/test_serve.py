@@ -1,4 +1,4 @@
-"""`serve` as a process: what it says, what it refuses, how it ends."""
+"""`serve` as a process: its log, its errors, its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_creates_a_stream(tmp_path: Path) -> None:
 
 
 def test_on_a_full_disk(copy: Path, tmp_path: Path) -> None:
-    """Without room for a bookmark index it serves with one in memory, and says so in a line."""
+    """Without room for a bookmark index, it serves with one in memory and logs one line."""
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
@@ -87,7 +87,7 @@ def test_on_a_full_disk(copy: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_an_existing_file_brings_its_own(copy: Path) -> None:
+def test_an_existing_file_has_its_own_properties(copy: Path) -> None:
     words = ("serve", copy, "--create", "--system-id", "7", "--port", "0", "--host", "127.0.0.1")
     with running(*words, cwd=copy.parent) as serving:
         warning = serving.err.next()
@@ -109,7 +109,7 @@ def test_a_port_in_use(copy: Path) -> None:
     assert not (copy.parent / "new.bin").exists()
 
 
-def test_an_address_that_is_none_of_ours(invoke: Invoke, copy: Path) -> None:
+def test_an_address_of_another_machine(invoke: Invoke, copy: Path) -> None:
     failed = invoke("serve", copy, "--host", "192.0.2.1", "--port", "0").failed()
     assert failed.startswith("cannot listen on 192.0.2.1:0")
 
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_followed(
     assert seen == [True, False]
 
 
-def test_at_most_so_many_clients(copy: Path) -> None:
+def test_the_limit_of_clients(copy: Path) -> None:
     words = ("serve", copy, "--max-clients", "1", "--host", "127.0.0.1", "--port", "0")
     with running(*words, cwd=copy.parent) as serving:
         port = serving.port()
@@ -187,7 +187,7 @@ def test_at_most_so_many_clients(copy: Path) -> None:
 
 @contextmanager
 def stalled(port: int) -> Iterator[socket.socket]:
-    """A client that streams, and reads nothing but the Result."""
+    """A client that streams, and reads only the Result."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(30)
@@ -205,7 +205,7 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def test_clients_have_the_grace_to_take_all(large: Path) -> None:
+def test_clients_have_the_grace_period_to_receive_all_entries(large: Path) -> None:
     words = ("serve", large, "--host", "127.0.0.1", "--port", "0", "--grace", "30")
     with running(*words, cwd=large.parent) as serving, stalled(serving.port()) as client:
         serving.signal(signal.SIGTERM)
@@ -225,14 +225,14 @@ def test_a_second_signal_ends_the_grace(large: Path) -> None:
         with stalled(port):
             serving.signal(signal.SIGTERM)
             with suppress(OSError):
-                while True:  # until it does not listen any more
+                while True:  # until it stops listening
                     socket.create_connection(("127.0.0.1", port)).close()
             assert serving.process.poll() is None
             serving.signal(signal.SIGINT)
             assert serving.wait() == 0
 
 
-def test_without_grace_nobody_is_waited_for(large: Path) -> None:
+def test_without_grace_no_client_delays_the_end(large: Path) -> None:
     words = ("serve", large, "--host", "127.0.0.1", "--port", "0", "--grace", "0")
     with running(*words, cwd=large.parent) as serving, stalled(serving.port()):
         serving.signal(signal.SIGTERM)
@@ -255,7 +255,7 @@ def test_times_and_rates(large: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_do_not_disturb_the_close(
+def test_signals_do_not_interrupt_the_close(
     copy: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     stream = DataStream.open(copy)
@@ -275,11 +275,11 @@ def test_signals_do_not_disturb_the_close(
         listening=lambda *_: os.kill(os.getpid(), number),
     )
     assert name == number.name
-    DataStream.open(copy).close()  # nobody holds it
+    DataStream.open(copy).close()  # no process holds the lock
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_one_after_the_other(copy: Path, number: signal.Signals) -> None:
+def test_repeated_signals(copy: Path, number: signal.Signals) -> None:
     with running("serve", copy, "--host", "127.0.0.1", "--port", "0", cwd=copy.parent) as serving:
         serving.port()
         while serving.process.poll() is None:
@@ -293,12 +293,12 @@ def test_signals_one_after_the_other(copy: Path, number: signal.Signals) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_the_serving_begins(copy: Path, number: signal.Signals) -> None:
-    """It comes while the program is being loaded: another module stops there and sends it."""
+def test_a_signal_while_the_program_is_loaded(copy: Path, number: signal.Signals) -> None:
+    """A module that the program imports sends it."""
     (copy.parent / "typer.py").write_text(
         f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(30)\n"
     )
     words = ("serve", "copy.bin", "--host", "127.0.0.1", "--port", "0")
-    # The current folder comes first in the search for modules, but for ours, which are found.
+    # The current folder is first in the module search path.
     ended = done(*words, cwd=copy.parent)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""`serve` as a process while its stream's file is removed, replaced and put back."""
+"""`serve` as a process while its stream file is removed, replaced and restored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def served(port: int, number: int) -> bytes:
 
 
 def until_served(port: int, number: int, data: bytes, tries: int = 600) -> None:
-    """Several processes go on by themselves; each of some connections may be with any."""
+    """Several processes notice the new file independently; a connection may be to any of them."""
     agreed = 0
     for _ in range(tries):
         try:
@@ -75,13 +75,13 @@ def test_a_file_that_is_replaced(path: Path, workers: int) -> None:
             until_served(port, 4, b"since")
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
-        told = process.err.seen + process.err.rest()
-        assert sum("its clients are disconnected" in line for line in told) == 1
-        assert sum("serving the stream" in line for line in told) == 1
+        result = process.err.seen + process.err.rest()
+        assert sum("its clients are disconnected" in line for line in result) == 1
+        assert sum("serving the stream" in line for line in result) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_that_is_removed_and_made_later(path: Path, workers: int) -> None:
+def test_a_file_that_is_removed_and_created_later(path: Path, workers: int) -> None:
     with serving(path, "--follow", "--workers", workers) as (process, port):
         path.unlink()
         process.err.until(f"{REMOVED}; its clients are disconnected")
@@ -109,7 +109,7 @@ def held(pid: int, path: Path) -> list[str]:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_old_file_is_given_up(path: Path, workers: int) -> None:
+def test_the_old_file_is_closed(path: Path, workers: int) -> None:
     other = path.with_name("other.bin")
     make(other, b"new")
     with serving(path, "--follow", "--workers", workers) as (process, port):
@@ -128,7 +128,7 @@ def test_the_old_file_is_given_up(path: Path, workers: int) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc")
-def test_a_writing_server_says_so_and_what_it_has_can_be_saved(path: Path) -> None:
+def test_a_writing_server_logs_it_and_its_entries_can_be_copied(path: Path) -> None:
     with serving(path) as (process, port):
         path.unlink()
         found = process.err.until("run `datastreamer (snapshot /proc/[0-9]+/fd/[0-9]+) OUT`")
@@ -147,5 +147,5 @@ def test_a_follower_on_the_command_line(path: Path) -> None:
         reading.out.next()
         path.unlink()
         assert reading.wait() == 1
-        [told] = reading.err.rest()
-        assert told == f"error: {path}: {REMOVED}; open this path again to follow what is there"
+        [result] = reading.err.rest()
+        assert result == f"error: {path}: {REMOVED}; open this path again to follow what is there"

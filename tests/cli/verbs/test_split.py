@@ -1,4 +1,4 @@
-"""`split`: payloads from JSON lines, and what becomes of those that are none."""
+"""`split`: payloads from JSON lines, also invalid ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P, Q = b"\1".ljust(33, b"p"), b"\2".ljust(33, b"q")
 
 
 class Input:
-    """Standard input of some lines, and an error where one of them is one."""
+    """Standard input with some lines; an exception among them is raised."""
 
     closed = False
 
@@ -39,7 +39,7 @@ class Input:
 
 @pytest.fixture
 def split(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Split:
-    """``split(line, line, ..., options=[])`` into a new stream; bytes, or what becomes JSON."""
+    """``split(line, line, ..., options=[])`` into a new stream; a line is bytes or becomes JSON."""
 
     def run(*lines: Any, options: tuple[object, ...] = ("--create",)) -> Outcome:
         monkeypatch.setattr(sys, "stdin", Input(lines))
@@ -48,7 +48,7 @@ def split(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sp
     return run
 
 
-def told(own: bytes) -> str:
+def hexed(own: bytes) -> str:
     return f"0x{own.hex()}"
 
 
@@ -64,18 +64,18 @@ def whole(path: Path, kind: int = 0x10) -> list[tuple[bytes, list[tuple[bytes, b
 
 
 def test_payloads(split: Split, tmp_path: Path) -> None:
-    parts = [{"key": told(P + b"2"), "value": "0x"}, {"key": told(P + b"1"), "value": "0x61"}]
+    parts = [{"key": hexed(P + b"2"), "value": "0x"}, {"key": hexed(P + b"1"), "value": "0x61"}]
     done = split(
-        {"id": told(ID), "parts": parts, "blobs": {told(Q): told(bytes(200))}},
+        {"id": hexed(ID), "parts": parts, "blobs": {hexed(Q): hexed(bytes(200))}},
         b"  \n",
-        {"blobs": {}, "id": told(b"j" * 32)},
+        {"blobs": {}, "id": hexed(b"j" * 32)},
         options=("--create", "--limit", 200, "--type", 5),
     )
     assert (done.code, done.err) == (0, "")
     assert done.objects == [
-        *[{"id": told(ID), "messages": 5, "first_entry": 0, "entries": 6, "total_entries": 6}],
+        *[{"id": hexed(ID), "messages": 5, "first_entry": 0, "entries": 6, "total_entries": 6}],
         {
-            "id": told(b"j" * 32),
+            "id": hexed(b"j" * 32),
             "messages": 1,
             "first_entry": 6,
             "entries": 2,
@@ -94,9 +94,9 @@ def test_payloads(split: Split, tmp_path: Path) -> None:
     ]
 
 
-def test_it_goes_on_in_a_stream_that_is_there(split: Split, tmp_path: Path) -> None:
-    assert split({"id": told(ID), "parts": []}).code == 0
-    assert split({"id": told(b"j" * 32), "parts": []}, options=()).code == 0
+def test_it_continues_in_an_existing_stream(split: Split, tmp_path: Path) -> None:
+    assert split({"id": hexed(ID), "parts": []}).code == 0
+    assert split({"id": hexed(b"j" * 32), "parts": []}, options=()).code == 0
     assert [own for own, _ in whole(tmp_path / "s.bin")] == [ID, b"j" * 32]
 
 
@@ -105,23 +105,30 @@ def test_it_goes_on_in_a_stream_that_is_there(split: Split, tmp_path: Path) -> N
     [
         (b"{", "it is not JSON"),
         (b"null", "it is null; a line is"),
-        ({"id": told(ID)}, "a line is"),
-        ({"id": told(ID), "parts": [], "more": 1}, "a line is"),
-        ({"id": told(ID), "parts": {}}, '"parts" is {}'),
-        ({"id": told(ID), "parts": [{"key": told(P)}]}, "a part is"),
-        ({"id": told(ID), "parts": [{"key": told(P), "value": "61"}]}, '"61" is not hex'),
+        ({"id": hexed(ID)}, "a line is"),
+        ({"id": hexed(ID), "parts": [], "more": 1}, "a line is"),
+        ({"id": hexed(ID), "parts": {}}, '"parts" is {}'),
+        ({"id": hexed(ID), "parts": [{"key": hexed(P)}]}, "a part is"),
+        ({"id": hexed(ID), "parts": [{"key": hexed(P), "value": "61"}]}, '"61" is not hex'),
         ({"id": 7, "parts": []}, "7 is not hex"),
         ({"id": "0x00", "parts": []}, "a payload's id must have 32 bytes, not 1"),
-        ({"id": told(ID), "blobs": {"0x01": "0x"}}, "invalid prefix 0x01"),
-        ({"id": told(ID), "parts": [{"key": told(P), "value": told(bytes(300))}]}, "limit of 200"),
+        ({"id": hexed(ID), "blobs": {"0x01": "0x"}}, "invalid prefix 0x01"),
         (
-            {"id": told(ID), "parts": [{"key": told(P), "value": "0x"}], "blobs": {told(P): "0x"}},
+            {"id": hexed(ID), "parts": [{"key": hexed(P), "value": hexed(bytes(300))}]},
+            "limit of 200",
+        ),
+        (
+            {
+                "id": hexed(ID),
+                "parts": [{"key": hexed(P), "value": "0x"}],
+                "blobs": {hexed(P): "0x"},
+            },
             "has a blob and other parts",
         ),
     ],
 )
-def test_a_line_that_is_none(split: Split, tmp_path: Path, line: Any, why: str) -> None:
-    good = {"id": told(ID), "parts": []}
+def test_invalid_lines(split: Split, tmp_path: Path, line: Any, why: str) -> None:
+    good = {"id": hexed(ID), "parts": []}
     done = split(good, line, good, options=("--create", "--limit", 200))
     message = done.failed()
     assert message.startswith("line 2: ")
@@ -132,7 +139,7 @@ def test_a_line_that_is_none(split: Split, tmp_path: Path, line: Any, why: str) 
 
 
 def test_interrupted(split: Split) -> None:
-    message = split({"id": told(ID), "parts": []}, KeyboardInterrupt()).failed()
+    message = split({"id": hexed(ID), "parts": []}, KeyboardInterrupt()).failed()
     assert message == "interrupted after line 1; the stream holds 2 entries"
 
 
@@ -157,9 +164,9 @@ def test_no_stream_and_no_input(split: Split, invoke: Invoke, monkeypatch: Any) 
     assert message == "standard input is closed; the command reads payloads from it, as JSON"
 
 
-def test_what_it_writes_is_one_operation_each(split: Split, tmp_path: Path) -> None:
+def test_each_payload_is_one_operation(split: Split, tmp_path: Path) -> None:
     """A bookmark of the id's first 16 bytes, then the messages, the header first."""
-    split({"id": told(ID), "blobs": {told(P): "0x6161"}})
+    split({"id": hexed(ID), "blobs": {hexed(P): "0x6161"}})
     with DataStream.open(tmp_path / "s.bin", read_only=True) as stream:
         assert stream.bookmark(ID[:16]) == 0
         (batch,) = list(stream.batches())

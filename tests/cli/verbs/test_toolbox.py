@@ -1,4 +1,4 @@
-"""`truncate`, `reindex`, `snapshot`, `import-leveldb`: done, and tried in every wrong way."""
+"""`truncate`, `reindex`, `snapshot`, `import-leveldb`: results and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MORE = {"truncate": ["1"], "snapshot": ["out.bin"], "import-leveldb": ["--db", "
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder; nothing comes on standard input."""
+    """The current folder; standard input is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     return tmp_path
@@ -88,7 +88,7 @@ def test_truncate(invoke: Invoke, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [201, 2**64 - 1])
-def test_truncate_further_than_it_goes(invoke: Invoke, copy: Path, number: int) -> None:
+def test_truncate_to_more_entries_than_there_are(invoke: Invoke, copy: Path, number: int) -> None:
     failed = invoke("truncate", copy, number).failed()
     assert failed == f"{copy}: cannot truncate to {number} entries: the stream holds 200"
     assert len(scan_file(copy)) == ENTRIES
@@ -147,7 +147,7 @@ def test_the_old_index_is_not_opened(
     assert old not in written
 
 
-def test_reindex_where_the_index_cannot_be(invoke: Invoke, copy: Path) -> None:
+def test_reindex_where_no_index_can_be_created(invoke: Invoke, copy: Path) -> None:
     Path(f"{copy}.index").write_text("in the way")
     failed = invoke("reindex", copy).failed()
     assert failed == f"{copy}.index: is in the place of the bookmark index; move it elsewhere"
@@ -177,14 +177,14 @@ def test_snapshot(invoke: Invoke, copy: Path, tmp_path: Path) -> None:
         assert left == {out}
         after = trace_of(tmp_path)
         del after[str(out)]
-        # The folder itself has one name more.
+        # The folder itself has one more link.
         assert after.keys() == before.keys()
         assert after[str(copy)] == before[str(copy)]
     assert scan_file(out) == scan_file(copy)[:ENTRIES]
     assert invoke("info", out).objects[0]["bookmarks"] == BOOKMARKS
 
 
-def test_snapshot_onto_something(invoke: Invoke, made: Path, here: Path) -> None:
+def test_snapshot_to_an_existing_path(invoke: Invoke, made: Path, here: Path) -> None:
     Path("out.bin").write_text("dear to somebody")
     Path("folder").mkdir()
     Path("dangling").symlink_to("nowhere")
@@ -267,7 +267,7 @@ def test_import_from_tables(invoke: Invoke, golden: Golden, name: str) -> None:
     assert imported(invoke, golden, name, "db-table") == imported(invoke, golden, name)
 
 
-def test_import_says_what_stands_there(invoke: Invoke, golden: Golden) -> None:
+def test_import_prints_what_the_database_has(invoke: Invoke, golden: Golden) -> None:
     lines, _ = imported(invoke, golden, "rollback")
     assert [(it["key"], it["why"]) for it in map(json.loads, lines)] == [
         ("0xaa01", "entry 4 has type 1"),
@@ -288,10 +288,10 @@ def test_import_says_what_stands_there(invoke: Invoke, golden: Golden) -> None:
     ]
 
 
-def test_import_by_its_own_name(
+def test_import_finds_the_database_by_the_name_of_the_file(
     invoke: Invoke, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database is where the Go program has it: by the path up to its first dot."""
+    """The Go program names the database by the path up to its first dot."""
     pytest.importorskip("plyvel")
     golden.unpack("unindexed")
     monkeypatch.chdir(golden.scratch)
@@ -317,7 +317,7 @@ def test_import_without_the_package(
 
 
 def zeros_from(path: Path, number: int) -> int:
-    """Zeros from entry `number` on; gives its byte."""
+    """Write zeros from entry `number` on; returns its offset."""
     at = scan_file(path)[number].offset
     content = path.read_bytes()
     path.write_bytes(content[:at].ljust(len(content), b"\0"))
@@ -327,7 +327,7 @@ def zeros_from(path: Path, number: int) -> int:
 @pytest.mark.parametrize(
     "verb, more", [("truncate", [150]), ("reindex", []), ("snapshot", ["out.bin"])]
 )
-def test_damage_is_told_once_and_what_to_do(
+def test_damage_is_reported_once_with_advice(
     invoke: Invoke, copy: Path, here: Path, verb: str, more: list[object]
 ) -> None:
     DataStream.open(copy).close()
@@ -340,7 +340,7 @@ def test_damage_is_told_once_and_what_to_do(
     assert not Path("out.bin").exists()
 
 
-def test_an_end_that_is_known_twice_is_named_once(invoke: Invoke, copy: Path) -> None:
+def test_a_damaged_end_is_reported_once(invoke: Invoke, copy: Path) -> None:
     for _ in range(2):
         DataStream.open(copy).close()
     content = bytearray(copy.read_bytes())

@@ -1,4 +1,4 @@
-"""`top` and `clients`: a server looked at through its metrics port."""
+"""`top` and `clients`: a server's state from its metrics port."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_clients_as_lines_and_as_a_table(invoke: Invoke, served: Served) -> None
     assert "1 more" in none
 
 
-def test_top_is_a_line_a_look_where_nobody_watches(invoke: Invoke, served: Served) -> None:
+def test_top_prints_a_line_per_update_without_a_terminal(invoke: Invoke, served: Served) -> None:
     done = invoke("top", served.address, "--interval", "0.1", "--count", 2)
     assert done.code == 0, done.err
     first, second = [json.loads(line) for line in done.out.splitlines()]
@@ -80,14 +80,14 @@ def test_top_on_a_terminal(served: Served, tmp_path: Path) -> None:
     assert "entries/s" in shown
 
 
-def test_a_signal_is_the_good_end(served: Served, tmp_path: Path) -> None:
+def test_a_signal_ends_it_with_exit_code_0(served: Served, tmp_path: Path) -> None:
     with running("top", served.address, "--interval", "0.1", cwd=tmp_path) as process:
         process.out.until("head_entries")
         process.signal(signal.SIGINT)
         assert process.wait() == 0
 
 
-def test_a_server_that_goes_and_comes_back(copy: Path) -> None:
+def test_a_server_that_restarts(copy: Path) -> None:
     def serve(metrics_port: int) -> StreamServer:
         return StreamServer(
             copy, host="127.0.0.1", port=0, metrics_port=metrics_port, in_process=True
@@ -110,8 +110,8 @@ def test_a_server_that_goes_and_comes_back(copy: Path) -> None:
             assert top.err.rest() == []
 
 
-def test_rates_go_by_the_servers_clock() -> None:
-    def told(time: float, head: int, entry: int, id: int = 1) -> dict[str, object]:
+def test_rates_use_the_clock_of_the_server() -> None:
+    def state(time: float, head: int, entry: int, id: int = 1) -> dict[str, object]:
         client = {"id": id, "client": "x", "state": "live", "entry": entry, "offset": entry * 10}
         return {
             "time": time,
@@ -122,15 +122,15 @@ def test_rates_go_by_the_servers_clock() -> None:
             "clients": [client],
         }
 
-    rated = with_rates(told(12.0, 200, 60), told(10.0, 100, 20))
+    rated = with_rates(state(12.0, 200, 60), state(10.0, 100, 20))
     assert rated["entries_per_second"] == 50
     assert rated["sent_bytes_per_second"] == 250
     assert rated["clients"][0]["entries_per_second"] == 20
     assert rated["clients"][0]["bytes_per_second"] == 200
-    again = with_rates(told(12.0, 50, 60, id=2), told(10.0, 100, 20))  # truncated; another client
+    again = with_rates(state(12.0, 50, 60, id=2), state(10.0, 100, 20))  # truncated; another client
     assert again["entries_per_second"] == 0
     assert again["clients"][0]["entries_per_second"] is None
-    same = with_rates(told(10.0, 100, 20), told(10.0, 100, 20))
+    same = with_rates(state(10.0, 100, 20), state(10.0, 100, 20))
     assert same["entries_per_second"] is None
 
 
@@ -141,7 +141,7 @@ def test_sizes() -> None:
 
 
 def answered_with(answer: bytes) -> tuple[str, threading.Thread]:
-    """The address of who answers one question with these bytes."""
+    """The address of a server that answers one request with these bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer_once() -> None:
@@ -165,7 +165,7 @@ def answered_with(answer: bytes) -> tuple[str, threading.Thread]:
         b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n{}",
     ],
 )
-def test_somebody_else_at_the_port(invoke: Invoke, answer: bytes) -> None:
+def test_another_program_at_the_port(invoke: Invoke, answer: bytes) -> None:
     address, thread = answered_with(answer)
     done = invoke("clients", address)
     thread.join()
@@ -242,7 +242,7 @@ def test_the_same_of_a_datastreamer(invoke: Invoke) -> None:
     assert b"head 5 entries, 100 B" in done.out
 
 
-def test_nobody_at_the_port(invoke: Invoke) -> None:
+def test_no_server_at_the_port(invoke: Invoke) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for address in (f"127.0.0.1:{port}", "a..b:77"):
@@ -282,14 +282,14 @@ def test_a_metrics_port_in_use(invoke: Invoke, tmp_path: Path) -> None:
     assert not (tmp_path / "new.bin").exists()
 
 
-def test_serve_says_where_its_metrics_are(copy: Path) -> None:
+def test_serve_logs_the_address_of_its_metrics(copy: Path) -> None:
     with running(
         *("--log-format", "json", "serve", copy, "--host", "127.0.0.1", "--port", 0),
         *("--metrics-port", 0),
         cwd=copy.parent,
     ) as process:
-        told = json.loads(process.err.until("metrics on").string)
-        assert told["level"] == "info"
-        assert told["address"] == told["message"].rpartition(" ")[2]
+        state = json.loads(process.err.until("metrics on").string)
+        assert state["level"] == "info"
+        assert state["address"] == state["message"].rpartition(" ")[2]
         served = json.loads(process.err.until('"addresses"').string)
         assert served["file"] == str(copy)

@@ -59,7 +59,7 @@ def stream(request: pytest.FixtureRequest, path: Path) -> str:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """A stream of version 3 with a block of which nothing can be read, and a gap."""
+    """A stream of version 3 with a block that cannot be decoded, and a gap."""
     path = write(tmp_path / "broken.bin", 3, blocks=2)
     with DataStream.open(path, sync="os") as stream, stream.atomic_op() as op:
         for event in (BookMark(BookmarkType.BATCH, 7), events.BatchStart(7)):
@@ -91,7 +91,7 @@ def test_check_in_order(invoke: Invoke, stream: str, version: int) -> None:
     assert f"blocks        0 to {BLOCKS - 1}" in table.lines
 
 
-def test_check_tells_of_every_breach(invoke: Invoke, broken: Path) -> None:
+def test_check_reports_every_breach(invoke: Invoke, broken: Path) -> None:
     check = invoke("zkevm", "check", broken, "--json")
     assert check.failed() == f"{broken}: 3 breaches of the order, the first at entry 15"
     (report,) = check.objects
@@ -108,7 +108,7 @@ def test_check_tells_of_every_breach(invoke: Invoke, broken: Path) -> None:
 def test_check_holds_few_breaches(
     held: int, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are told, in the order of entries, though most are written before the end."""
+    """All breaches are printed, sorted by entry, most of them before the end."""
     # Its package has a function of this name.
     monkeypatch.setattr(import_module("datastreamer.cli.verbs.zkevm.check"), "_HELD", held)
     path = tmp_path / "many.bin"
@@ -121,8 +121,8 @@ def test_check_holds_few_breaches(
     assert [breach["entry"] for breach in report["breaches"]] == list(range(50))
     assert (report["ok"], report["broken"], report["first"]) == (False, {"decode": 50}, 0)
     table = invoke("zkevm", "check", path, "--format", "table")
-    told = [line for line in table.lines if line.startswith("entry ")]
-    assert told == [f"entry {number}, decode:" for number in range(50)]
+    result = [line for line in table.lines if line.startswith("entry ")]
+    assert result == [f"entry {number}, decode:" for number in range(50)]
     assert "broken: decode  50" in table.lines
 
 
@@ -206,8 +206,8 @@ def test_not_opened(invoke: Invoke, stream: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(transactions, "import_module", missing)
     transactions._tools.cache_clear()
     transactions.keccak.cache_clear()
-    told = invoke("zkevm", "block", stream, 1).failed()
-    assert told.endswith("install it with pip install 'datastreamer[zkevm]'")
+    result = invoke("zkevm", "block", stream, 1).failed()
+    assert result.endswith("install it with pip install 'datastreamer[zkevm]'")
     (block,) = invoke("zkevm", "block", stream, 1, "--no-open").objects
     assert "opened" not in block["transactions"][0]
     tree = invoke("zkevm", "block", stream, 1, "--no-open", "--format", "table")
@@ -215,7 +215,7 @@ def test_not_opened(invoke: Invoke, stream: str, monkeypatch: pytest.MonkeyPatch
 
 
 @needs_extra
-def test_what_is_no_transaction(invoke: Invoke, tmp_path: Path) -> None:
+def test_invalid_transactions(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "odd.bin"
     with DataStream.create(path, version=3, sync="os") as stream, stream.atomic_op() as op:
         op.add_bookmark(encode(BookMark(BookmarkType.L2_BLOCK, 1), version=3)[1])
@@ -232,14 +232,14 @@ def test_what_is_no_transaction(invoke: Invoke, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["batch", "block"])
-def test_what_is_not_there(invoke: Invoke, stream: str, kind: str) -> None:
-    told = invoke("zkevm", kind, stream, BLOCKS).failed()
-    assert f"no bookmark {kind}:{BLOCKS} in the stream" in told
+def test_unknown_entries_and_bookmarks(invoke: Invoke, stream: str, kind: str) -> None:
+    result = invoke("zkevm", kind, stream, BLOCKS).failed()
+    assert f"no bookmark {kind}:{BLOCKS} in the stream" in result
 
 
 def test_a_block_that_cannot_be_read(invoke: Invoke, broken: Path) -> None:
-    told = invoke("zkevm", "block", broken, 2).failed()
-    assert told.startswith("entry 17: invalid L2Block: at byte 0: ")
+    result = invoke("zkevm", "block", broken, 2).failed()
+    assert result.startswith("entry 17: invalid L2Block: at byte 0: ")
 
 
 def test_a_bookmark_without_a_block(invoke: Invoke, tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_a_bookmark_without_a_block(invoke: Invoke, tmp_path: Path) -> None:
     with DataStream.create(path, version=3, sync="os") as stream, stream.atomic_op() as op:
         op.add_bookmark(encode(BookMark(BookmarkType.L2_BLOCK, 1), version=3)[1])
         op.add_bookmark(encode(BookMark(BookmarkType.BATCH, 1), version=3)[1])
-    told = invoke("zkevm", "block", path, 1).failed()
-    assert told == f"{path}: no block follows the bookmark in entry 0"
+    result = invoke("zkevm", "block", path, 1).failed()
+    assert result == f"{path}: no block follows the bookmark in entry 0"
     (batch,) = invoke("zkevm", "batch", path, 1).objects
     assert (batch["start"], batch["blocks"], batch["end"]) == (None, [], None)
     assert invoke("zkevm", "batch", path, 1, "--format", "table").lines == ["batch"]
@@ -371,7 +371,7 @@ def test_cat_decodes(invoke: Invoke, stream: str, version: int) -> None:
     assert table.lines[1].endswith("type=BATCH value=0")
 
 
-def test_cat_goes_on_past_what_it_cannot_decode(invoke: Invoke, broken: Path) -> None:
+def test_cat_continues_after_entries_that_cannot_be_decoded(invoke: Invoke, broken: Path) -> None:
     cat = invoke("cat", broken, "--decode", "zkevm", "--from", 16)
     mark, bad, unknown = cat.objects
     assert mark["kind"] == "BookMark"
@@ -385,13 +385,13 @@ def test_cat_goes_on_past_what_it_cannot_decode(invoke: Invoke, broken: Path) ->
     assert table.lines[3].split()[1:3] == ["type", "99"]
 
 
-def test_cat_decodes_in_words_only(invoke: Invoke, path: Path) -> None:
-    told = invoke("cat", path, "--decode", "zkevm", "--format", "raw").failed(2)
-    assert "--decode needs table or jsonl" in told
+def test_decoding_excludes_raw_and_hex(invoke: Invoke, path: Path) -> None:
+    result = invoke("cat", path, "--decode", "zkevm", "--format", "raw").failed(2)
+    assert "--decode needs table or jsonl" in result
 
 
 def test_cat_and_diff_with_another_version(invoke: Invoke, tmp_path: Path) -> None:
-    """A header may say another version than its entries are of."""
+    """The version in the header may differ from that of the entries."""
     paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
     for path, block in zip(paths, (1, 2), strict=True):
         with (
@@ -403,11 +403,11 @@ def test_cat_and_diff_with_another_version(invoke: Invoke, tmp_path: Path) -> No
     a, b = paths
     plain = invoke("cat", a, "--decode", "zkevm")
     assert plain.code == 1
-    told = invoke(
+    result = invoke(
         *("cat", a, "--decode", "zkevm", "--stream-version", 3, "--from-bookmark", "block:1")
     )
-    assert told.code == 0
-    assert [(each["kind"], each["fields"]) for each in told.objects] == [
+    assert result.code == 0
+    assert [(each["kind"], each["fields"]) for each in result.objects] == [
         ("BookMark", {"type": "L2_BLOCK", "value": 1}),
         ("L2BlockEnd", {"number": 1}),
     ]
@@ -433,12 +433,12 @@ def test_tls_is_for_servers_that_speak_it(
     invoke: Invoke, path: Path, words: tuple[object, ...]
 ) -> None:
     given = [path if word == "A" else word for word in words]
-    told = invoke("zkevm", *given, "--tls-server-name", "x").failed(2)
-    assert "--tls-server-name is for tcps://HOST:PORT, not for" in told
+    result = invoke("zkevm", *given, "--tls-server-name", "x").failed(2)
+    assert "--tls-server-name is for tcps://HOST:PORT, not for" in result
 
 
 def test_help_without_a_verb(invoke: Invoke) -> None:
-    told = invoke("zkevm")
-    assert told.code == 0
+    result = invoke("zkevm")
+    assert result.code == 0
     for verb in ("check", "batch", "block", "diff"):
-        assert verb in told.out.decode()
+        assert verb in result.out.decode()
