@@ -31,7 +31,7 @@ class NoOperation(UsageError):
 
 
 class OperationOpen(UsageError):
-    """An atomic operation is open, and the call needs that none is."""
+    """An atomic operation is open; the call is allowed only without one."""
 
 
 class LeaseHeld(UsageError):

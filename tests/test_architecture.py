@@ -282,7 +282,9 @@ def test_a_class_name_has_one_owner() -> None:
 def test_an_engine_knows_no_driver() -> None:
     """Exchanges are written once: only drivers know how bytes and time are waited for."""
     waits = {"trio", "asyncio", "socket", "select", "selectors", "threading", "time"}
-    engines = [ROOT / "client" / f"{name}.py" for name in ("effects", "engine", "iteration")]
+    engines = [
+        ROOT / "client" / f"{name}.py" for name in ("effects", "link", "engine", "iteration")
+    ]
     for path in [*engines, *ROOT.glob("publisher/*engine*.py")]:
         found = {module.split(".")[0] for _, module in Importing(ROOT.name, path, ROOT).found()}
         assert not found & waits, path

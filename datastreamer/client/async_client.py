@@ -1,7 +1,7 @@
 """The client of tasks: queries, and streaming as asynchronous iteration.
 
-Owns the public face for Trio and for asyncio; which of them it is, its driver knows. Must not
-import trio.
+Owns the public face for Trio and for asyncio; the driver decides between them. Must not import
+trio.
 """
 
 from __future__ import annotations
@@ -105,16 +105,15 @@ class Entries(_AsyncIterator):
 class Client(ClientFace[Batches, Entries]):
     """A connection to a server, made by `connect`.
 
-    One task at a time: a call while another is underway raises `UsageError`, but for `stop` and
-    `aclose`. A call ends an iteration that was left open.
+    One task at a time: any call except `stop` and `aclose` raises `UsageError` while another is in
+    progress. A call ends an iteration that was left open.
 
-    `ServerRefused` leaves the client usable; a refusal may cost the connection, and the next
-    call makes another. After `ConnectionLost` and `ProtocolViolation` the next call makes
-    another, or raises `ConnectionLost` where it cannot. With `resume` a query over a connection
-    that turns out to be lost is asked once more over another, and a streaming goes on with the
-    next entry whenever the server comes back with the same history. A cancelled query may cost
-    the connection; a cancelled wait for streamed entries loses nothing, and the iteration can
-    go on.
+    `ServerRefused` leaves the client usable; a refusal may cost the connection, and the next call
+    makes another. After `ConnectionLost` and `ProtocolViolation` the next call makes another
+    connection, or raises `ConnectionLost` if it cannot. With `resume`, the client sends a query
+    again, once, if its connection turns out to be lost, and a streaming continues with the next
+    entry when the server is back with the same history. A cancelled query may cost the connection;
+    a cancelled wait for streamed entries loses nothing, and the iteration can continue.
     """
 
     def __init__(self, driver: AsyncDriver, engine: ClientEngine) -> None:
@@ -147,7 +146,7 @@ class Client(ClientFace[Batches, Entries]):
         return await self._driver.run(self._engine.ask(exchanges.bookmark, key))
 
     async def capabilities(self) -> Capabilities:
-        """The server's extensions of the published protocol; asked once a connection."""
+        """The server's extensions of the published protocol; requested once per connection."""
         return await self._driver.run(self._engine.ask(probe))
 
     async def batch_read(
@@ -164,18 +163,18 @@ class Client(ClientFace[Batches, Entries]):
         """The entries from `from_entry` on, in one answer: at most `max_count`, of at most
         `max_bytes` with their heads (0: as many as the server gives).
 
-        Any number of entries from one to these limits may come: the first comes even when it is
-        larger than `max_bytes`. No entry comes only at the end of the stream, when `wait`
-        seconds brought none.
+        The server returns any number of entries from one to these limits: the first even if it is
+        larger than `max_bytes`. The batch is empty only at the end of the stream, if no entry was
+        committed for `wait` seconds.
 
-        With `confirmed` a `from_entry` that is not known to be in the stream is compared with
-        the server's total first, and raises `UnknownEntry` past it; without, the server refuses
-        it: `BadFromEntry`. A server without batches raises `NotSupported`, or with `fallback` is
-        asked for single entries.
+        With `confirmed`, a `from_entry` that is not known to be in the stream is compared with
+        the server's total first, and raises `UnknownEntry` if it is greater; without `confirmed`,
+        the server refuses it: `BadFromEntry`. A server without batches raises `NotSupported`; with
+        `fallback`, the client requests single entries from it.
 
-        With `types` only entries of these types, up to before `next_number`: possibly none, for
-        a server scans a limited number of entries. One that cannot choose sends all, and the
-        others are left out here.
+        With `types`, only entries of these types, all of them before `next_number`: possibly none,
+        since a server scans a limited number of entries. A server that cannot filter sends all
+        entries, and the client omits the others.
         """
         wanted = Read(from_entry, max_count, max_bytes, wait_ms(wait), confirmed, fallback, types)
         return await self._driver.run(self._engine.ask(read, wanted, wait=wait))
@@ -183,8 +182,8 @@ class Client(ClientFace[Batches, Entries]):
     async def range_hash(self, first: int, end: int, max_bytes: int = 0) -> RangeHash:
         """The server's hash of the entries from `first` up to before `end`.
 
-        It may be of fewer, as `max_bytes` and the server's limit allow. For servers whose
-        capabilities include `changes`. Raises `BadFromEntry` where the stream does not hold
+        The hash may be of fewer entries, as `max_bytes` and the server's limit allow. For servers
+        whose capabilities include `changes`. Raises `BadFromEntry` if the stream does not hold
         entry `first`.
         """
         query = HashQuery(first, end, max_bytes)

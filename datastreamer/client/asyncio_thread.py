@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class AsyncioThread(ForkGuard):
-    """The loop of what messages call `called`. It ends when it is closed."""
+    """The event loop of an object that messages call `called`; it runs until `close`."""
 
     def __init__(self, called: str, name: str) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class AsyncioThread(ForkGuard):
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await it there. What interrupts the wait here, such as the exception of a signal's
-        handler, cancels it. Raises `StreamClosed` once the loop is closed."""
+        """Await `work` in the loop. An exception that interrupts the wait here, such as that of a
+        signal's handler, cancels it. Raises `StreamClosed` once the loop is closed."""
         try:
             self._ensure_ours()
             if self._loop.is_closed():
@@ -45,7 +45,7 @@ class AsyncioThread(ForkGuard):
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call it there."""
+        """Call `function` in the loop."""
 
         async def call() -> T:
             return function()
@@ -53,11 +53,11 @@ class AsyncioThread(ForkGuard):
         return self.run(call())
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Have it called there, without waiting."""
+        """Call `function` in the loop, without waiting for that."""
         self._loop.call_soon_threadsafe(function)
 
     def serve(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await it there until the loop is closed."""
+        """Run `work` in the loop until that is closed."""
 
         async def serve() -> None:
             self._tasks.append(asyncio.ensure_future(work))

@@ -89,17 +89,12 @@ class BlockingEntries(_BlockingIterator):
 class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):
     """A connection to a server, made at once.
 
-    One thread at a time: a call while another is underway raises `UsageError`, but for `stop` and
-    `close`. A call ends an iteration that was left open.
+    One thread at a time: any call except `stop` and `close` raises `UsageError` while another is in
+    progress. A call ends an iteration that was left open.
 
     The options are those of `connect`; `timeout` (seconds) bounds the wait for an answer too.
-    The wait for streamed entries has no limit. Raises `ConnectFailed` and `TLSFailed`.
-
-    `ServerRefused` leaves the client usable; a refusal may cost the connection, and the next
-    call makes another. After `ConnectionLost` and `ProtocolViolation` the next call makes
-    another. With `resume` a query over a connection that turns out to be lost is asked once more
-    over another, and a streaming goes on with the next entry whenever the server comes back with
-    the same history.
+    The wait for streamed entries has no limit. Raises `ConnectFailed` and `TLSFailed`. Errors and
+    lost connections leave what they leave of a `Client`.
     """
 
     def __init__(
@@ -172,7 +167,7 @@ class BlockingClient(ClientFace[BlockingBatches, BlockingEntries]):
         return self._driver.run(self._engine.ask(exchanges.bookmark, key))
 
     def capabilities(self) -> Capabilities:
-        """The server's extensions of the published protocol; asked once a connection."""
+        """The server's extensions of the published protocol; requested once per connection."""
         return self._driver.run(self._engine.ask(probe))
 
     def batch_read(

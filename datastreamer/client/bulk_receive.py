@@ -1,7 +1,7 @@
-"""Entries that come faster than an event loop turns: received and dealt with in a thread.
+"""Entries that arrive faster than an event loop turns: received and processed in a thread.
 
-Owns one turn of such a thread. Must not know what becomes of the entries. A turn is short, so
-that the loop's other work, such as cancellation, waits no longer than that.
+Owns one turn of such a thread. Must not know what becomes of the entries. A turn is short, because
+the loop's other work, such as cancellation, waits for its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Settle = Callable[[], object]
 Receiving = Callable[[], AbstractContextManager[Callable[[memoryview], int | None]]]
 
 PIECE_BYTES: Final = 512 << 10
-"""A piece of this size shows that more is to come at once."""
+"""A piece of this size shows that more bytes follow at once."""
 
 
 def pour(
@@ -33,11 +33,12 @@ def pour(
     settle: Settle,
     seconds: float,
 ) -> None:
-    """Call `take` with each batch that comes, until none does for a moment, or for `seconds`;
-    and `settle` where nothing more has arrived yet, and at the end, whatever ends it.
+    """Call `take` with each batch that arrives, for `seconds` or until no batch arrives for a
+    moment. Call `settle` when everything that has arrived was passed to `take`, and at the end,
+    also after an error.
 
-    In a thread that has all of these for itself; for a `work` without a `stop`. Raises what
-    the protocol does, and what `take` and `settle` do.
+    Runs in a thread that alone uses the arguments; for a `work` without a `stop`. Raises what the
+    protocol, `take` and `settle` raise.
     """
     until = time.monotonic() + seconds
     more = False

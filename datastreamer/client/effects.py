@@ -1,8 +1,8 @@
-"""What an engine asks of its driver: one small step of input or output at a time.
+"""The steps that an engine yields to its driver: one small input or output at a time.
 
 An engine is written once, as generators that yield these effects and are sent the results. A
 driver performs them under Trio, under asyncio, or in a plain thread; an effect that fails, or is
-cancelled, is raised in the generator, which decides what that leaves. Must not know sockets,
+cancelled, is raised in the generator, which decides what follows. Must not know sockets,
 tasks or clocks.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 T = TypeVar("T")
 
 Channel: TypeAlias = Any
-"""A connection, as its driver made it: engines only hand it back."""
+"""A connection that its driver made: engines only pass it back to the driver."""
 
 
 class Interrupted(Exception):
@@ -51,7 +51,7 @@ class Send:
 @dataclass(slots=True)
 class Receive:
     """Wait for bytes: gives their number, 0 at the end of the connection. Raises `TimeoutError`
-    after `seconds` (None: no limit). A cancelled one consumes nothing."""
+    after `seconds` (None: no limit). A cancelled `Receive` consumes nothing."""
 
     channel: Channel
     buffer: memoryview
@@ -60,8 +60,8 @@ class Receive:
 
 @dataclass(slots=True)
 class Close:
-    """Close the connection, whatever is cancelled meanwhile. Without `farewell` TLS sends no
-    end: in a forked child the connection is still the parent's."""
+    """Close the connection, even during a cancellation. Without `farewell`, TLS sends no close: in
+    a forked child the connection is still the parent's."""
 
     channel: Channel
     farewell: bool = True
@@ -97,7 +97,7 @@ class Wait:
 
 @dataclass(slots=True)
 class Call:
-    """Call a user's function, await what it returns where that can be awaited, and give that."""
+    """Call a user's function; gives its result, awaited if that can be awaited."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
@@ -133,7 +133,7 @@ class Turn(Protocol):
 
 
 class Driver(ABC):
-    """What an engine knows of its driver."""
+    """The part of a driver that an engine uses."""
 
     turn: Turn
     """The engine's lock."""

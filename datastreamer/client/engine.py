@@ -3,7 +3,7 @@
 Owns whose turn it is, when a connection is given up and another made, and when a lost one is
 retried. A single connection is `link`'s; the bytes are `datastreamer.protocol.flows`', and what a
 lost connection means for a streaming is `datastreamer.protocol.resume`'s. Must not know sockets,
-tasks or clocks: `effects` says what it asks of its driver.
+tasks or clocks: `effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _log = logging.getLogger(__name__)
 
 
 LOST: Final = object()
-"""In place of an item: the connection is lost, and the iteration may join again."""
+"""Returned instead of an item: the connection is lost, and the iteration may join again."""
 
 
 class OpenIteration(Protocol):
-    """An iteration, as far as the engine knows it."""
+    """The part of an iteration that the engine uses."""
 
     work: Work[Any]
     recovery: Recovery | None
@@ -88,7 +88,7 @@ class ClientEngine(ServerLink):
     def close(self) -> Steps[None]:
         """Close the connection. A second call does nothing.
 
-        A call that is underway raises `StreamClosed`.
+        A call that is in progress raises `StreamClosed`.
         """
         self._closed = True
         if (yield from self._close_down()):
@@ -144,9 +144,9 @@ class ClientEngine(ServerLink):
         self._active = iteration
 
     def join(self, iteration: OpenIteration) -> Steps[bool]:
-        """Join the stream again where its connection was lost; False where it was stopped.
+        """Join the stream again if its connection was lost; False if it was stopped.
 
-        Cancelled, it can be asked for again.
+        After a cancellation it can be called again.
         """
         work = iteration.work
         if self.channel is not None or not isinstance(work, Resumable):
@@ -172,7 +172,7 @@ class ClientEngine(ServerLink):
                 yield from self._close_down()
 
     def advance(self, iteration: OpenIteration, seconds: float | None) -> Steps[Any]:
-        """The next part, `LOST`, or None at the end. Cancelled, it can be asked for again."""
+        """The next part, `LOST`, or None at the end; can be called again after a cancellation."""
         self._claim()
         work = iteration.work
         try:
@@ -180,7 +180,7 @@ class ClientEngine(ServerLink):
                 return None
             item = None
             if isinstance(work, Resumable):
-                # The usual case takes at most one wait, without the steps of an exchange.
+                # The usual case needs at most one wait, and not the steps of an exchange.
                 item = work.arrived()
                 if item is None and self.channel is not None and work.hungry:
                     yield from self._receive(self.channel, work, seconds)
@@ -234,7 +234,7 @@ class ClientEngine(ServerLink):
                 yield from self._close_down()
 
     def settle(self, iteration: OpenIteration) -> Steps[None]:
-        """End it, at the cost of the connection if it must be."""
+        """End it; close the connection if that is necessary."""
         if self._active is iteration and self._ours:
             self._claim()
             try:
@@ -302,15 +302,15 @@ class ClientEngine(ServerLink):
     # Losses
 
     def _is_asked_again(self, received_before: int, resumes: bool) -> bool:
-        """Whether a request whose connection was lost is sent over another: one that was good
-        once and is stale, or that was lost by a question which is not asked again."""
+        """Whether to send a request over another connection: the lost one had worked before and was
+        stale, or the server closed it because of the capabilities query, which is not repeated."""
         stale = resumes and 0 < received_before == self._connection.received_bytes
         return stale or self._lost_by_asking()
 
     def _survives(self, iteration: OpenIteration, error: PeerError) -> Steps[bool]:
-        """Whether to join again after `error`; the iteration's recovery says when.
+        """Whether to join again after `error`; the iteration's recovery has the time.
 
-        Raises what is no loss of a connection, or one too many.
+        Raises `error` if it is not the loss of a connection, or if the retries have ended.
         """
         answered = self._connection.received_bytes > 0
         self._answered = self._answered or answered
@@ -355,7 +355,7 @@ class ClientEngine(ServerLink):
     # The state of the connection
 
     def _prepare(self) -> Steps[None]:
-        """Make the connection fit for a request, or make another."""
+        """Make the connection ready for a request, or make another."""
         if self._closed:
             raise StreamClosed("this client is closed")
         if self._active is not None:
@@ -367,7 +367,7 @@ class ClientEngine(ServerLink):
             yield from self._connect()
 
     def _restore(self) -> Steps[None]:
-        """End what is underway and try a suspect connection; give it up if that fails."""
+        """End what is in progress and test a suspect connection; close it if that fails."""
         if self.channel is None:
             self._active = None
             return
@@ -387,12 +387,12 @@ class ClientEngine(ServerLink):
                 yield from self._drop()
 
     def _judge(self, error: BaseException, *, in_step: bool) -> Steps[None]:
-        """Give up a connection that is out of step, or may be, after `error`."""
+        """Close a connection that is out of step, or may be, after `error`."""
         if self._is_spent(error, in_step=in_step) or self._sending:
             yield from self._drop()
 
     def _drop(self) -> Steps[None]:
-        """Give up the connection, and the iteration on it."""
+        """Close the connection, and end the iteration on it."""
         if self._active is not None:
             self._active.finish()
             self._active = None

@@ -1,6 +1,6 @@
-"""What all clients have in common: their options, what they know, and their iterations.
+"""The part that all clients have in common: what they know, and their iterations.
 
-Owns the documentation of these. How a call is waited for is its face's: `async_client` or
+Owns the documentation of these. How a call waits is in its face: `async_client` or
 `blocking_client`. Must not import trio.
 """
 
@@ -31,7 +31,7 @@ OnRollback = Callable[[Rollback], object]
 
 
 class ClientFace(ABC, Generic[BatchesT, EntriesT]):
-    """The part of a client that waits for nothing."""
+    """The methods of a client that do not wait."""
 
     _engine: ClientEngine
 
@@ -60,8 +60,8 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
 
     @property
     def closed_on_asking(self) -> bool:
-        """Whether the server closed a connection when it was asked for its capabilities, and is
-        taken for one without extensions: that may have been an accident."""
+        """Whether the server closed a connection after the capabilities query. The client assumes
+        then that it has no extensions; the connection may also have been lost by chance."""
         return self._engine.closed_on_asking
 
     def leads_to(self, listeners: Iterable[socket.socket]) -> bool:
@@ -85,10 +85,10 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         on_rollback: OnRollback | None = None,
     ) -> BatchesT:
         """As `batches`, requested in batches of `max_count` entries and `max_bytes`, with
-        `requests` underway: the server sends no more than is requested.
+        `requests` in flight: the server sends no more than is requested.
 
-        Ends before entry `stop`, or where the stream ends when the iteration begins. A server
-        without batches is asked to stream as far.
+        Ends before entry `stop`, or at the stream's end as of the beginning. A server without
+        batches streams the same entries.
         """
         start = (from_entry if from_position is None else None, None, from_position)
         batched = BatchLimits(max_count, max_bytes, requests)
@@ -98,15 +98,15 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
     def between_bookmarks(self, first: bytes, last: bytes) -> BatchesT:
         """The entries from one bookmark to another, both included, as they are now.
 
-        Raises `BadFromBookmark`, `BadToBookmark` (also where the second precedes the first), and
-        `NotSupported`: few servers know this.
+        Raises `BadFromBookmark`, `BadToBookmark` (also if the second precedes the first), and
+        `NotSupported`: few servers support this.
         """
         return self._batches(Iteration(self._engine, RangeReading(first, last)))
 
     def entries_by_number(
         self, numbers: Iterable[int], *, window: int = exchanges.WINDOW
     ) -> EntriesT:
-        """The entries of these numbers, in this order, with `window` queries underway.
+        """The entries of these numbers, in this order, with `window` queries in flight.
 
         Raises `UnknownEntry` at the first number that the stream does not hold.
         """
@@ -128,21 +128,21 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         """Entries one by one, from an entry's number (default 0), a bookmark's entry or a
         position on.
 
-        Goes on with what is committed later, without end, or ends before entry `stop`. The
-        iteration begins when its block is entered or its first item is requested, and raises
-        `BadFromEntry` or `BadFromBookmark` then. `types` leaves out entries of all other types
-        before any object is made of them.
+        Continues with later commits, without end, or ends before entry `stop`. The iteration
+        begins when its block is entered or its first item is requested, and raises `BadFromEntry`
+        or `BadFromBookmark` then. `types` omits entries of all other types before it makes objects
+        of them.
 
         With `cursor` it begins at the position saved there, if there is one. The position after
         an item is saved when the next is requested, and when the block ends without an error:
         each item is delivered at least once. A program that stores the iteration's `position`
-        together with what it made of the entries, and passes it as `from_position` the next
-        time, receives each exactly once.
+        together with its results, and passes it as `from_position` the next time, receives each
+        entry exactly once.
 
-        A server that comes back with other entries than those that were delivered, or with
-        fewer, raises `HistoryChanged`. With `on_rollback`, that is called (and awaited, if it
-        can be) instead wherever the last entry in common is among the last 256; the iteration
-        then goes on after that entry.
+        Raises `HistoryChanged` if the server was lost and then holds other entries than those that
+        were delivered, or fewer. With `on_rollback`, that is called (and awaited, if it can be)
+        instead if the last entry in common is among the last 256; the iteration then continues
+        after that entry.
         """
         start = (from_entry, from_bookmark, from_position)
         return self._entries(self._streaming(start, stop, cursor, on_rollback, types=types))
@@ -161,9 +161,9 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
     ) -> BatchesT:
         """As `entries`, in runs as they arrive: the fast way for many entries.
 
-        A batch keeps its bytes, within a receive buffer of up to 1 MiB. With `commits` a server
-        that can is asked to report where atomic operations end, which `commit_ahead` says; from
-        an entry on, for all types.
+        A batch keeps its bytes, in a receive buffer of up to 1 MiB. With `commits`, a server that
+        can reports where atomic operations end (`commit_ahead`): for a streaming from an entry,
+        without `types`.
         """
         start = (from_entry, from_bookmark, from_position)
         streaming = self._streaming(start, stop, cursor, on_rollback, types=types, commits=commits)
@@ -173,8 +173,8 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
         """As `batches` with `commits`, and with each change of committed entries since the state
         `known` from a server that reports them: see `Batches.begun` and `Batches.changes`.
 
-        For clients that do not resume: one that does receives all changes since `known` again
-        after a reconnection.
+        For clients without `resume`: after a reconnection, the server would report all changes
+        since `known` again.
         """
         work = Resumable(from_entry, careful=False, commits=True, known=known)
         return self._batches(Iteration(self._engine, work))
@@ -225,33 +225,33 @@ class ClientFace(ABC, Generic[BatchesT, EntriesT]):
 
 
 class IterationFace:
-    """What all iterators of a client have in common."""
+    """The part that all iterators of a client have in common."""
 
     def __init__(self, iteration: Iteration[Any]) -> None:
         self._iteration = iteration
 
     @property
     def position(self) -> Position | None:
-        """The place after what was delivered last: to be stored with what was made of it.
+        """The position after the last delivered item, to be stored with the results.
 
-        None where nothing is known yet, and for entries by number.
+        None if nothing is known yet, and for entries by number.
         """
         return self._iteration.position
 
 
 class BatchesFace(IterationFace):
-    """What iterators over batches have in common."""
+    """The part that iterators over batches have in common."""
 
     @property
     def commit_ahead(self) -> int | None:
         """Where the atomic operations of the newest batch end: no entry from there on was
-        delivered. None where `commits` were not asked for, or the server does not report them."""
+        delivered. None without `commits`, or if the server does not report them."""
         streaming = self._iteration.streaming
         return None if streaming is None else streaming.commit_ahead
 
     @property
     def begun(self) -> FollowBegun | None:
-        """What the server said at the beginning of a `follow`; None where it does not report
+        """The server's report at the beginning of a `follow`; None if it does not report
         changes."""
         streaming = self._iteration.streaming
         return None if streaming is None else streaming.begun

@@ -26,8 +26,8 @@ class Iteration(Generic[Item]):
     """The life of one `Work`."""
 
     reports_outages = False
-    """Whether `report_outage` is called where the server is lost and where it is back; nothing
-    is logged then."""
+    """Whether to call `report_outage` when the server is lost and when it is back, instead of
+    logging that."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Iteration(Generic[Item]):
         self.work = work
         self.recovery: Recovery | None = None
         self.over = False
-        # Whether its end on the connection is somebody's already.
+        # Whether another call has ended it on the connection already.
         self.settled = False
-        # The entries of the part that was handed out last, and the one of them that was.
+        # The entries of the last item, and the number of the one that was delivered last.
         self.entries: Iterator[Entry] = iter(())
         self.last: int | None = None
         self.streaming = work if isinstance(work, Resumable) else None
@@ -57,7 +57,7 @@ class Iteration(Generic[Item]):
 
     @property
     def position(self) -> Position | None:
-        """The place after what was handed out last."""
+        """The position after what was delivered last."""
         if self.streaming is None:
             return None
         return self.streaming.position(None if self.last is None else self.last + 1)
@@ -68,7 +68,7 @@ class Iteration(Generic[Item]):
         self.entries = iter(())
 
     def take_over(self) -> None:
-        """No more items, because of another call: the next use says so."""
+        """No more items, because of another call: the next use raises `UsageError`."""
         self._taken_over = not self.over
         self.finish()
 
@@ -93,7 +93,7 @@ class Iteration(Generic[Item]):
             yield from self.begin()
         engine, streaming = self._engine, self.streaming
         while not self.over:
-            # Asked here: a generator that finds nothing to do costs more than the question.
+            # Checked here: a generator that finds nothing to do costs more than the check.
             if self._cursor is not None:
                 yield from self._save()
             if self.reports_outages:
@@ -103,14 +103,14 @@ class Iteration(Generic[Item]):
             if self.reports_outages:
                 yield from self._report_outages()
             if streaming is not None and streaming.rollback is not None:
-                # Forgotten only when it was reported.
+                # Only when it was reported: a cancellation must not lose it.
                 yield from self.report_rollback(streaming.rollback)
                 streaming.rollback = None
                 yield from self._save()
             item: Any = yield from engine.advance(self, self._seconds)
             if item is None:
                 break
-            # A run may hold no entry of the types that were asked for.
+            # A run may hold no entry of the requested types.
             if item is not LOST and (item or streaming is None or streaming.changes):
                 found: Item = item
                 return found
@@ -139,14 +139,14 @@ class Iteration(Generic[Item]):
             yield from self.close()
 
     def close(self) -> Steps[None]:
-        """End it; the client is usable then. What has arrived and was not handed out is dropped."""
+        """End it; the client is usable then. What has arrived and was not delivered is dropped."""
         self.finish()
         if not self.settled:
             self.settled = True
             yield from self._engine.settle(self)
 
     def _save(self) -> Steps[None]:
-        """Save the place after what was handed out: it has been dealt with."""
+        """Save the position after what was delivered, which has been processed."""
         if self._cursor is None or self.streaming is None or not self._begun:
             return
         position = self.position
@@ -155,7 +155,7 @@ class Iteration(Generic[Item]):
             self._saved = position
 
     def _report_outages(self) -> Steps[None]:
-        """Report that the server is lost, or back, where that is news."""
+        """Report that the server is lost, or back, if that has changed."""
         recovery = self.recovery
         error = recovery.error if recovery is not None and recovery.down else None
         if self._outage != (error is not None):
@@ -163,10 +163,10 @@ class Iteration(Generic[Item]):
             self._outage = error is not None
 
     def report_outage(self, error: PeerError | None) -> Steps[None]:
-        """The server is lost, or it is back: None."""
+        """The server is lost because of `error`; or it is back (None)."""
         raise NotImplementedError
 
     def report_rollback(self, rollback: Rollback) -> Steps[None]:
-        """The server took entries back."""
+        """The server truncated entries that were delivered."""
         if self._on_rollback is not None:
             yield Call(self._on_rollback, (rollback,))

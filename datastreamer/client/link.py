@@ -2,7 +2,7 @@
 
 Owns the channel, an exchange on it, the timeouts of its waits, and what the client knows of the
 server. Whose turn it is, and what follows from a loss, is `engine`'s. Must not know sockets, tasks
-or clocks: `effects` says what it asks of its driver.
+or clocks: `effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class ServerLink(ForkGuard):
         self._turn = driver.turn
         self._timeout = timeout
         self._retry_policy = RetryPolicy(resume, retry_for, backoff, heartbeat)
-        # Whether this server may be asked what it can do: some close on the question.
+        # Whether to query the server's capabilities: some servers close the connection then.
         self._may_ask = self._extensions = batch_reads
         self._connection = ClientConnection(stream_type, peer=peer, extensions=batch_reads)
         # Whether this server has ever sent anything, on an earlier connection.
         self._answered = False
-        # After a refusal: does the connection still work?
+        # After a refusal: whether the connection must be tested before the next request.
         self._suspect = False
         # Whether a part of a request may have been sent.
         self._sending = False
@@ -155,7 +155,7 @@ class ServerLink(ForkGuard):
             raise
 
     def _receive(self, channel: Channel, work: Resumable, seconds: float | None) -> Steps[None]:
-        """Wait for bytes of a streaming. A silent server is asked on a second connection."""
+        """Wait for bytes of a streaming; query a silent server on a second connection."""
         heartbeat = self._retry_policy.heartbeat if self._driver.reconnects else None
         while True:
             try:
@@ -178,7 +178,7 @@ class ServerLink(ForkGuard):
         return exchanges.unanswered(connection, f"{str(error).partition(';')[0]},")
 
     def _look_after(self, work: Resumable, silent_seconds: float) -> Steps[None]:
-        """Nothing was received for `silent_seconds`: ask the server on another connection."""
+        """Nothing was received for `silent_seconds`: query the server on another connection."""
         try:
             header = yield from self._ask_header()
         except PeerError as error:
@@ -195,7 +195,7 @@ class ServerLink(ForkGuard):
             yield Close(channel)
 
     def _lost_by_asking(self) -> bool:
-        """Whether the server closed on the question what it can do: it is not asked again."""
+        """Whether the server closed because of the capabilities query; then do not repeat it."""
         if not self._connection.probing or not self._driver.reconnects:
             return False
         self.closed_on_asking = not self._connection.refused

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server to relay: what `connect` is told of it. Raises `UsageError` as that does."""
+    """A server to read from: arguments of `connect`. Raises `UsageError` for an invalid one."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -30,5 +30,5 @@ class Upstream:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
         return self.host if self.host.startswith(UNIX) else address_of((self.host, self.port))

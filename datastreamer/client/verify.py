@@ -60,19 +60,19 @@ def verify_server(
 
 
 class _Sample:
-    """At most so many keys of bookmarks, evenly spread, each with the number of the first event
-    behind its last entry; None: there is none."""
+    """At most `most` keys of bookmarks, evenly spread, each with the number of the first event
+    after its last entry (None: no event follows)."""
 
     def __init__(self, most: int) -> None:
         self.events: dict[bytes, int | None] = {}
         self._most = most
         self._stride = 1
         self._seen = 0
-        # Those since the last event.
+        # Keys since the last event.
         self._waiting: list[bytes] = []
 
     def take(self, batch: EntryBatch) -> int:
-        """The entries that come next; gives the number of bookmarks among them."""
+        """Add the next entries; returns the number of bookmarks among them."""
         bookmarks = batch.bookmarks()
         at = batch.first_number
         for key, number in bookmarks:
@@ -85,7 +85,7 @@ class _Sample:
         return len(bookmarks)
 
     def _event(self, number: int) -> None:
-        """An event stands there."""
+        """The entry of this number is an event."""
         for key in self._waiting:
             if key in self.events:
                 self.events[key] = number
@@ -104,14 +104,14 @@ class _Sample:
 
 
 def _wrong_with(client: BlockingClient, key: bytes, event: int | None, total: int) -> str | None:
-    """What is wrong with what a bookmark leads to, which is to be the entry `event`; None:
-    nothing."""
+    """The problem of a bookmark that must lead to the entry `event` (None: to no entry); None if
+    there is no problem."""
     try:
         found = client.bookmark(key)
     except UnknownBookmark:
         return None if event is None else f"it is not found, and entry {event} is its event"
     if found.number >= total:
-        # One of its key, or the first event behind it, has come meanwhile.
+        # A bookmark with its key, or the first event after it, was committed meanwhile.
         return None
     if found.number == event:
         # It may be updated between the two.

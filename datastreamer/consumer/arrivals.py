@@ -9,7 +9,7 @@ from datastreamer.consumer.consumption import Arrival
 
 
 class Arrivals:
-    """What has arrived from all sources, up to `size` of them; a source that has more waits."""
+    """What has arrived from all sources, at most `size` items; a source that has more waits."""
 
     def __init__(self, driver: Driver, size: int) -> None:
         self._driver = driver
@@ -25,7 +25,7 @@ class Arrivals:
         return len(self._waiting) >= self._size
 
     def put(self, arrival: Arrival) -> Steps[None]:
-        """Hand it over, as soon as there is room."""
+        """Append it, as soon as there is room."""
         while self.full:
             if self._received.is_set():
                 self._received = self._driver.signal()
@@ -34,8 +34,7 @@ class Arrivals:
         self._put.set()
 
     def receive(self, seconds: float) -> Steps[Arrival | None]:
-        """The next one; None after that many seconds. Raises what a source failed with that is
-        no source's to fail with."""
+        """The next one; None after `seconds`. Raises the error of `fail`."""
         while not self._waiting:
             if self._failure is not None:
                 raise self._failure
@@ -49,6 +48,6 @@ class Arrivals:
         return self._waiting.popleft()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more can be relied on."""
+        """An error that is not a source's: `receive` raises it."""
         self._failure = error
         self._put.set()

@@ -1,7 +1,7 @@
 """The reassembly of tasks: payloads as asynchronous iteration.
 
-Owns the public face for Trio and for asyncio; which of them it is, its drivers know. Must not
-import trio.
+Owns the public face for Trio and for asyncio; the drivers decide between them. Must not import
+trio.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Reassembly(ReassemblyFace):
         self._engine = engine
 
     async def save(self) -> None:
-        """Save that everything that was delivered has been dealt with."""
+        """Save that everything that was delivered has been processed."""
         await self._driver.run(self._engine.save(at_end=True))
 
     async def next(self, seconds: float | None) -> Item | None:
-        """The next payload. None: at the end, and where none came for that many seconds.
+        """The next payload. None at the end, and if no payload is complete within `seconds`.
 
-        Cancelled, it can be called again, and nothing is lost.
+        After a cancellation it can be called again, and nothing is lost.
         """
         return await self._driver.run(self._engine.next(seconds))
 

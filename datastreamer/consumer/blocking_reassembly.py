@@ -1,7 +1,7 @@
-"""The same reassembly for plain synchronous code: sources are read in a thread of its own.
+"""The reassembly for plain synchronous code: a thread of its own reads the sources.
 
-Owns that thread, and the calls into it. What follows from an arrival happens in the caller's
-thread. Must not import trio.
+Owns that thread, and the calls into it. Arrivals are processed in the caller's thread. Must not
+import trio.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class BlockingReassembly(ReassemblyFace):
             for payload in payloads:
                 ...
 
-    After a KeyboardInterrupt it delivers and saves no more; another resumes where it was saved.
-    The store is used, and `on_event` called, in the thread that asks for payloads. One thread at
-    a time, but for `stats`, `sources`, `samples` while none is in a call.
+    After a KeyboardInterrupt it delivers and saves nothing more; a new reassembly resumes from the
+    last save. The thread that requests payloads uses the store and calls `on_event`. One thread at
+    a time. Another thread may read `stats`, `sources` and `samples` while no call is in progress.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class BlockingReassembly(ReassemblyFace):
             self.close()
 
     def save(self) -> None:
-        """Save that everything that was delivered has been dealt with."""
+        """Save that everything that was delivered has been processed."""
         self._driver.run(self._engine.save(at_end=True))
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class BlockingReassembly(ReassemblyFace):
         self._thread.close()
 
     def next(self, seconds: float | None) -> Item | None:
-        """The next payload. None: at the end, and where none came for that many seconds."""
+        """The next payload. None at the end, and if no payload is complete within `seconds`."""
         return self._driver.run(self._engine.next(seconds))
 
     def __iter__(self) -> BlockingReassembly:

@@ -28,7 +28,8 @@ from datastreamer.reassembly.progress import ReassemblyProgress, SourceProgress
 _log = logging.getLogger(__name__)
 
 SAVE_SECONDS: Final = 10.0
-"""Interval between saves while no payload is delivered: what is lost is only read again."""
+"""Interval between saves while no payload is delivered: after a crash, unsaved entries are only
+read again."""
 
 LOOK_SECONDS: Final = 1.0
 """Interval between checks for what has expired, while nothing arrives."""
@@ -48,7 +49,7 @@ class SourceState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A source is being read, from that position on."""
+    """A source is being read, from position `read` on."""
 
     source: str
     read: Position
@@ -65,7 +66,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class SourceLost:
-    """A source's server cannot be reached, and is tried again. The other sources go on."""
+    """A source's server cannot be reached, and is retried. The other sources continue."""
 
     source: str
     error: DatastreamerError
@@ -73,8 +74,8 @@ class SourceLost:
 
 @dataclass(frozen=True, slots=True)
 class SourceBack:
-    """A source that was lost, or had failed, is read again: from entry `next_entry` on, which is
-    None where it begins at a bookmark that no entry has followed yet."""
+    """A source that was lost, or had failed, is read again, from entry `next_entry` on; None if it
+    begins at a bookmark that has not been received yet."""
 
     source: str
     next_entry: int | None
@@ -82,8 +83,8 @@ class SourceBack:
 
 @dataclass(frozen=True, slots=True)
 class SourceRolledBack:
-    """A source took back its entries `rollback.to_entry` to `rollback.from_entry` - 1. What was
-    made of them stays: a message means the same whenever it is sent."""
+    """A source truncated its entries `rollback.to_entry` to `rollback.from_entry` - 1. Their
+    messages stay: a message means the same whenever it is sent."""
 
     source: str
     rollback: Rollback
@@ -91,9 +92,9 @@ class SourceRolledBack:
 
 @dataclass(frozen=True, slots=True)
 class SourceFailed:
-    """A source cannot be read, for a reason that does not pass by itself; the others are.
+    """A source cannot be read, for a reason that does not pass by itself; the others are read.
 
-    `again` says whether it is tried again at long intervals, in case the cause is mended.
+    `again`: whether it is retried at long intervals, in case the cause is removed.
     """
 
     source: str
@@ -116,8 +117,8 @@ Notice = MergeEvent | SourceLost | SourceBack | SourceRolledBack | SourceFailed
 class Memory:
     """What a saved position remembers of a source's history, to be compared with what it sends.
 
-    Where reading goes on after what is remembered, the client compares that itself. Where earlier
-    entries are read again, and with `always`, entries are compared as they pass.
+    If reading continues after what is remembered, the client compares that itself. If earlier
+    entries are read again, and with `always`, `compare` checks each batch.
     """
 
     def __init__(self, source: str, place: SourceProgress | None, *, always: bool = False) -> None:
@@ -135,7 +136,7 @@ class Memory:
                 self._trail = trail
 
     def behind(self, read: Position | None) -> Memory:
-        """What is remembered where the source was lost after `read`; None: before it began."""
+        """What is remembered if the source was lost after `read` (None: before it began)."""
         place = self._place
         if read is not None:
             trail = self._trail
@@ -146,8 +147,8 @@ class Memory:
         return Memory(self._source, place, always=self._always)
 
     def meet(self, total: int) -> Rollback | None:
-        """The source holds `total` entries. A `Rollback` where it lacks some of the remembered
-        ones; raises `HistoryChanged` where it lacks all of them."""
+        """The source holds `total` entries. A `Rollback` if it lacks some of the remembered ones;
+        raises `HistoryChanged` if it lacks all of them."""
         trail = self._trail
         if trail is None or total >= trail.next_number:
             return None
@@ -159,8 +160,8 @@ class Memory:
         return self._rollback(trail, due)
 
     def compare(self, batch: EntryBatch) -> Rollback | None:
-        """Look at a batch that passes. A `Rollback` where its history has changed from an entry
-        on that will be read again; raises `HistoryChanged` where that is not certain."""
+        """Compare a batch with what is remembered. A `Rollback` if they differ from an entry on;
+        raises `HistoryChanged` if no remembered entry is equal."""
         trail = self._trail
         if trail is None:
             return None
@@ -201,35 +202,36 @@ class Consumption:
         self.merge = merge
         self.states = dict.fromkeys(sources, SourceState.connecting)
         self.errors: dict[str, DatastreamerError] = {}
-        # Those that were read and failed, and are tried again.
+        # Sources that were read at least once.
         self._begun: set[str] = set()
         self._losses: Counter[str] = Counter()
+        # Those of them that failed, and are retried.
         self._tried_again: set[str] = set()
         self._events: Iterator[Notice] = iter(())
         self._dirty = self._in_batch = self._broken = False
-        # Whether the last event was no payload: the same message may have completed one.
+        # Whether the last event was not a payload: the same message may have completed one.
         self._amid = False
         self._saved_at: float | None = None
         self._spent = 0.0
         self._left_at: float | None = None
 
-    # Time: what the consumer spends on a payload expires nothing.
+    # Time: nothing expires while the consumer processes a payload.
 
     def clock(self, now: float) -> float:
-        """The time that has passed while this waited."""
+        """The time, without what the consumer has spent on payloads."""
         if self._left_at is not None:
             self._spent += now - self._left_at
             self._left_at = None
         return now - self._spent
 
     def leave(self, now: float) -> None:
-        """A payload is being delivered: the consumer's own time begins."""
+        """A payload is being delivered: the time that the consumer spends on it begins."""
         self._left_at = now
 
     # Arrivals
 
     def arrive(self, arrival: Arrival, now: float) -> None:
-        """Something has arrived; `next_event` returns what follows from it."""
+        """Process an arrival; `next_event` returns the events that follow from it."""
         source = arrival.source
         match arrival:
             case Begun():
@@ -266,7 +268,7 @@ class Consumption:
                 self.states[source] = SourceState.ended
 
     def next_event(self) -> Notice | None:
-        """What is to be delivered or reported next; None: something must arrive first."""
+        """The next event to deliver or report; None until something arrives."""
         if self._broken:
             raise StreamClosed("this reassembly was interrupted; make another, which resumes")
         try:
@@ -276,18 +278,18 @@ class Consumption:
             raise
         self._amid = event is not None and not is_item(event)
         if event is None and self._in_batch:
-            # Only now its position is after all of the batch.
+            # Only now is the source's position after the whole batch.
             self._in_batch, self._dirty = False, True
         return event
 
     def expire(self, now: float) -> None:
-        """Nothing has arrived up to now."""
+        """Nothing has arrived up to the time `now`."""
         self._events = self.merge.expire(now)
 
     @property
     def over(self) -> bool:
-        """Whether no source is read any more. Raises the error where all of them failed, but for
-        some that had been read, and may be again."""
+        """Whether all sources have ended or failed. Raises the last error if all of them failed and
+        none of those that were read before is retried."""
         states = self.states.values()
         if any(state in (SourceState.connecting, SourceState.reading) for state in states):
             return False
@@ -298,18 +300,18 @@ class Consumption:
         return True
 
     def interrupt(self) -> None:
-        """Something may be lost: no more is delivered, and nothing is saved."""
+        """A message may be lost: nothing more is delivered or saved."""
         self._broken = True
 
     # Saving
 
     def given(self) -> None:
-        """A payload is delivered: the consumer has dealt with it when it asks for the next."""
+        """A payload is delivered: the consumer has processed it when it requests the next one."""
         self._dirty = True
         self._saved_at = None
 
     def to_save(self, now: float, *, at_end: bool = False) -> ReassemblyProgress | None:
-        """What is to be saved now; None: nothing."""
+        """The progress to save now; None if nothing is due."""
         if not self._dirty or self._broken or self._amid:
             return None
         if self._saved_at is not None and not at_end and now < self._saved_at + SAVE_SECONDS:
@@ -317,7 +319,7 @@ class Consumption:
         return self.merge.progress()
 
     def saved(self, now: float) -> None:
-        """That is done."""
+        """The progress of `to_save` has been saved."""
         self.merge.saved()
         self._dirty = False
         self._saved_at = now
@@ -350,18 +352,18 @@ class Consumption:
 
 
 def say(event: Notice) -> None:
-    """Log a source's outage, where there is no `on_event`."""
+    """Log the event of a source, in place of an `on_event`."""
     if isinstance(event, SourceFailed):
-        what = "cannot be read, and is tried again later" if event.again else "is not read any more"
+        what = "cannot be read, and is retried later" if event.again else "is not read any more"
         _log.error("%s %s: %s", event.source, what, event.error)
     elif isinstance(event, SourceLost):
-        _log.warning("%s cannot be reached, and is tried again: %s", event.source, event.error)
+        _log.warning("%s cannot be reached, and is retried: %s", event.source, event.error)
     elif isinstance(event, SourceBack):
         _log.warning("%s is back", event.source)
     elif isinstance(event, SourceRolledBack):
         back = event.rollback
         _log.warning(
-            "%s took back entries %d to %d", event.source, back.to_entry, back.from_entry - 1
+            "%s truncated entries %d to %d", event.source, back.to_entry, back.from_entry - 1
         )
 
 

@@ -1,8 +1,8 @@
 """A consumer of several sources, written once for every driver.
 
-Owns the turns of a consumer: when progress is saved, what is waited for, what is reported. What
-follows from an arrival is `consumption`'s, how sources are read `readers`'. Must not know sockets,
-tasks or clocks: `datastreamer.client.effects` says what it asks of its driver.
+Owns the turns of a consumer: when to save progress, what to wait for, what to report. What follows
+from an arrival is `consumption`'s, how sources are read `readers`'. Must not know sockets, tasks or
+clocks: `datastreamer.client.effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from datastreamer.reassembly.merge import Item, Merge
 from datastreamer.reassembly.progress import ReassemblyProgress
 
 Receiving = Callable[[float], Steps[Arrival | None]]
-"""Waits for the next arrival; gives None after that many seconds."""
+"""Waits for the next arrival, for at most that many seconds; else gives None."""
 
 
 class ConsumerEngine:
-    """The payloads of several sources: each whole, and once."""
+    """Delivers the payloads of several sources: each whole, and once."""
 
     def __init__(
         self, driver: Driver, options: ReassemblyOptions, resume: ReassemblyProgress | None
@@ -53,20 +53,20 @@ class ConsumerEngine:
         self._busy = False
 
     def now(self) -> float:
-        """The seconds on the clock of what is given to `consumption`."""
+        """The time by the driver's clock, which `consumption` uses."""
         return self._driver.now()
 
     def receive_from(self, receiving: Receiving) -> None:
-        """Where arrivals come from."""
+        """Set the source of arrivals."""
         self._receiving = receiving
 
     def next(self, seconds: float | None = None) -> Steps[Item | None]:
-        """The next item; None at the end, and where none came for that many seconds.
+        """The next item; None at the end, and if no item is complete within `seconds`.
 
-        Cancelled, it can be called again, and nothing is lost.
+        After a cancellation it can be called again, and nothing is lost.
         """
         if self._busy:
-            raise UsageError("another call waits for a payload; there is one at a time")
+            raise UsageError("another call waits for a payload; only one may wait at a time")
         self._busy = True
         try:
             return (yield from self._next(seconds))
@@ -108,7 +108,7 @@ class ConsumerEngine:
                 consumption.arrive(arrival, now)
 
     def save(self, *, at_end: bool = False) -> Steps[None]:
-        """Save that everything that was delivered has been dealt with, if that is due."""
+        """Save that everything that was delivered has been processed, if that is due."""
         if self._store is None:
             return
         now = yield Now()

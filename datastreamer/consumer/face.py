@@ -1,4 +1,4 @@
-"""What all reassemblies have in common: what they know of themselves.
+"""The part that all reassemblies have in common: their state and metrics.
 
 Must not import trio.
 """
@@ -13,13 +13,13 @@ from datastreamer.reassembly.checkpoint import Stats
 
 
 class ReassemblyFace:
-    """The part of a reassembly that waits for nothing."""
+    """The methods of a reassembly that do not wait."""
 
     _engine: ConsumerEngine
 
     @property
     def stats(self) -> Stats:
-        """As `Reassembler.stats`, now."""
+        """The current `Stats` of the `Reassembler`."""
         return self._engine.consumption.stats
 
     @property
@@ -29,13 +29,13 @@ class ReassemblyFace:
 
     @property
     def oldest_seconds(self) -> float | None:
-        """The age of the oldest incomplete payload, since its first message, without the
-        caller's own time; None: none is incomplete."""
+        """Seconds since the first message of the oldest incomplete payload, without the caller's
+        own time; None if no payload is incomplete."""
         return self._engine.consumption.oldest_seconds(self._engine.now())
 
     @property
     def errors(self) -> dict[str, DatastreamerError]:
-        """Why upstreams are not read any more, by name."""
+        """The errors of upstreams that are not read, by name."""
         return dict(self._engine.consumption.errors)
 
     @property

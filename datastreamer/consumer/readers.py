@@ -1,9 +1,9 @@
 """The sources of a reassembly, each read by a task of its own: servers and files.
 
 Owns which of a source's failures is retried at once, which at longer intervals and which is final,
-and that a failure of one source does not stop another. Arrivals are handed over in order; a source
-waits while nobody receives them. How a server is followed is the client's. Written as steps for
-every driver: must not know sockets, tasks or clocks.
+and that a failure of one source does not stop another. A source appends what it reads to the
+`Arrivals`, in order, and waits while they are full. The connection to a server is the client's.
+Written as steps for every driver: must not know sockets, tasks or clocks.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from datastreamer.storage.stream import DataStream
 from datastreamer.transport.connection_errors import answer_timeout
 from datastreamer.transport.endpoint import endpoint_of
 
-# Interval between looks at a file that another process writes.
+# Interval between checks of a file that another process writes.
 _POLL_SECONDS: Final = 0.05
-# Without `follow`, the seconds of silence after which a server is asked whether it is there.
+# Without `follow`, the seconds of silence after which a server is checked on a second connection.
 _SILENT_SECONDS: Final = 10.0
 
 _RARER: Final = 60
-"""A source that failed is tried again after the longest wait of `backoff`, then after twice as
-long each time, up to this many times that: with `BACKOFF` after 5 s to 5 minutes."""
+"""A source that failed is retried after the longest wait of `backoff`; each further wait is twice
+as long, up to this many times the first: with `BACKOFF` 5 s to 5 minutes."""
 
 
 def readers_of(
@@ -99,7 +99,7 @@ def _guarded(steps: Steps[None], arrivals: Arrivals) -> Steps[None]:
 
 
 class _SourceReader:
-    """What servers and files have in common."""
+    """The part that servers and files have in common."""
 
     def __init__(
         self,
@@ -114,18 +114,18 @@ class _SourceReader:
         self._put = put
         first = options.backoff.most
         self._waits = Backoff(first, _RARER * first)
-        # The position after what was handed over, and the first entry that was not.
+        # The position after what was delivered, and the first entry that was not.
         self._at: Position | None = None
         self._due = 0
         self._begun = False
-        # What was reported of it: whether it is lost, and what it failed with.
+        # What was reported: whether the source is lost, and its failure.
         self._down = False
         self._failure: DatastreamerError | None = None
         self._failed_at = 0.0
         self._attempts = 0
 
     def run(self) -> Steps[None]:
-        """Read until its end or a final failure. Both are reported, as all failures are."""
+        """Read until the end or a final failure. Reports both, and every other failure."""
         while True:
             failure: DatastreamerError
             try:
@@ -146,7 +146,7 @@ class _SourceReader:
     # Failures
 
     def _outlives(self, failure: DatastreamerError) -> Steps[bool]:
-        """Report a failure, unless it is like the last one; whether to try again, now."""
+        """Report a failure, unless it is like the last one; then wait. Whether to retry."""
         now, luck = (yield Now()), random.random()  # noqa: S311
         if self._failure is None:
             self._failed_at, self._attempts = now, 0
@@ -161,20 +161,20 @@ class _SourceReader:
         return again
 
     def _may_pass(self, failure: DatastreamerError, due: float) -> bool:
-        """Whether the failure may have passed at the time `due`. Another history does not pass
-        without a decision here."""
+        """Whether the failure may have passed at the time `due`. A rewritten history needs a
+        decision of the user."""
         final = isinstance(failure, HistoryChanged | UsageError)
         if final and not isinstance(failure, DifferentStream):
             return False
         seconds = self._options.retry_for
         if seconds is None:
             return True
-        # A loss has been retried for that long already.
+        # The client has retried a loss for that long already.
         lost = isinstance(failure, ConnectFailed | ConnectionLost)
         return not lost and due <= self._failed_at + seconds
 
     def _read_again(self) -> None:
-        """Go on after what was handed over."""
+        """Continue after what was delivered."""
         self._memory = self._memory.behind(self._at)
         if self._at is not None:
             self._due = self._at.next_entry
@@ -185,8 +185,8 @@ class _SourceReader:
             self._down = True
 
     def _joined(self, next_entry: int | None, total: int | None) -> Steps[None]:
-        """It is read, from there on. One that had failed counts as back when it sends what is
-        due."""
+        """The source is read, from `next_entry` on. After a failure it counts as back only when it
+        sends entries that are due."""
         if self._failure is None or (next_entry is not None and next_entry == total):
             yield from self._back(next_entry)
 
@@ -198,7 +198,7 @@ class _SourceReader:
     # What it has
 
     def _begin(self, header: Header) -> Steps[Position | bytes]:
-        """Where to begin; reports entries that were taken back. Raises `HistoryChanged`."""
+        """Where to begin; reports entries that were truncated. Raises `HistoryChanged`."""
         stream = Identity.of(header)
         total = header.total_entries
         place = self._memory.start
@@ -353,7 +353,7 @@ class _Server(_SourceReader):
 
 
 class _Following(Iteration[EntryBatch]):
-    """A server's batches, which reports to its source."""
+    """A server's batches; reports outages and rollbacks to the reader."""
 
     reports_outages = True
 
@@ -402,7 +402,7 @@ class _File(_SourceReader):
         )
 
     def _read_from(self, stream: DataStream) -> Steps[bool]:
-        """Whether what was read has changed since: then it must be compared."""
+        """Read to the end. True if entries that were read may have changed: compare them."""
         header = stream.header
         identity = Identity.of(header)
         start = yield from self._begin(header)

@@ -82,10 +82,10 @@ class SqliteStore:
         self.close()
 
     def load(self) -> ReassemblyProgress | None:
-        """What was saved; None where nothing was yet."""
+        """Everything that was saved; None before the first save."""
         ask = self._database.execute
         try:
-            # First: what is saved meanwhile shows when this is to be saved.
+            # First: a save by another consumer from here on is noticed by the next save.
             self._saves = self._saves_there()
             places = {
                 source: SourceProgress(
@@ -113,7 +113,7 @@ class SqliteStore:
         return ReassemblyProgress(places, known, len(known), chain)
 
     def save(self, progress: ReassemblyProgress) -> None:
-        """Keep it, and commit the transaction that is open."""
+        """Save `progress`, and commit the transaction that is open."""
         database = self._database
         try:
             with self._transaction():
@@ -161,8 +161,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """The caller's, or one of its own, however the connection begins them; committed at the
-        end, and rolled back after an error."""
+        """The caller's transaction, or a new one; committed at the end, or rolled back."""
         database = self._database
         try:
             if not database.in_transaction:
@@ -189,8 +188,8 @@ class SqliteStore:
         return 0 if row is None else int(row[0])
 
     def _count_save(self) -> int:
-        """How often was saved then. Raises `CursorFailed` where that is not once more than from
-        here: somebody else goes on with it."""
+        """The number of saves, with this one. Raises `CursorFailed` if another consumer has saved
+        since the last load or save here."""
         count = self._saves_there() if self._saves is None else self._saves
         changed = self._database.execute(
             "UPDATE reassembly_saves SET count = ? WHERE count = ?", (count + 1, count)
@@ -208,7 +207,8 @@ class SqliteStore:
         return count + 1
 
     def _check_numbers(self, progress: ReassemblyProgress) -> None:
-        """The chain is kept by number, in order: there they cannot stand for others."""
+        """The chain is stored by number, in order, so numbers above 2**63 - 1 cannot be mapped to
+        negative ones."""
         for block, _ in progress.chain:
             if not 0 <= block.number <= _MOST:
                 raise CursorFailed(

@@ -90,10 +90,10 @@ QueryT = TypeVar("QueryT", HeaderQuery, CapabilitiesQuery, BatchQuery, HashQuery
 # Tuples of types, since a union would be built at each comparison.
 _QUERIES: Final = (EntryQuery, BookmarkQuery)
 _ANSWERED: Final = (*_QUERIES, HeaderQuery, CapabilitiesQuery, BatchQuery, FilteredRead, HashQuery)
-_OF_MANY_ENTRIES: Final = (
+_OF_MANY_ENTRIES: Final = {
     *(Start, CommitStart, StartBookmark, RangeQuery, BatchQuery),
     *(FilteredRead, FilteredStart, FilteredStartBookmark, FollowStart),
-)
+}
 _NUMBERED: Final = (Start, CommitStart, FilteredStart, FollowStart)
 _READS: Final = (BatchQuery, FilteredRead)
 _NUMBER: Final = struct.Struct(">Q")
@@ -189,7 +189,7 @@ class ClientConnection(Receiving):
         """
         sent = encode_command(command, self.stream_type)
         self._commands.append(command)
-        if isinstance(command, _OF_MANY_ENTRIES):
+        if type(command) in _OF_MANY_ENTRIES:
             self._expect(LARGE_BUFFER if isinstance(command, _READS) else STREAM_BUFFER)
         return sent
 

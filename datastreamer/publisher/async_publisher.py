@@ -1,7 +1,7 @@
-"""A publisher of tasks: operations made here, committed on a server elsewhere.
+"""A publisher of tasks: operations made here, committed by a server elsewhere.
 
-Owns the public face for Trio and for asyncio; which of them it is, its driver knows. Must not
-import trio.
+Owns the public face for Trio and for asyncio; the driver decides between them. Must not import
+trio.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PublishedOp(OperationFace):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
     An asynchronous context manager: leaving it commits, and waits until it is on disk; an
-    exception forgets it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those
+    exception discards it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those
     of `AtomicOp`; the operation is in memory as a whole.
     """
 
@@ -53,7 +53,7 @@ class PublishedOp(OperationFace):
 
     async def commit(self, *, wait: bool = True) -> PendingReceipt:
         """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
-        `wait` does. Raises what a `Publisher` raises; where it was not sent yet it stays open."""
+        `wait` does. Raises what a `Publisher` raises; if it was not sent yet it stays open."""
         await self._driver.checkpoint_if_cancelled()
         underway = await self._driver.run(self._engine.commit(self))
         pending = PendingReceipt(self._driver, self._engine, underway)
@@ -86,9 +86,9 @@ class Publisher(PublisherFace):
     """A stream's source, made by `connect_publisher`. One task makes operations; any may wait
     for them.
 
-    After an operation was refused (`NotWritten`, `PublishInDoubt`, `OperationTooLarge`) that is
-    raised by each wait and each commit, until `resend` or `drop`. `Fenced`, `HistoryChanged` and
-    the rest are final.
+    After the server has refused an operation (`NotWritten`, `PublishInDoubt`,
+    `OperationTooLarge`), each wait and each commit raises that, until `resend` or `drop`. `Fenced`,
+    `HistoryChanged` and other errors are final.
     """
 
     def __init__(self, driver: AsyncDriver, engine: PublisherEngine) -> None:
@@ -98,7 +98,7 @@ class Publisher(PublisherFace):
     def atomic_op(self) -> PublishedOp:
         """An operation to add entries to: ``async with publisher.atomic_op() as op``.
 
-        Raises `OperationOpen` where the last one was neither committed nor rolled back.
+        Raises `OperationOpen` if the last one was neither committed nor rolled back.
         """
         return PublishedOp(self._driver, self._engine)
 
@@ -108,11 +108,11 @@ class Publisher(PublisherFace):
         await self._driver.run(self._engine.flush())
 
     def resend(self) -> None:
-        """After a refusal that passes: have everything without a receipt sent again."""
+        """After a temporary refusal: send everything without a receipt again."""
         self._engine.resend()
 
     def drop(self) -> None:
-        """After a refusal: forget the operations without a receipt."""
+        """After a refusal: discard the operations without a receipt."""
         self._engine.drop()
 
 

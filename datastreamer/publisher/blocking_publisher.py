@@ -1,6 +1,6 @@
 """A publisher for plain synchronous code: the same engine, in an event loop in a thread.
 
-Owns that thread, which renews the lease, receives receipts and makes lost connections again
+Owns that thread, which renews the lease, receives receipts and replaces lost connections
 while its user does something else. Must not import trio.
 """
 
@@ -40,11 +40,11 @@ class _Thread(AsyncioThread):
         self.serve(driver.run(engine.serve()))
 
     def perform(self, steps: Steps[T]) -> T:
-        """Perform them there."""
+        """Perform `steps` in the loop."""
         return self.run(self._driver.run(steps))
 
     def commit(self, operation: Outgoing) -> Underway:
-        """Hand over an operation; without a turn of the loop where it need not wait."""
+        """Commit an operation, without waiting for the loop if there is room."""
         engine = self._engine
         with engine.guard:
             engine.ensure_open(operation)
@@ -74,7 +74,7 @@ class BlockingReceipt(ReceiptFace):
 class BlockingOp(OperationFace):
     """One atomic operation: what is added here becomes visible together, or not at all.
 
-    A context manager: leaving it commits, and waits until it is on disk; an exception forgets
+    A context manager: leaving it commits, and waits until it is on disk; an exception discards
     it. `add_entry`, `add_bookmark`, `add_entries` and `add_batch` are those of `AtomicOp`; the
     operation is in memory as a whole.
     """
@@ -85,7 +85,7 @@ class BlockingOp(OperationFace):
 
     def commit(self, *, wait: bool = True) -> BlockingReceipt:
         """Send it. With `wait` it is on disk when this returns, else when the pending receipt's
-        `wait` does. Raises what a `Publisher` raises; where it was not sent yet it stays open."""
+        `wait` does. Raises what a `Publisher` raises; if it was not sent yet it stays open."""
         underway = self._thread.commit(self)
         pending = BlockingReceipt(self._thread, self._engine, underway)
         if wait:
@@ -111,8 +111,8 @@ class BlockingOp(OperationFace):
 class BlockingPublisher(PublisherFace):
     """A stream's source: ``with BlockingPublisher("127.0.0.1", 6900, token=token) as publisher``.
 
-    The options are those of `connect_publisher`, and what that raises is raised at once. One
-    thread makes operations; any may wait for them. Refusals are raised as by a `Publisher`.
+    The options and errors are those of `connect_publisher`. One thread makes operations; any may
+    wait for them. Refusals are raised as by a `Publisher`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class BlockingPublisher(PublisherFace):
     def atomic_op(self) -> BlockingOp:
         """An operation to add entries to: ``with publisher.atomic_op() as op``.
 
-        Raises `OperationOpen` where the last one was neither committed nor rolled back.
+        Raises `OperationOpen` if the last one was neither committed nor rolled back.
         """
         return BlockingOp(self._thread, self._engine)
 
@@ -169,15 +169,15 @@ class BlockingPublisher(PublisherFace):
         self._thread.perform(self._engine.flush())
 
     def resend(self) -> None:
-        """After a refusal that passes: have everything without a receipt sent again."""
+        """After a temporary refusal: send everything without a receipt again."""
         self._thread.call(self._engine.resend)
 
     def drop(self) -> None:
-        """After a refusal: forget the operations without a receipt."""
+        """After a refusal: discard the operations without a receipt."""
         self._thread.call(self._engine.drop)
 
     def close(self) -> None:
-        """Give the lease up. What is underway is not waited for. In a forked child the lease
+        """Release the lease, without waiting for operations in flight. In a forked child the lease
         stays the parent's."""
         self._engine.closed = True
         if self._engine._ours:

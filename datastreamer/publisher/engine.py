@@ -1,8 +1,8 @@
 """A publisher's connections to one server, written once for every driver.
 
 Owns the making of connections, the retries, and that the lease is renewed while there is nothing
-to send. What is sent, and sent again, is `datastreamer.protocol.publisher`'s. Must not know
-sockets, tasks or clocks: `datastreamer.client.effects` says what it asks of its driver.
+to send. The operations are `datastreamer.protocol.publisher`'s. Must not know sockets, tasks or
+clocks: `datastreamer.client.effects` has the steps that its driver performs.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 60.0
 """How long a publisher tries to reach a lost server, by default."""
 UNACKNOWLEDGED_BYTES: Final = 16 << 20
-"""The bytes underway with which a commit waits, by default."""
+"""The bytes in flight from which on a commit waits, by default."""
 
 _RECEIVE_SIZE: Final = 64 << 10
-# What another connection may mend, for a publisher that had the lease.
+# Errors after which a publisher that had the lease makes another connection.
 _PASSING: Final = (
     ConnectFailed,
     ConnectionLost,
@@ -81,8 +81,8 @@ _PASSING: Final = (
 class PublisherEngine(ForkGuard):
     """One connection after another, on which operations are sent until they are acknowledged.
 
-    `serve` runs for as long as the publisher is open, beside its calls. With a lock as `guard`
-    another thread than the driver's may call `put`, while it holds that.
+    `serve` runs while the publisher is open, beside its calls. With a lock as `guard`, a thread
+    other than the driver's may call `put` while it holds the lock.
     """
 
     _called = "publisher"
@@ -136,7 +136,7 @@ class PublisherEngine(ForkGuard):
         self._backoff = backoff
         self._most = max_unacknowledged
         self._open: Outgoing | None = None
-        # Set whenever an answer came, or all is over; and when there is something to send.
+        # Set when an answer has arrived or `serve` has ended; and when there is something to send.
         self._moved = driver.signal()
         self._news = driver.signal()
 
@@ -147,7 +147,7 @@ class PublisherEngine(ForkGuard):
         self._open = operation
 
     def first_of_next(self) -> int:
-        """Where an operation that begins now begins. Raises `OperationOpen`."""
+        """The first entry of an operation that begins now. Raises `OperationOpen`."""
         self._ensure_ours()
         if self._open is not None:
             raise OperationOpen("an operation is open already; commit it or roll it back")
@@ -158,19 +158,19 @@ class PublisherEngine(ForkGuard):
         return self._open is operation
 
     def roll_back(self, operation: Outgoing) -> None:
-        """Forget it, if it is open."""
+        """Discard it, if it is open."""
         if self._open is operation:
             self._open = None
             operation.close()
 
     def ensure_open(self, operation: Outgoing) -> None:
-        """Raises `NoOperation` where it was committed or rolled back."""
+        """Raises `NoOperation` if it was committed or rolled back."""
         self._ensure_ours()
         if self._open is not operation:
             raise NoOperation("the operation is over")
 
     def commit(self, operation: Outgoing) -> Steps[Underway]:
-        """Have it sent, once less than the limit is underway."""
+        """Send it, once less than the limit is in flight."""
         self.ensure_open(operation)
         while True:
             with self.guard:
@@ -187,7 +187,7 @@ class PublisherEngine(ForkGuard):
         return self.source.size < self._most or self.source.failure is not None
 
     def put(self, operation: Outgoing) -> Underway:
-        """Have the open operation sent, at the next `wake`."""
+        """Send the open operation, at the next `wake`."""
         self._check()
         underway = self.source.put(operation)
         self._open = None
@@ -224,20 +224,20 @@ class PublisherEngine(ForkGuard):
             yield from self.moves()
 
     def resend(self) -> None:
-        """Have everything without a receipt sent again."""
+        """Send everything without a receipt again."""
         self._ensure_ours()
         self.source.resend()
         self._news.set()
 
     def drop(self) -> None:
-        """Forget the operations without a receipt."""
+        """Discard the operations without a receipt."""
         self._ensure_ours()
         self.source.drop()
         self._open = None
         self._moved.set()
 
     def moves(self) -> Steps[None]:
-        """Wait until an answer came, or all is over."""
+        """Wait until an answer has arrived, or `serve` has ended."""
         if self._moved.is_set():
             self._moved = self._driver.signal()
         yield Wait(self._moved)
@@ -251,7 +251,7 @@ class PublisherEngine(ForkGuard):
     # Connections
 
     def serve(self) -> Steps[None]:
-        """One connection after another, until no other is to be made."""
+        """Make one connection after another, until an error is final."""
         source, attempt, lost_at = self.source, 0, math.inf
         try:
             while True:
@@ -295,23 +295,23 @@ class PublisherEngine(ForkGuard):
             self.source.begin(self._peer)
         self._news.set()
         yield Race((guarded(self._receive(channel, back)), guarded(self._send(channel))))
-        # What the server said matters more than the send that it made fail.
-        said = [error for error in failures if not isinstance(error, ConnectionLost)]
-        raise (said or failures)[0]
+        # The server's answer matters more than the send that failed because of it.
+        answers = [error for error in failures if not isinstance(error, ConnectionLost)]
+        raise (answers or failures)[0]
 
     def _receive(self, channel: Channel, back: bool) -> Steps[None]:
         source, buffer = self.source, memoryview(bytearray(_RECEIVE_SIZE))
         while True:
             granted, seconds = source.granted, self.timeout
             if granted and source.lease is not None:
-                # Within that time three requests are sent.
+                # The publisher sends three requests within the lease.
                 seconds += source.lease.lease_ms / 1000
             try:
                 size = yield Receive(channel, buffer, seconds)
             except TimeoutError:
                 if not (granted and source.underway):
                     raise answer_timeout(self._peer, seconds) from None
-                # A slow disk, or a slow path for much - or a path on which nothing comes.
+                # The disk or the network is slow, or the server cannot be reached.
                 yield from self._ensure_alive(channel, seconds)
                 continue
             try:
@@ -324,8 +324,8 @@ class PublisherEngine(ForkGuard):
                 say_back(_log, self._peer, source.total_entries)
 
     def _ensure_alive(self, channel: Channel, seconds: float) -> Steps[None]:
-        """No receipt came for so long: raise `NoAnswer` where the server's host is gone, as the
-        system sees it, or the server leaves a request on another connection unanswered."""
+        """No receipt has arrived for `seconds`: raise `NoAnswer` if the server's host is down, by
+        the system's information, or the server does not answer on another connection."""
         connection = channel.connection()
         known = tcp_info(connection) if connection is not None else None
         if known is not None and known.dead_for(seconds):
@@ -344,7 +344,7 @@ class PublisherEngine(ForkGuard):
             yield from asking.open()
             yield from asking.ask(exchanges.header)
         except PeerError as error:
-            # Whatever else it answers, also that this may not be asked: it is there.
+            # Any other answer, also a refusal, shows that the server is alive.
             if isinstance(error, NoAnswer) or (yield Now()) - began >= self.timeout:
                 raise silent_twice(self._peer, seconds, self.timeout) from None
         finally:

@@ -1,7 +1,6 @@
-"""What all publishers have in common: what they know, and their operations.
+"""The part that all publishers have in common: what they know, and their operations.
 
-How a call is waited for is its face's: `async_publisher` or `blocking_publisher`. Must not
-import trio.
+How a call waits is in its face: `async_publisher` or `blocking_publisher`. Must not import trio.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from datastreamer.publisher.engine import PublisherEngine
 
 
 class PublisherFace:
-    """The part of a publisher that waits for nothing."""
+    """The methods of a publisher that do not wait."""
 
     _engine: PublisherEngine
 
@@ -28,18 +27,18 @@ class PublisherFace:
 
     @property
     def total_entries(self) -> int:
-        """How many entries are on disk, as the server last said."""
+        """The number of entries on disk, by the server's last answer."""
         return self._engine.source.total_entries
 
     @property
     def first_unacknowledged(self) -> int | None:
-        """The first entry of the first operation that has no receipt yet; None: all have."""
+        """The first entry of the first operation that has no receipt yet; None if all have."""
         underway = self._engine.source.underway
         return underway[0].first if underway else None
 
     @property
     def unacknowledged(self) -> int:
-        """How many operations were committed and have no receipt yet."""
+        """The number of committed operations that have no receipt yet."""
         return len(self._engine.source.underway)
 
     def give_up(self) -> None:
@@ -59,7 +58,7 @@ class OperationFace(Outgoing):
         engine.open(self)
 
     def roll_back(self) -> None:
-        """Forget it. Nothing of it was sent."""
+        """Discard it. Nothing of it was sent."""
         self._engine.roll_back(self)
 
 

@@ -108,14 +108,9 @@ cdef class Ledger:
         finally:
             self._busy = False
 
-    def position(self, source):
-        """Where `source` must be read again to receive everything incomplete; None without a
-        position. Includes what another source has sent too, since any source may be lost."""
-        cdef LedgerSource found = self._by_name.get(source)
-        return None if found is None or not found.placed else self._position(found)
-
     def positions(self):
-        """The `position` of every source that has one."""
+        """Where each source that has a position must be read again to receive everything
+        incomplete, including what another source has sent too: any source may be lost."""
         cdef LedgerSource found
         return {found.name: self._position(found) for found in self._sources if found.placed}
 
@@ -564,6 +559,10 @@ cdef class Ledger:
         return 0
 
     cdef void _advance(self, LedgerSource source, uint64_t next_) noexcept:
+        """The source has sent everything before `next_`."""
+        if source.placed and next_ <= source.next:
+            return
+        source.placed = True
         if source.next < source.seen_before <= next_ and self._replaying:
             self._replaying -= 1
         source.next = next_

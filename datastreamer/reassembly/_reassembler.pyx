@@ -123,7 +123,7 @@ cdef class Reassembler(Ledger):
         """Process the messages of a batch of entries; iterates over the events.
 
         Only entries of `type` are processed; entry numbers are the positions. An event is returned
-        before the next message is processed, so that `checkpoint` and `position` are exact for it.
+        before the next message is processed, so that `checkpoint` and `positions` are exact for it.
         Messages that the iteration has not reached have not been received.
         """
         cdef _Received received = _Received.__new__(_Received)
@@ -145,9 +145,7 @@ cdef class Reassembler(Ledger):
         if placed:
             if position == UINT64_MAX:
                 raise ValueError(f"a position must be at most {UINT64_MAX - 1}")
-            if not source.placed or position >= source.next:
-                source.placed = True
-                self._advance(source, position + 1)
+            self._advance(source, position + 1)
         if key_size < PREFIX_SIZE:
             self._malformed(key, key_size, f"a key of {key_size} bytes, less than {PREFIX_SIZE}",
                             source, position, placed)
@@ -395,6 +393,8 @@ cdef class Reassembler(Ledger):
         cdef PrefixPart* part = &node.part.prefix
         cdef Message* message
         cdef Message* left
+        cdef const uint8_t* value
+        cdef bint nested = node.key[0] == NESTED_BYTE
         cdef bint rejected = False
         reverse_messages(part)
         left = part.first
@@ -403,28 +403,22 @@ cdef class Reassembler(Ledger):
         while left != NULL:
             message = left
             left = left.next
+            value = message.data + message.key_size
             if part.count >= part.expected:
                 self._excess(node, message.data, message.key_size, None, 0, False)
-            elif node.key[0] != NESTED_BYTE:
+            elif not nested or not self._contradicts(payload, message.data, message.key_size, value,
+                                                     message.value_size, None, 0, False):
                 message.next = part.first
                 part.first = message
                 part.count += 1
                 owner.part.payload.missing -= 1
-                continue
-            elif not self._contradicts(payload, message.data, message.key_size,
-                                   message.data + message.key_size, message.value_size, None, 0,
-                                   False):
-                message.next = part.first
-                part.first = message
-                part.count += 1
-                owner.part.payload.missing -= 1
-                self._announce(payload, message.data, message.key_size,
-                               message.data + message.key_size, message.value_size, None, 0,
-                               False)
+                if nested:
+                    self._announce(payload, message.data, message.key_size, value,
+                                   message.value_size, None, 0, False)
                 continue
             rejected = True
             share_lose(self._shares, &self._nodes, payload, message_weight(
-                message.key_size, message.value_size, node.key[0] == NESTED_BYTE))
+                message.key_size, message.value_size, nested))
             self._free_message(message)
         if rejected and part.index != NULL:
             free(part.index)
@@ -663,9 +657,7 @@ cdef class _Received:
                             else columns.first_number + <uint64_t>i)
                 if columns.types[i] != self.type:
                     # Counts as received: it is not read again.
-                    if not source.placed or position >= source.next:
-                        source.placed = True
-                        into._advance(source, position + 1)
+                    into._advance(source, position + 1)
                     continue
                 p = columns.base + columns.offsets[i] + HEAD_SIZE
                 size = columns.lengths[i]
@@ -673,9 +665,7 @@ cdef class _Received:
                 if size < 2 or key_size > size - 2:
                     into._serial += 1
                     source.received += 1
-                    if not source.placed or position >= source.next:
-                        source.placed = True
-                        into._advance(source, position + 1)
+                    into._advance(source, position + 1)
                     into._malformed(p + 2, max(<Py_ssize_t>0, size - 2),
                                     f"an entry of {size} bytes does not hold its key",
                                     source, position, True)

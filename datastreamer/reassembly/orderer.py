@@ -159,11 +159,6 @@ class Orderer(Generic[T]):
         return len(self._waits_for)
 
     @property
-    def waiting_bytes(self) -> int:
-        """The size of these, by `size_of`."""
-        return self._waiting_bytes
-
-    @property
     def missing(self) -> list[bytes]:
         """The hashes of missing parents; not of those that wait themselves."""
         return [parent for parent in self._waiting if parent not in self._waits_for]

@@ -300,13 +300,13 @@ def test_what_waits_is_bounded_in_bytes() -> None:
 
     for number, size in [(3, 40), (5, 20), (9, 40)]:
         assert [type(event) for event in orderer.receive(block(number), bytes(size))] == [Gap]
-    assert orderer.waiting_bytes == 100
+    assert orderer._waiting_bytes == 100
     # The furthest ahead go, as many as it takes.
     assert orderer.receive(block(4), bytes(50)) == [
         Rejected("room", block(9), bytes(40)),
         Rejected("room", block(5), bytes(20)),
     ]
-    assert (orderer.waiting, orderer.waiting_bytes) == (2, 90)
+    assert (orderer.waiting, orderer._waiting_bytes) == (2, 90)
     # Itself, where it is the one.
     assert orderer.receive(block(7), bytes(11)) == [
         Gap(b"6", 6, block(7), None),
@@ -315,15 +315,15 @@ def test_what_waits_is_bounded_in_bytes() -> None:
     # What is applied does not wait any more.
     orderer.receive(block(1), bytes(1000))
     assert len(orderer.receive(block(2), b"")) == 3
-    assert (orderer.waiting, orderer.waiting_bytes) == (0, 0)
+    assert (orderer.waiting, orderer._waiting_bytes) == (0, 0)
     # Nor what is too old. And one alone may be as large as it is.
     orderer = Orderer(b"0", reorg_threshold=1, budget=100, size_of=len)
     orderer.receive(block(3), bytes(1000))
-    assert orderer.waiting_bytes == 1000
+    assert orderer._waiting_bytes == 1000
     orderer.receive(block(1), b"")
     for number in (2, 3, 4):
         orderer.receive(Block(number, b"other %d" % number, orderer.head.hash), b"")  # type: ignore[union-attr]
-    assert (orderer.waiting, orderer.waiting_bytes) == (0, 0)
+    assert (orderer.waiting, orderer._waiting_bytes) == (0, 0)
 
 
 def test_a_budget_wants_sizes() -> None:
