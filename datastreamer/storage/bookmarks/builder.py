@@ -20,7 +20,6 @@ from datastreamer.storage.bookmarks.interface import (
     BookmarkIndex,
     IndexDamaged,
     IndexElsewhere,
-    Watermark,
 )
 from datastreamer.storage.bookmarks.recent import MovedError, in_parts
 from datastreamer.storage.bookmarks.trust import TrustedIndex
@@ -185,15 +184,12 @@ class IndexBuilder:
                 part, cursor = self._gather(cursor, target)
                 yield part
 
-        def watermark() -> Watermark:
-            return trusted.mark(Head(*target))
-
         with trusted.writing:
             moved = truncations != trusted.truncations or index is not trusted.index
             if moved or trusted.indexed.entries:
                 return True
             try:
-                index.fill(parts(), watermark, self._pause_or_end)
+                index.fill(parts(), lambda: trusted.mark(Head(*target)), self._pause_or_end)
             except BaseException:
                 with contextlib.suppress(IndexFailed):
                     trusted.clear(index)

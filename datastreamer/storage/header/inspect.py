@@ -65,7 +65,7 @@ def examine(path: str) -> Condition:
             synced=page.synced,
             mark=page.mark,
             writer=writer,
-            writer_alive=writer is not None and writer.boot_id == boot and is_alive(writer.pid),
+            writer_alive=is_running(writer),
             locked=file.locked_elsewhere(),
             undo=os.path.lexists(journal.path_of(path) + journal.SUFFIX),
             source=records.get_source(page, page.identity[0]),
@@ -90,12 +90,14 @@ def readable(path: str, length: int) -> Iterator[EntryBatch]:
             number, offset = batch.next_number, page_start(page_of(offset) + 1)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process has this id."""
+def is_running(writer: Writer | None) -> bool:
+    """Whether the process in a writer record still runs."""
+    if writer is None or writer.boot_id != boot_id():
+        return False
     try:
-        os.kill(pid, 0)
+        os.kill(writer.pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True  # another user's
+    except OSError:
+        pass  # another user's
     return True

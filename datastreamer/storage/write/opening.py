@@ -23,7 +23,7 @@ from datastreamer.storage.disk.file_ops import Disk, OsDisk, boot_id
 from datastreamer.storage.disk.identity import OpenPath
 from datastreamer.storage.header import records
 from datastreamer.storage.header import undo_journal as journal
-from datastreamer.storage.header.inspect import is_alive
+from datastreamer.storage.header.inspect import is_running
 from datastreamer.storage.header.page import HeaderPage
 from datastreamer.storage.header.records import CommitRecord, Head, Writer
 from datastreamer.storage.header.recovery import NO_HASH, judge
@@ -188,5 +188,4 @@ def locked_by(page: bytes, path: str) -> StreamLocked:
     """The error for a lock that another process holds. The header page names the process that
     opened the stream last; while another opens or repairs the file, that process has ended."""
     writer = records.get_writer(page)
-    known = writer is not None and writer.boot_id == boot_id() and is_alive(writer.pid)
-    return StreamLocked(path, writer.pid if writer and known else 0)
+    return StreamLocked(path, writer.pid if writer and is_running(writer) else 0)

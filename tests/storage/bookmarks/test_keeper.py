@@ -75,7 +75,7 @@ def put_one_of_another_layout(path: Path) -> None:
     delete(path)
     index = registry.index_opener("lmdb")(str(path), True, Access.private())
     with mock.patch.object(lmdb, "_LAYOUT", 3):
-        index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"who"))
+        index.add([(b"old", 3), (b"stranger", 1)], Watermark(5000, 4, b"another"))
     index.close()
 
 

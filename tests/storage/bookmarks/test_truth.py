@@ -32,7 +32,7 @@ from tests.storage.made import BOOKMARK, Item, add, bookmarks_of, header_of, mak
 needs_go = pytest.mark.skipif(bool(go_missing()), reason=go_missing() or "go is there")
 # More than the 64 KiB that a watermark's fingerprint covers, the same in every operation.
 LONG: list[Item] = [(1, bytes(50_000))] * 2
-KEYS = [b"old", b"twice", b"new", b"other", b"third", b"k" * 16, b"\0", b"gone", b"n", b"l" * 16]
+KEYS = [b"old", b"twice", b"new", b"other", b"third", b"k" * 16, b"\0", b"lost", b"n", b"l" * 16]
 KEYS += [b"n%d" % n for n in range(30)]
 READERS: list[dict[str, Any]] = [{"read_only": True}, {"follow": True}]
 
@@ -98,26 +98,26 @@ def commits(stream: DataStream) -> None:
 
 def rolls_back(stream: DataStream) -> None:
     stream.start_atomic_op()
-    for key in (b"old", b"gone"):
+    for key in (b"old", b"lost"):
         stream.add_bookmark(key)
     stream.rollback_atomic_op()
 
 
 def leaves_an_operation_open(stream: DataStream) -> None:
     stream.start_atomic_op()
-    stream.add_bookmark(b"gone")
+    stream.add_bookmark(b"lost")
 
 
 def truncates_to_an_older_duplicate(stream: DataStream) -> None:
     at = stream.total_entries
-    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
+    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"lost"), *LONG])
     stream.bookmarks.wait()
     stream.truncate(at)
 
 
 def truncates_what_is_not_indexed(stream: DataStream) -> None:
     at = stream.total_entries
-    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"gone"), *LONG])
+    add(stream, [(BOOKMARK, b"old"), (BOOKMARK, b"lost"), *LONG])
     stream.truncate(at)
     add(stream, [(BOOKMARK, b"new")])
 
@@ -305,7 +305,7 @@ def test_the_index_is_removed_beside_the_writer(tmp_path: Path, replaced: bool) 
     """The writer continues with its open index, and does not change the files that replace it."""
     path, other = tmp_path / "s.bin", tmp_path / "other.bin"
     start(path)
-    make(other, [(BOOKMARK, b"gone"), *LONG, (BOOKMARK, b"old")])
+    make(other, [(BOOKMARK, b"lost"), *LONG, (BOOKMARK, b"old")])
     with DataStream.open(path) as stream, DataStream.open(path, follow=True) as follower:
         found_by(follower)
         index_of(path).rename(tmp_path / "aside")

@@ -191,12 +191,12 @@ def test_the_cases_are_complete(golden: Golden) -> None:
 
 def case_file(golden: Golden, name: str) -> Path:
     """The file of a case: small.bin, truncated or changed."""
-    told = opened_cases(golden)[name]["file"]
+    case = opened_cases(golden)[name]["file"]
     content = bytearray(golden.content("small")[: FIRST + PAGE])
-    if "patch_hex" in told:
-        patch = bytes.fromhex(told["patch_hex"])
-        content[told["patch_offset"] : told["patch_offset"] + len(patch)] = patch
-    size = told.get("size", len(content))
+    if "patch_hex" in case:
+        patch = bytes.fromhex(case["patch_hex"])
+        content[case["patch_offset"] : case["patch_offset"] + len(patch)] = patch
+    size = case.get("size", len(content))
     path = golden.scratch / "case.bin"
     path.write_bytes(content[:size].ljust(size, b"\0"))
     return path

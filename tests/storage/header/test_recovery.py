@@ -110,8 +110,8 @@ def test_the_last_commit_was_not_on_disk(
         "p.bin",
         side.name,
     ]
-    (told,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    text = told.getMessage()
+    (logged,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    text = logged.getMessage()
     assert text.startswith(
         f"{path}: entries 4 to 5 (bytes {start} to {end}) did not reach the disk before the power "
         f"cut; the stream is truncated to 4 entries"
@@ -131,12 +131,12 @@ def test_a_failed_sync_without_a_recovery(tmp_path: Path, caplog: pytest.LogCapt
     with DataStream.open(path, index="memory") as stream:
         assert items(stream) == ONE
     (side,) = sides(path)
-    (told,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert told.getMessage().startswith(
+    (logged,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert logged.getMessage().startswith(
         f"{path}: entries 2 to 2 (bytes {head.length} to {lost.length}) did not reach the disk "
         f"after a sync that failed; the stream is truncated to 2 entries"
     )
-    assert str(side) in told.getMessage()
+    assert str(side) in logged.getMessage()
 
 
 def test_a_lost_byte_that_was_zero(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class KeepingDisk(FaultyDisk):
 def updated(path: Path) -> KeepingDisk:
     disk = KeepingDisk(path)
     with DataStream.create(path, index="memory", disk=disk) as stream:
-        add(stream, [(1, b"before"), (2, OLD), (3, b"behind")])
+        add(stream, [(1, b"before"), (2, OLD), (3, b"after")])
         disk.before["sync"] = disk.keep
         stream.update_entry(1, 2, NEW)
         assert items(stream)[1] == (2, NEW)
@@ -62,7 +62,7 @@ def test_a_crash_at_each_sync_leaves_the_old_or_the_new(path: Path) -> None:
         with DataStream.open(kept, index="memory") as stream:
             found = items(stream)
             seen.add(found[1][1])
-            assert found == [(1, b"before"), (2, found[1][1]), (3, b"behind")]
+            assert found == [(1, b"before"), (2, found[1][1]), (3, b"after")]
         assert not Path(f"{kept}{SUFFIX}").exists()
         with DataStream.open(kept, index="memory") as stream:
             assert items(stream) == found
@@ -195,7 +195,7 @@ def test_a_journal_that_is_not_whole_is_set_aside(
 def without_journal(kept: Path, how: str) -> None:
     name = Path(f"{kept}{SUFFIX}")
     content = bytearray(name.read_bytes())
-    if how == "gone":
+    if how == "removed":
         name.unlink()
     elif how == "damaged":
         content[200] ^= 1
@@ -206,7 +206,7 @@ def without_journal(kept: Path, how: str) -> None:
         name.write_bytes(undo._replace(stream_id=bytes(16)).pack())
 
 
-@pytest.mark.parametrize("how", ["gone", "damaged", "of another stream"])
+@pytest.mark.parametrize("how", ["removed", "damaged", "of another stream"])
 def test_half_an_update_with_an_unusable_journal(path: Path, how: str) -> None:
     """It is unknown which bytes are old: every open names the entry and refuses the file."""
     kept = half_done(path)
@@ -218,7 +218,7 @@ def test_half_an_update_with_an_unusable_journal(path: Path, how: str) -> None:
         with pytest.raises(DamagedEntry, match=r"update of entry 1, "):
             DataStream.open(kept, read_only=True)
     assert kept.read_bytes() == before
-    assert Path(f"{kept}{SUFFIX}").exists() == (how != "gone")
+    assert Path(f"{kept}{SUFFIX}").exists() == (how != "removed")
     [problem] = verify(kept).problems
     assert problem.where == "entry 1"
     assert problem.repair == "restore the journal, or repair keeps the entry as it is"

@@ -92,7 +92,7 @@ def test_the_real_stream(real_stream: Path) -> None:
     assert (report.ok, report.entries, report.bookmarks) == (True, 34_723, 11_420)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(FileMissing):
         verify(tmp_path / "absent")
     with pytest.raises(NotAStream, match="folder"):
@@ -103,10 +103,10 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_progress(path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    verify(path, progress=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    verify(path, progress=lambda done, total: reported.append((done, total)))
     total = header_of(path)[-2] - FIRST
-    assert told == [(total, total)]
+    assert reported == [(total, total)]
 
 
 # Beside a writer.
@@ -159,8 +159,8 @@ def test_while_a_writer_is_busy(tmp_path: Path) -> None:
     assert [report for report in reports if report.entries < 400] == []
 
 
-def test_a_file_that_never_holds_still(tmp_path: Path) -> None:
-    """What every truncation left is checked, and the report says how far that goes."""
+def test_a_file_that_is_truncated_all_the_time(tmp_path: Path) -> None:
+    """The entries that no truncation removed are checked, and the report names their end."""
     path, looks = tmp_path / "busy.bin", []
     with DataStream.create(path, index="memory") as stream:
         add(stream, ONE, TWO, THREE)
@@ -179,7 +179,7 @@ def test_a_file_that_never_holds_still(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_damage_in_a_file_that_never_holds_still(tmp_path: Path, damaged: int) -> None:
+def test_damage_in_a_file_that_is_truncated_all_the_time(tmp_path: Path, damaged: int) -> None:
     path = tmp_path / "busy.bin"
     with DataStream.create(path, index="memory") as stream:
         add(stream, *[[(number, bytes(600_000))] for number in (1, 2, 3)])
@@ -196,7 +196,7 @@ def test_damage_in_a_file_that_never_holds_still(tmp_path: Path, damaged: int) -
 
 
 def test_a_file_that_is_truncated_ever_lower(tmp_path: Path) -> None:
-    """That is no damage, and not known to be whole either."""
+    """That is not damage, but it is not known to be whole either."""
     path = tmp_path / "busy.bin"
     with DataStream.create(path, index="memory") as stream:
         add(stream, [(1, b"x")] * 100)
@@ -208,7 +208,7 @@ def test_a_file_that_is_truncated_ever_lower(tmp_path: Path) -> None:
             verify(path, progress=change)
 
 
-def test_updates_meanwhile_are_no_reason_to_begin_again(tmp_path: Path) -> None:
+def test_updates_do_not_repeat_the_check(tmp_path: Path) -> None:
     path, looks = tmp_path / "busy.bin", []
     with DataStream.create(path) as stream:
         add(stream, ONE, TWO, THREE)
@@ -224,10 +224,10 @@ def test_updates_meanwhile_are_no_reason_to_begin_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["remove", "clear"])
-def test_an_index_that_goes_back_meanwhile(
+def test_an_index_that_is_truncated_meanwhile(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index goes back before the stream does, and an empty one is filled again."""
+    """The index is truncated before the stream, and an empty one is filled again."""
     path, real = tmp_path / "busy.bin", audit.IndexAudit.feed
     with DataStream.create(path) as stream:
         add(stream, [(BOOKMARK, b"one")], [(BOOKMARK, b"two")], [(BOOKMARK, b"three")])
@@ -290,7 +290,7 @@ def test_a_flipped_bit_that_a_hash_covers(tmp_path: Path, boot: str) -> None:
 
 
 def as_another_program(path: Path, entries: int) -> None:
-    """Cut back by one that knows no records."""
+    """Truncate as a program does that keeps no records."""
     content = bytearray(path.read_bytes())
     fields = HEADER.unpack_from(content, 16)
     HEADER.pack_into(content, 16, *fields[:5], scan_file(path)[entries].offset, entries)
@@ -306,7 +306,7 @@ def test_a_header_of_another_program(path: Path) -> None:
     assert has_note(report, "bytes after the end")
 
 
-def test_odd_bookmarks_are_no_damage(path: Path) -> None:
+def test_odd_bookmarks_are_not_damage(path: Path) -> None:
     """Entries of the bookmarks' type with other lengths are legal from elsewhere."""
     content = bytearray(path.read_bytes())
     (entry,) = [it for it in scan_file(path) if it.data == b"two" * 100]
@@ -395,7 +395,7 @@ def test_an_index_with_a_flipped_bit(path: Path) -> None:
     data = index_of(path) / "data.mdb"
     content = bytearray(data.read_bytes())
     at = -1
-    while (at := content.find(b"\x01k" + bytes(7), at + 1)) >= 0:  # in each state that the file holds
+    while (at := content.find(b"\x01k" + bytes(7), at + 1)) >= 0:  # in each state
         content[at + 1] ^= 1
     data.write_bytes(content)
     (problem,) = verify(path).problems

@@ -44,9 +44,8 @@ Change = Callable[[Bytes], object]
 
 
 class Damage(NamedTuple):
-    """`left` entries are what a repair can keep of a file of ours, `left_bare` of one without
-    our records; None: it refuses. `blind` names entries that may be read wrong. `fine`: nothing
-    is wrong for anybody."""
+    """A repair keeps `left` entries of a file with records, `left_bare` of one without; None: it
+    refuses. `blind` names entries that may be read wrong. `fine`: this is not damage."""
 
     name: str
     change: Change
@@ -132,8 +131,8 @@ def of_entries() -> Iterator[Damage]:
         for value in (0, 1, 255):
             yield Damage(f"entry {n} packet type {value}", put(at, 1, value), n, n)
         for what, value in values(4, length).items():
-            # Seen by what follows only: in front of padding not at all, at the end by nobody
-            # but our records.
+            # Only the next entry shows that: it is not noticed before padding, and at the end only
+            # by the records.
             fine = (n, what) == (5, "one more")
             bare = TOTAL if (n == TOTAL - 1 and what.startswith("one")) or fine else n
             left, change = TOTAL if fine else n, put(at + 1, 4, value)
@@ -176,14 +175,14 @@ def of_pages() -> Iterator[Damage]:
         return lambda content: content.__setitem__(slice(start, None), bytes(len(content) - start))
 
     yield Damage("zeros from an entry on", zeros(PLACES[7]), 7, 7)
-    # The head of entry 7 is whole and says how long it is: its data nobody vouches for.
+    # The head of entry 7 is whole and has its length; nothing confirms its data.
     yield Damage("zeros from the middle of an entry on", zeros(PLACES[7] + 99), 8, 8, (7,))
     yield Damage("zeros from the middle of a head on", zeros(PLACES[7] + 3), 7, 7)
     # If the next page begins with the next entry, the length of the one before is in doubt.
     padding = PLACES[5] + 17 + 3
     yield Damage("padding not marked", put(padding, 1, 7), 5, 5)
-    yield Damage("padding behind the mark", put(padding + 1, 4, U32), TOTAL, TOTAL, fine=True)
-    yield Damage("stale bytes behind the end", put(END, 8, U64), TOTAL, TOTAL, fine=True)
+    yield Damage("padding after its mark", put(padding + 1, 4, U32), TOTAL, TOTAL, fine=True)
+    yield Damage("stale bytes after the end", put(END, 8, U64), TOTAL, TOTAL, fine=True)
 
 
 def of_the_size() -> Iterator[Damage]:
@@ -220,7 +219,7 @@ def of_our_records() -> Iterator[Damage]:
 
 ALL = [*of_the_header(), *of_entries(), *of_pages(), *of_the_size()]
 BARE = [it for it in ALL if not re.match("entry [0679] ", it.name)]
-# Where a file without records has something to say, it may be wrong without anybody's seeing.
+# In a file without records some damage cannot be noticed.
 UNSEEN_IN_BARE = re.compile(r"header (version|system id|stream type)|entry \d+ type")
 
 
@@ -418,7 +417,7 @@ def check_repair(path: Path, damage: Damage, left: int | None, original: bytes) 
     with DataStream.open(path) as stream:
         assert stream.total_entries == left
         with stream.atomic_op() as op:
-            assert op.add_entry(1, b"goes on") == left
+            assert op.add_entry(1, b"appended") == left
     assert len(scan_file(path)) == left + 1
 
 

@@ -1,6 +1,6 @@
 """Repairs: the lock, the order of steps, and the result if one is interrupted anywhere.
 
-What a repair makes of each kind of damage stands in `test_damage.py`.
+`test_damage.py` tests the result for each kind of damage.
 """
 
 from __future__ import annotations

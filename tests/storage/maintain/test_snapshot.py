@@ -485,12 +485,12 @@ def test_progress(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_never_replaces_a_file(path: Path, out: Path) -> None:
-    out.write_text("dear to somebody")
+    out.write_text("another file")
     with pytest.raises(FileExists, match="never written over"):
         snapshot(path, out)
     with pytest.raises(FileExists):
         snapshot(path, path)
-    assert out.read_text() == "dear to somebody"
+    assert out.read_text() == "another file"
     assert list(out.parent.iterdir()) == [out]
 
 
