@@ -142,7 +142,7 @@ class WrongStreamType(StreamFileError):
 
 
 class StreamLocked(StreamFileError):
-    """Another process writes this stream; ``pid`` is its id, 0 if unknown."""
+    """Another process has the stream open for writing; ``pid`` is its id, 0 if unknown."""
 
     def __init__(self, path: str | os.PathLike[str], pid: int) -> None:
         who = f"process {pid}" if pid else "another process"

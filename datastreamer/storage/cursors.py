@@ -1,7 +1,7 @@
 """Where a reader's position is kept between two runs: a file, or an LMDB environment.
 
-Owns that a crash leaves the old position or the new one, whole. Must not know where the
-position comes from. One reader writes a cursor; two that share one overwrite each other.
+A crash leaves the old position or the new one, whole. Must not know where the position comes from.
+Each reader needs a cursor of its own: two readers overwrite each other's position.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FILES = ("data.mdb", "lock.mdb")
 class FileCursor:
     """A position in a small file of its own, as a line of JSON.
 
-    A save writes `path`.new, syncs it and renames it. The file is its owner's alone (0600), or has
-    the permissions that were given to it since. Raises `CursorFailed`, also for a symbolic link and
-    for a file of another user than this process's, root or the owner of the folder.
+    A save writes `path`.new, syncs it and renames it. The file has mode 0600, or the permissions
+    that it was given since. Raises `CursorFailed`, also for a symbolic link and for a file that
+    belongs to a user other than this process's, root or the owner of the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
 
     def load(self) -> Position | None:
-        """What was saved last; None where there is no file yet."""
+        """The position that was saved last; None if the file does not exist yet."""
         try:
             with open(open_file(self._path, Access.private(self._path), write=False), "rb") as file:
                 return Position.from_json(file.read())
@@ -53,7 +53,7 @@ class FileCursor:
             raise CursorFailed(self._path, f"{error}; remove the file to begin again") from error
 
     def save(self, position: Position) -> None:
-        """Keep this instead; on disk when it returns."""
+        """Replace the saved position; on disk on return."""
         new = f"{self._path}.new"
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -77,10 +77,10 @@ class FileCursor:
 class LmdbCursor:
     """A position under a name in an LMDB environment: the caller's own, or one at a path.
 
-    With the caller's own, `save` can be a part of a transaction in which the caller keeps
-    what was made of the entries: both are there, or neither. `database` is a named
-    database in it (a handle that the caller opened). At a path, a folder is made that
-    belongs to this cursor; close it, or use it in a ``with``. Raises `CursorFailed`.
+    In the caller's own environment `save` can be part of a transaction in which the caller stores
+    its results: both are stored, or neither. `database` is a handle of a named database in it. At a
+    path, the cursor makes a folder of its own; close it, or use it in a ``with``. Raises
+    `CursorFailed`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LmdbCursor:
                 ensure_local(self._path, "a cursor in LMDB")
                 for file in folder.irregular:
                     path = os.path.join(self._path, file)
-                    raise CursorFailed(path, "is no file; move it elsewhere")
+                    raise CursorFailed(path, "is not a regular file; move it elsewhere")
                 self._environment = lmdb.open(
                     folder.path, map_size=_MAP_SIZE, max_spare_txns=0, mode=folder.file_mode
                 )
@@ -114,10 +114,10 @@ class LmdbCursor:
             raise CursorFailed(self._path, f"cannot be opened: {error}") from error
 
     def _ensure_whole(self, folder: Folder) -> None:
-        """A look at a page past the file's end would end the process.
+        """Ensure that the file has all pages: access to a page past its end would end the process.
 
-        LMDB leaves out free pages at the end, so a file that lacks some may be good; in one
-        that was cut short it finds that these are none.
+        LMDB does not write free pages at the end, so a valid file may lack some. If the file was
+        cut short, LMDB reads zeros there and reports them as damage.
         """
         pages = self._environment.info()["last_pgno"] + 1
         needed = pages * self._environment.stat()["psize"]
@@ -145,7 +145,7 @@ class LmdbCursor:
             self._environment.close()
 
     def load(self) -> Position | None:
-        """What was saved last; None where nothing was yet."""
+        """The position that was saved last; None before the first save."""
         try:
             with self._environment.begin(db=self._database) as transaction:
                 found = transaction.get(self._key)
@@ -154,7 +154,7 @@ class LmdbCursor:
             raise CursorFailed(self._path, f"the cursor cannot be read: {error}") from error
 
     def save(self, position: Position, transaction: lmdb.Transaction | None = None) -> None:
-        """Keep this instead; on disk when it returns, or with the caller's `transaction`."""
+        """Replace the saved position; on disk on return, or with the caller's `transaction`."""
         value = position.to_json().encode("ascii")
         try:
             if transaction is not None:

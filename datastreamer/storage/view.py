@@ -1,7 +1,7 @@
 """A stream as it is read: its properties, its entries, its bookmarks.
 
-Owns how a question is answered while this process or another one truncates or changes entries.
-Writes nothing; `stream.py` does. Any number of threads may ask.
+Answers look-ups while this process or another one truncates or changes entries. Writes nothing;
+`stream.py` does. Safe to use from several threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """As many entries as limits allow: their number, their size, their end.
 
-Owns the counting, which is done in C over bytes that are read once; a page that fits as a whole is
-not read. The caller passes the head and the spans.
+Reads bytes once and counts in C; does not read a page that fits as a whole. The caller passes the
+head and the spans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datastreamer.storage.read.spans import Span
 KEPT_BYTES = 128 * 1024
 """A portion of at most this size includes its bytes; a larger one is not kept in memory."""
 
-# Read beyond what is likely enough, so that a second look is rare.
+# Bytes to read beyond the estimate, so that a second read is rare.
 _SLACK = 1024
 
 

@@ -1,8 +1,8 @@
 """What a writer truncates or updates in a stream file while it is read.
 
-Owns how a header page is read whole beside a writer, and how the changes that it names are
-collected. Committed bytes change only under a new epoch, and the header page names the changes
-of the last epochs: other entries are unchanged. Knows nothing of entries' places.
+Reads a whole header page beside a writer, and collects the changes that it names. Committed bytes
+change only under a new epoch, and the header page names the changes of the last epochs: other
+entries are unchanged. Knows nothing of entries' places.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An open stream file: what of it may be read, now and as it grows.
 
-Owns what is believed of the header page. Changes nothing in the file; `StreamWriter` does.
-Knows nothing of bookmarks or operations.
+Owns the judgement of the header page. Changes nothing in the file; `StreamWriter` does. Knows
+nothing of bookmarks or operations.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StreamFile:
         # The part of it that a reader beside a writer read last.
         self._seen = bytes(page[:_SEEN_BYTES])
         self._unsettled = False
-        # Whether that was believed because of its record: only then commits show how it continues.
+        # Whether its record confirmed that part: only then `refresh` may look at it alone.
         self._by_record = False
         # The path beside which an update's journal is; None if only a descriptor is known.
         self._named: tuple[Disk, str] | None = None
@@ -283,7 +283,7 @@ class StreamFile:
             return complete if len(complete) == now - epoch else None
 
     def _see(self, page: HeaderPage) -> bool:
-        """Believe a header page; True if the stream moved."""
+        """Accept a header page that is confirmed; True if the stream moved."""
         before = (self.head, self._written_epoch)
         for _ in range(_TORN_READS):
             header = page.header(self.path)

@@ -1,7 +1,7 @@
-"""The page directory: with which entry each page begins, where it ends, what is in it.
+"""The page directory: the first entry of each page, where its entries end, and its table.
 
-Uses bounded memory. Believes no number that contradicts the page before or after. The caller
-passes the head, and begins with an empty directory after truncations and changes.
+Uses bounded memory. Trusts no number that contradicts the page before or after. The caller passes
+the head, and begins with an empty directory after truncations and changes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from datastreamer.format import (
 from datastreamer.storage.disk.file_ops import Readable
 from datastreamer.storage.header.records import Head
 
-# Bounds of the directory's memory: 16 bytes and two small ints a page; tables (1.2 KB for
-# a page of entries of 200 bytes, 16 KB at most) of the pages that point reads touched last.
+# Bounds of the directory's memory: 16 bytes and two small ints for each page; tables (1.2 KB for a
+# page with entries of 200 bytes, at most 16 KB) of the pages that point reads used last.
 _KNOWN_PAGES = 1 << 16
 _TABLES = 1024
-# A page is tabulated no further than to the entry that is asked for, in growing steps.
+# A table covers its page up to the entry that was looked up; it grows in steps that double.
 _FIRST_LOOK = 64 * 1024
 
 
@@ -45,7 +45,7 @@ class Pages:
         self._forget()
 
     def clear(self) -> None:
-        """Forget everything: it is read again."""
+        """Forget everything, so that it is read again."""
         with self._guard:
             self._forget()
 
@@ -54,7 +54,7 @@ class Pages:
         self._ends: dict[int, int] = {}
         # The tables by their first numbers, ascending; replaced, never changed.
         self.directory: tuple[list[int], list[PageTable]] = [], []
-        # Which table is the next to go, should none be given a second chance.
+        # The table that is evicted next, unless it was used since.
         self._hand = 0
 
     def near(self, head: Head, number: int) -> tuple[int, int, int]:
@@ -80,8 +80,8 @@ class Pages:
             return table.find(number)
 
     def _tabulate(self, head: Head, page: int, number: int) -> PageTable:
-        """The page's table, as far as the head allows now; damage after `number` is not
-        looked at. Holds the guard."""
+        """The page's table, at least up to `number`, as far as the head allows now. Damage after
+        `number` is not examined. Requires the guard."""
         start = page_start(page)
         table = self._table_of(page, start)
         until, size = min(start + PAGE_SIZE, head.length), _FIRST_LOOK
@@ -95,7 +95,7 @@ class Pages:
                 if number >= table.next_number:
                     raise DamagedEntry(self._path, since + error.offset, error.reason) from None
                 if page and table.next_number == table.first_number + 1:
-                    # The page before shows which of the two numbers is wrong.
+                    # The previous page shows which of the two numbers is wrong.
                     self._walk(page - 1, table.first_number)
             if since + size >= until:
                 break
@@ -125,10 +125,10 @@ class Pages:
         return table
 
     def _page_holding(self, head: Head, number: int) -> int:
-        """The page that holds an entry, if any does; pages that do not begin with one are
-        passed over."""
+        """The page that holds an entry, if one does; skips pages that do not begin with an
+        entry."""
         low, high = 0, pages_for(head.length)
-        # Most questions are about the newest entries.
+        # Most look-ups are for the newest entries.
         newest = self._start_of(head, high - 1)
         if newest is not None:
             low, high = (high - 1, high) if number >= newest else (0, high - 1)
@@ -152,7 +152,8 @@ class Pages:
         return low
 
     def _near_middle(self, head: Head, low: int, high: int) -> tuple[int, int] | None:
-        """A page between two, as near the middle as there is one, and its first number."""
+        """The page nearest to the middle between two that begins with an entry, and its first
+        number."""
         middle = (low + high) // 2
         for pages in (range(middle, low, -1), range(middle + 1, high)):
             for page in pages:
@@ -180,7 +181,7 @@ class Pages:
         if number is None:
             raise DamagedEntry(self._path, offset, "the page does not start with an entry")
         if number < page or (number and not page):
-            # Each page before it holds an entry at least.
+            # Each page before it holds at least one entry.
             raise DamagedEntry(
                 self._path, offset, f"data page {page} cannot start with entry {number}"
             )

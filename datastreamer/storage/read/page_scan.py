@@ -1,7 +1,7 @@
-"""All entries of a file in their order, page by page, on past damage.
+"""Scans all entries of a file in their order, page by page, and continues after damage.
 
-For files that may be too damaged to open: knows bytes from the first page on and how far to
-go, and neither believes nor reads a header. Takes no decisions; `check.py` does.
+For files that may be too damaged to open: knows the pages up to an offset, and reads no header.
+Decides nothing; `check.py` does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def walk_file(
     progress: Callable[[int], None] | None = None,
     to_first_damage: bool = False,
 ) -> Walk:
-    """Go over the entries up to file offset `stop`.
+    """Scan the entries up to file offset `stop`.
 
     `visit(batch, whole)` is called with each page's readable entries; `whole` is false after
     damage. `progress(offset)` is called with the present offset. After damage the walk continues

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class _ReaderState(NamedTuple):
-    """What belongs together: a thread that sees one field sees the others."""
+    """One tuple, so that a thread sees fields that belong together."""
 
     head: Head
     changes: int
@@ -73,7 +73,7 @@ class Reader:
     @head.setter
     def head(self, head: Head) -> None:
         _, changes, pages = self._state
-        # As _State(...) makes it, in half the time.
+        # `_ReaderState(...)` takes twice the time.
         self._state = tuple.__new__(_ReaderState, (head, changes, pages))
 
     @property

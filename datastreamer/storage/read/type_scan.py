@@ -1,7 +1,7 @@
 """Searches the file for entries of some types, a bounded part at a time.
 
-Owns the reading for the search, which is done in C, and what is believed of padding and of the end
-of the data. The caller passes the head.
+Reads the parts, which compiled code searches, and checks padding and the end of the data. The
+caller passes the head.
 """
 
 from __future__ import annotations

@@ -70,15 +70,16 @@ class Durability:
         # Called, with the lock held, when more is on disk, and perhaps visible, than before.
         self.on_settled: Callable[[], None] | None = None
         self._policy: SyncPolicy = policy
-        # (To a signal, entering and leaving a lock is one step; a condition it can interrupt.)
+        # (A signal's exception cannot separate a lock's acquisition from its `with` block; entering
+        # a condition runs Python code.)
         self._reaching = threading.Lock()
         self._reached = threading.Condition(self._reaching)
         self._syncer = Syncer(self.sync_in_background)
         self._sync_requested = False
         # A commit that ends after this offset requests another sync.
         self.sync_at = 0
-        # What a failed sync lost: the entries from here on have to be given up; and the commits
-        # (first and last number) that were.
+        # After a failed sync the entries from here on are lost; `_losses` has the numbers of
+        # commits that were lost: after the first, up to the last.
         self.lost_from: Head | None = None
         self._losses: list[tuple[int, int, EntriesLost]] = []
 

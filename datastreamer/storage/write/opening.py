@@ -1,7 +1,7 @@
 """Makes stream files, and opens them for writing.
 
-Owns the writer's lock, and what an open has to put right before the first commit: a crash may
-have interrupted an update, an operation, or a sync. ``docs/FILE.md`` has the reasons.
+Acquires the writer's lock, and recovers from a crash that interrupted an update, an operation, or a
+sync. ``docs/FILE.md`` has the reasons.
 """
 
 from __future__ import annotations

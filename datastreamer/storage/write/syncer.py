@@ -1,6 +1,6 @@
 """A thread that syncs after commits that did not wait.
 
-Owns when a sync begins. What a sync is, and what its outcome means, is the writer's.
+Owns when a sync begins; `durability.py` syncs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 class Syncer:
     """Calls `work()` in a thread of its own, within the times that `request` names.
 
-    The thread starts with the first question. `work` must not raise. A signal's exception
-    may end a call of `request` anywhere: it holds no lock.
+    The thread starts with the first request. `work` must not raise. A signal's exception may end a
+    call of `request` at any point: it holds no lock.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        # Times at which it is to begin, by the monotonic clock; None: no more.
+        # Times by which `work` must begin, by the monotonic clock; None: end the thread.
         self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self._started = False
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def request(self, seconds: float = 0.0) -> None:
-        """Have `work` begin within `seconds` from now: once for all requests before it began."""
+        """Begin `work` within `seconds`: once for all requests that precede its begin."""
         self._asked.put(time.monotonic() + seconds)
         if not self._started:
-            # Not a Thread of threading's: its start() waits for an event, and the exception of
-            # a signal that comes then leaves the event's lock behind.
+            # Not threading.Thread: its start() waits for an event, and a signal's exception during
+            # that wait leaves the event's lock acquired.
             _thread.start_new_thread(self._run, ())
             self._started = True
 
@@ -51,7 +51,7 @@ class Syncer:
             due = asked if due is None else min(due, asked)
 
     def close(self) -> None:
-        """Return when no `work` is under way; none begins any more."""
+        """Return when no `work` is in progress; none begins after that."""
         self._asked.put(None)
         if self._started:
             self._ended.get()

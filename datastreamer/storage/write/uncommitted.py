@@ -1,7 +1,7 @@
 """The space after a stream's end: preallocated, claimed, and written before a commit.
 
-Owns the size of the file and what an operation writes to its place while nobody sees it. The
-header page has a record of the claimed space, for the next open to return if this process ends.
+Owns the size of the file, and what an operation writes to its place before readers see it. The
+header page records the claimed space, so that the next open returns it if this process is killed.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ class UncommittedSpace:
     def syncs_to_grow(self, length: int) -> bool:
         """Whether the file grows for an operation that ends at `length`, with a sync of its own.
 
-        Under the policies other than "commit" nobody waits for the sync that follows commits.
-        (The policy may become "commit" before the lock is acquired: then two syncs run at once.)
+        Under the other policies than "commit" no caller waits for the sync after commits. (The
+        policy may become "commit" before the lock is acquired: then two syncs run at once.)
         """
         return length >= self.room.size and self._durability.policy == "commit"
 
     def grow(self, length: int) -> None:
-        """Have at least one unused byte after `length`. Requires the lock."""
+        """Ensure at least one unused byte after `length`. Requires the lock."""
         try:
             grown = self.room.grow(length)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 Owns the order of writes that makes a commit whole or absent, and holds the parts that do the
 rest. `opening.py` makes it. ``docs/FILE.md`` has the reasons. Knows nothing of bookmarks' keys or
-of the state of operations; `stream.py` does.
+of the state of operations; `atomic_op.py` does.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class StreamWriter:
     # The end.
 
     def close(self) -> None:
-        """Leave a clean file: synced, with nothing that a power cut could take.
+        """Sync and close the file, so that a power cut removes nothing.
 
         Raises `CommitInDoubt` if what is committed cannot be brought to disk, or a commit or
         change was interrupted, and `FileReplaced` if the path does not lead to that file; the

@@ -763,7 +763,7 @@ def test_a_pipe_in_the_place_of_a_cursor(stream: Path, name: str) -> None:
     pipe = stream.with_name("cursor") / name
     pipe.unlink()
     os.mkfifo(pipe)
-    with pytest.raises(CursorFailed, match=f"{name}: is no file"):
+    with pytest.raises(CursorFailed, match=f"{name}: is not a regular file"):
         lmdb_cursor(stream)
 
 
