@@ -102,10 +102,7 @@ class DataStream(StreamView):
         check_policy(sync)
         index_opener(index)
         header = Header(version, system_id, stream_type)
-        return cls._of(create_stream(path, header, sync=sync, disk=disk), index)
-
-    @classmethod
-    def _of(cls, writer: StreamWriter, index: IndexName) -> DataStream:
+        writer = create_stream(path, header, sync=sync, disk=disk)
         return cls(writer.owned, index, writer=writer)
 
     @classmethod
@@ -142,7 +139,7 @@ class DataStream(StreamView):
             raise BadArgument("a descriptor is opened for reading only")
         index_opener(index)
         writer = open_to_write(path, stream_type=stream_type, sync=sync, disk=disk)
-        return cls._of(writer, index)
+        return cls(writer.owned, index, writer=writer)
 
     @classmethod
     def open_or_create(

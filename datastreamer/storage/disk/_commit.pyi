@@ -29,20 +29,10 @@ class CommitFile(Protocol):
 
 class EntriesNotWritten(OSError): ...
 
-class Descriptor:
+class Descriptor(CommitFile):
     _fd: int
     _placer: Placer | None
     def __init__(self, fd: int) -> None: ...
-    def commit(
-        self,
-        arena: Buffer,
-        segments: Sequence[tuple[int, int, int]],
-        page: Buffer,
-        before: tuple[int, int],
-        after: tuple[int, int],
-        sync: bool,
-        wakers: Sequence[int],
-    ) -> None: ...
     def place(self, arena: Buffer, segments: Sequence[tuple[int, int, int]]) -> Placement: ...
 
 class StreamEnd:
