@@ -18,6 +18,8 @@ except ImportError:
     raise ExtraMissing("Spark needs packages that are missing or too old", "spark") from None
 
 from datastreamer.spark.java import find_java
+from datastreamer.spark.pipeline.ingest import Ingest
+from datastreamer.spark.pipeline.queries import QUERIES, draw, open_tables
 from datastreamer.spark.read.frames import frame
 from datastreamer.spark.reassembly.event_rows import events_of, payloads_of
 from datastreamer.spark.reassembly.frames import messages, reassemble, reassemble_stream
@@ -27,22 +29,9 @@ from datastreamer.spark.source import DatastreamSource
 from datastreamer.spark.stream.reader import lag
 
 if TYPE_CHECKING:
-    from datastreamer.spark.pipeline.ingest import Ingest as Ingest
-    from datastreamer.spark.pipeline.queries import QUERIES as QUERIES
-    from datastreamer.spark.pipeline.queries import draw as draw
-    from datastreamer.spark.pipeline.queries import open_tables as open_tables
     from datastreamer.spark.reassembly.cardinal import cardinal_blocks as cardinal_blocks
     from datastreamer.spark.reassembly.cardinal import cardinal_messages as cardinal_messages
 
-# Loaded when first used: they need other extras.
-_LATER = {
-    "Ingest": "pipeline.ingest",
-    "QUERIES": "pipeline.queries",
-    "cardinal_blocks": "reassembly.cardinal",
-    "cardinal_messages": "reassembly.cardinal",
-    "draw": "pipeline.queries",
-    "open_tables": "pipeline.queries",
-}
 __all__ = [
     "QUERIES",
     "SETTINGS",
@@ -67,8 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    # Loaded when first used: these need the extra `cardinal`.
+    if name not in ("cardinal_blocks", "cardinal_messages"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"{__name__}.reassembly.cardinal"), name)

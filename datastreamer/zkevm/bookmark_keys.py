@@ -12,13 +12,13 @@ from typing import Final, Literal, NamedTuple
 
 from datastreamer.errors import BadBookmark
 from datastreamer.format import U64_MAX
+from datastreamer.zkevm.decoding import CODECS
+from datastreamer.zkevm.schema import FIRST_PROTOBUF_VERSION, TYPE_BOOK_MARK
 
 Kind = Literal["block", "batch"]
 
 _FIXED: Final = struct.Struct(">BQ")
-_FIRST_PROTOBUF: Final = 2
-_TYPE_TAG: Final = 0x08
-_VALUE_TAG: Final = 0x10
+_MESSAGE: Final = CODECS[TYPE_BOOK_MARK]
 _FIXED_KINDS: Final[dict[Kind, int]] = {"block": 0, "batch": 1}
 _PROTOBUF_KINDS: Final[dict[Kind, int]] = {"block": 2, "batch": 1}
 
@@ -47,13 +47,9 @@ def raw_key(version: int, kind: int, number: int) -> bytes:
         raise BadBookmark(f"a bookmark's type must be 0 to 255, not {kind}")
     if not 0 <= number <= U64_MAX:
         raise BadBookmark(f"a bookmark's number must be 0 to {U64_MAX}, not {number}")
-    if version < _FIRST_PROTOBUF:
+    if version < FIRST_PROTOBUF_VERSION:
         return _FIXED.pack(kind, number)
-    key = b""
-    if kind:
-        key += bytes([_TYPE_TAG]) + _varint(kind)
-    if number:
-        key += bytes([_VALUE_TAG]) + _varint(number)
+    key = _MESSAGE.write((kind, number))
     if not key:
         raise BadBookmark(
             f"a bookmark of type 0 and number 0 has no key in a stream of version {version}: "
@@ -64,15 +60,18 @@ def raw_key(version: int, kind: int, number: int) -> bytes:
 
 def name_of_key(version: int, key: bytes) -> BookmarkName | None:
     """The block or batch that `key` identifies in a stream of this version; None if neither."""
-    if version < _FIRST_PROTOBUF:
+    if version < FIRST_PROTOBUF_VERSION:
         if len(key) != _FIXED.size:
             return None
         found, number = _FIXED.unpack(key)
     else:
-        fields = _read_message(key)
-        if fields is None:
+        try:
+            found, number = mark = _MESSAGE.read(key)
+        except ValueError:
             return None
-        found, number = fields
+        # Protobuf has several encodings of a message; a key has one.
+        if _MESSAGE.write(mark) != key:
+            return None
     for kind, value in _kinds(version).items():
         if value == found:
             return BookmarkName(kind, number)
@@ -80,36 +79,4 @@ def name_of_key(version: int, key: bytes) -> BookmarkName | None:
 
 
 def _kinds(version: int) -> dict[Kind, int]:
-    return _FIXED_KINDS if version < _FIRST_PROTOBUF else _PROTOBUF_KINDS
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_message(key: bytes) -> tuple[int, int] | None:
-    """Type and value of a BookMark message with its fields in order and none repeated."""
-    found = {_TYPE_TAG: 0, _VALUE_TAG: 0}
-    at, last = 0, 0
-    while at < len(key):
-        tag = key[at]
-        if tag not in found or tag <= last:
-            return None
-        at, last, shift, value = at + 1, tag, 0, 0
-        while True:
-            if at == len(key) or shift > 63:
-                return None
-            value |= (key[at] & 0x7F) << shift
-            shift += 7
-            at += 1
-            if key[at - 1] < 0x80:
-                break
-        if value > U64_MAX:
-            return None
-        found[tag] = value
-    return found[_TYPE_TAG], found[_VALUE_TAG]
+    return _FIXED_KINDS if version < FIRST_PROTOBUF_VERSION else _PROTOBUF_KINDS

@@ -9,7 +9,8 @@ named as in the protobuf messages.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from datastreamer.zkevm.events import BookMark, BookmarkType
 from datastreamer.zkevm.schema import TYPE_BOOK_MARK
@@ -33,8 +34,9 @@ _GER: Final = struct.Struct(">QQ32s20sHI32s")
 _GER_FIRST: Final = struct.Struct(">QQ32s20sH32s")
 _MARK: Final = struct.Struct(">BQ")
 
-_START_SIZES: Final = sorted(
-    layout.size for layout in (_START_FIRST, _START_L1, _START, _START_INFO_ROOT)
+_ADDRESSES: Final = frozenset({"coinbase"})
+_HASHES: Final = frozenset(
+    {"l1_blockhash", "l1_info_root", "global_exit_root", "hash", "state_root"}
 )
 
 
@@ -107,46 +109,14 @@ class StartL2Block(NamedTuple):
 
         Raises `ValueError` if no layout has these fields or a value does not fit.
         """
-        has = tuple(
-            value is not None
-            for value in (
-                *(self.delta_timestamp, self.l1_infotree_index, self.l1_blockhash),
-                *(self.chain_id, self.l1_info_root),
-            )
-        )
-        head = self[:3]
-        tail = (_sized(self, "coinbase", 20), self.fork_id)
-        root = _sized(self, "global_exit_root", 32)
-        if has == (True, True, True, True, False):
-            numbers = self.delta_timestamp, self.l1_infotree_index
-            l1 = _sized(self, "l1_blockhash", 32)
-            return _pack(self, _START, *head, *numbers, l1, root, *tail, self.chain_id)
-        if has == (False, False, True, False, False):
-            return _pack(self, _START_L1, *head, _sized(self, "l1_blockhash", 32), root, *tail)
-        if has == (False, False, True, False, True):
-            l1, info = _sized(self, "l1_blockhash", 32), _sized(self, "l1_info_root", 32)
-            return _pack(self, _START_INFO_ROOT, *head, l1, root, info, *tail)
-        if not any(has):
-            return _pack(self, _START_FIRST, *head, root, *tail)
-        raise ValueError("no layout of StartL2Block has exactly these fields")
+        return _pack_fields(self, TYPE_START_L2_BLOCK)
 
     @classmethod
     def unpack(cls, data: bytes) -> StartL2Block:
         """Decode any layout. Raises `ValueError`."""
-        size = len(data)
-        if size == _START.size:
+        if len(data) == _START.size:  # the newest layout, in half the time
             return cls(*_START.unpack(data))
-        if size == _START_L1.size:
-            batch, number, time, l1, root, coinbase, fork = _START_L1.unpack(data)
-            return cls(batch, number, time, None, None, l1, root, coinbase, fork, None)
-        if size == _START_INFO_ROOT.size:
-            batch, number, time, l1, root, info, coinbase, fork = _START_INFO_ROOT.unpack(data)
-            return cls(batch, number, time, None, None, l1, root, coinbase, fork, None, info)
-        if size == _START_FIRST.size:
-            batch, number, time, root, coinbase, fork = _START_FIRST.unpack(data)
-            return cls(batch, number, time, None, None, None, root, coinbase, fork, None)
-        sizes = ", ".join(map(str, _START_SIZES))
-        raise ValueError(f"{size} bytes, but the layouts have {sizes}")
+        return cls._make(_unpack_fields(cls._fields, TYPE_START_L2_BLOCK, data))
 
 
 class L2Tx(NamedTuple):
@@ -166,7 +136,7 @@ class L2Tx(NamedTuple):
         flags = self.effective_gas_price_percentage, int(self.is_valid)
         if self.state_root is None:
             return _pack(self, _TX_FIRST, *flags, len(self.encoded)) + self.encoded
-        root = _sized(self, "state_root", 32)
+        root = _checked(self, "state_root")
         return _pack(self, _TX, *flags, root, len(self.encoded)) + self.encoded
 
     @classmethod
@@ -198,13 +168,13 @@ class EndL2Block(NamedTuple):
 
     def pack(self) -> bytes:
         """Encode the event. Raises `ValueError` if a value does not fit."""
-        hashes = _sized(self, "hash", 32), _sized(self, "state_root", 32)
-        return _pack(self, _END, self.number, *hashes)
+        return _pack_fields(self, TYPE_END_L2_BLOCK)
 
     @classmethod
     def unpack(cls, data: bytes) -> EndL2Block:
         """Decode the event. Raises `ValueError`."""
-        _ensure_size(data, _END.size)
+        if len(data) != _END.size:
+            raise _bad_size(data, TYPE_END_L2_BLOCK)
         return cls(*_END.unpack(data))
 
 
@@ -221,24 +191,12 @@ class FixedUpdateGER(NamedTuple):
 
     def pack(self) -> bytes:
         """Encode the event. Raises `ValueError` if a value does not fit."""
-        root, coinbase = _sized(self, "global_exit_root", 32), _sized(self, "coinbase", 20)
-        head = self.batch_number, self.timestamp, root, coinbase, self.fork_id
-        state_root = _sized(self, "state_root", 32)
-        if self.chain_id is None:
-            return _pack(self, _GER_FIRST, *head, state_root)
-        return _pack(self, _GER, *head, self.chain_id, state_root)
+        return _pack_fields(self, TYPE_UPDATE_GER)
 
     @classmethod
     def unpack(cls, data: bytes) -> FixedUpdateGER:
         """Decode either layout. Raises `ValueError`."""
-        if len(data) == _GER_FIRST.size:
-            batch, timestamp, root, coinbase, fork, state_root = _GER_FIRST.unpack(data)
-            return cls(batch, timestamp, root, coinbase, fork, None, state_root)
-        if len(data) != _GER.size:
-            raise ValueError(
-                f"{len(data)} bytes, but the layouts have {_GER_FIRST.size}, {_GER.size}"
-            )
-        return cls(*_GER.unpack(data))
+        return cls._make(_unpack_fields(cls._fields, TYPE_UPDATE_GER, data))
 
 
 def pack_mark(mark: BookMark) -> bytes:
@@ -251,16 +209,43 @@ def pack_mark(mark: BookMark) -> bytes:
 
 def unpack_mark(data: bytes) -> BookMark:
     """Decode a bookmark's key. Raises `ValueError`."""
-    _ensure_size(data, _MARK.size)
+    if len(data) != _MARK.size:
+        raise _bad_size(data, TYPE_BOOK_MARK)
     kind, value = _MARK.unpack(data)
     if kind not in _MARKS:
         raise ValueError(f"its kind is {kind}, neither 0 (a block) nor 1 (a batch)")
     return BookMark(_MARKS[kind], value)
 
 
-def _sized(event: tuple[object, ...], name: str, size: int) -> bytes:
+def _pack_fields(event: Any, type: int) -> bytes:
+    """Encode an event in the layout that has the fields that are not None."""
+    here = {name for name, value in zip(event._fields, event, strict=True) if value is not None}
+    for layout, fields, _ in GENERATIONS[type]:
+        if here == set(fields):
+            return _pack(event, layout, *(_checked(event, name) for name in fields))
+    raise ValueError(f"no layout of {event.__class__.__name__} has exactly these fields")
+
+
+def _unpack_fields(names: tuple[str, ...], type: int, data: bytes) -> Iterator[Any]:
+    """The values of these fields in the layout of this size; None for one that it lacks."""
+    for layout, fields, _ in GENERATIONS[type]:
+        if len(data) == layout.size:
+            found = dict(zip(fields, layout.unpack(data), strict=True))
+            return map(found.get, names)
+    raise _bad_size(data, type)
+
+
+def _bad_size(data: bytes, type: int) -> ValueError:
+    sizes = sorted(layout.size for layout, *_ in GENERATIONS[type])
+    which = "layout has" if len(sizes) == 1 else "layouts have"
+    return ValueError(f"{len(data)} bytes, but the {which} {', '.join(map(str, sizes))}")
+
+
+def _checked(event: Any, name: str) -> Any:
+    """The value of a field. Raises `ValueError` for a hash or an address of another size."""
     value = getattr(event, name)
-    if not isinstance(value, bytes) or len(value) != size:
+    size = 32 if name in _HASHES else 20 if name in _ADDRESSES else None
+    if size is not None and (not isinstance(value, bytes) or len(value) != size):
         raise ValueError(f"{type(event).__name__}.{name} must be {size} bytes, not {value!r}")
     return value
 
@@ -270,8 +255,3 @@ def _pack(event: tuple[object, ...], layout: struct.Struct, *values: object) -> 
         return layout.pack(*values)
     except struct.error as error:
         raise ValueError(f"{type(event).__name__}: {error}") from None
-
-
-def _ensure_size(data: bytes, size: int) -> None:
-    if len(data) != size:
-        raise ValueError(f"{len(data)} bytes, but the layout has {size}")

@@ -38,7 +38,6 @@ def frame(
     filters here, and `ExtraMissing` without pandas.
     """
     # mapInArrow refuses to run without pandas, although it does not use it here.
-    # Nothing of it is used, but without it Spark hands nothing over.
     if find_spec("pandas") is None:
         raise ExtraMissing("Spark needs pandas for mapInArrow", "spark")
     if path is not None:

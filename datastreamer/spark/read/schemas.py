@@ -8,31 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from datastreamer.arrow.tables import ENTRIES, ERROR, schema
 from datastreamer.errors import UsageError
 from datastreamer.spark.options import Options
 
 SYSTEM_ID: Final = "system_id"
-
-_SPARK_TYPES: Final[dict[Any, DataType]] = {
-    pa.int64(): LongType(),
-    pa.int32(): IntegerType(),
-    pa.bool_(): BooleanType(),
-    pa.binary(): BinaryType(),
-    pa.string(): StringType(),
-}
 
 
 class Columns(NamedTuple):
@@ -58,10 +41,10 @@ def table_schema(options: Options, *, system_id: bool) -> StructType:
     fields = [
         StructField(
             field.name,
-            _SPARK_TYPES[field.type],
+            field.dataType,
             field.nullable or (permissive and field.name != number),
         )
-        for field in schema(options.table)
+        for field in from_arrow_schema(schema(options.table))
     ]
     if system_id:
         fields.append(StructField(SYSTEM_ID, LongType(), False))
@@ -76,7 +59,7 @@ def wanted_columns(options: Options, wanted: StructType) -> Columns:
     Raises `UsageError` for an unknown column or a column of another type.
     """
     full = {field.name: field for field in table_schema(options, system_id=True)}
-    fields, own = [], []
+    own = []
     for field in wanted:
         column = full.get(field.name)
         if column is None:
@@ -93,11 +76,9 @@ def wanted_columns(options: Options, wanted: StructType) -> Columns:
             )
         if column.nullable and not field.nullable:
             raise UsageError(f"the column {field.name} may be null: leave NOT NULL out")
-        arrow_type = next(a for a, spark in _SPARK_TYPES.items() if spark == field.dataType)
-        # Spark requires the nullability of its own schema in the batches.
-        fields.append(pa.field(field.name, arrow_type, nullable=field.nullable))
         if field.name not in (SYSTEM_ID, ERROR):
             own.append(field.name)
-    if not fields:
+    if not wanted.fields:
         raise UsageError("the schema has no column: name at least one")
-    return Columns(pa.schema(fields), tuple(own))
+    # Spark requires the nullability of its own schema in the batches.
+    return Columns(to_arrow_schema(wanted), tuple(own))

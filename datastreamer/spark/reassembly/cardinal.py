@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from datastreamer.reassembly import PayloadComplete
 from datastreamer.reassembly.cardinal import Cardinal
 from datastreamer.reassembly.splitter import PREFIX_SIZE
 
-_MESSAGES: Final = "key BINARY, value BINARY, source STRING, position BIGINT"
-_MESSAGE_COLUMNS: Final = ("key", "value", "source", "position")
-_MESSAGE_ARROW: Final = pa.schema(
+_MESSAGES: Final = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
@@ -25,11 +24,7 @@ _MESSAGE_ARROW: Final = pa.schema(
         ("position", pa.int64()),
     ]
 )
-_BLOCKS: Final = (
-    "hash BINARY, number BIGINT, parent BINARY, weight BINARY, "
-    "values ARRAY<STRUCT<key: BINARY, value: BINARY>>, deletes ARRAY<BINARY>"
-)
-_BLOCK_ARROW: Final = pa.schema(
+_BLOCKS: Final = pa.schema(
     [
         ("hash", pa.binary()),
         ("number", pa.int64()),
@@ -75,11 +70,11 @@ def cardinal_messages(topic: DataFrame, prefixes: Iterable[str]) -> DataFrame:
                 except ValueError:
                     rows.append((key[: PREFIX_SIZE - 1], value or b"", *position))
             if rows:
-                yield _batch(rows, _MESSAGE_ARROW)
+                yield _batch(rows, _MESSAGES)
 
     columns = ("key", "value", f"CAST({source} AS STRING)", f"CAST({position} AS BIGINT)")
-    shaped = topic.selectExpr(*columns).toDF(*_MESSAGE_COLUMNS)
-    return shaped.mapInArrow(translate, _MESSAGES)
+    shaped = topic.selectExpr(*columns).toDF(*_MESSAGES.names)
+    return shaped.mapInArrow(translate, from_arrow_schema(_MESSAGES))
 
 
 def cardinal_blocks(payloads: DataFrame, prefixes: Iterable[str]) -> DataFrame:
@@ -104,12 +99,12 @@ def cardinal_blocks(payloads: DataFrame, prefixes: Iterable[str]) -> DataFrame:
                 )
                 size += sum(len(key) + len(value) for key, value in found)
                 if size > _MOST:
-                    yield _batch(rows, _BLOCK_ARROW)
+                    yield _batch(rows, _BLOCKS)
                     rows, size = [], 0
             if rows:
-                yield _batch(rows, _BLOCK_ARROW)
+                yield _batch(rows, _BLOCKS)
 
-    return payloads.select("id", "parts").mapInArrow(decode, _BLOCKS)
+    return payloads.select("id", "parts").mapInArrow(decode, from_arrow_schema(_BLOCKS))
 
 
 def _batch(rows: list[tuple[Any, ...]], schema: Any) -> Any:

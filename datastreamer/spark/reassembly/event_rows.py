@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -58,40 +59,7 @@ _OF_EVENTS: Final = (
     *("source", "position", "positions"),
 )
 
-_ARROW: Final = pa.schema(
-    [
-        pa.field("event", pa.string(), nullable=False),
-        pa.field("id", pa.binary()),
-        pa.field(
-            "parts",
-            pa.list_(
-                pa.field(
-                    "element",
-                    pa.struct(
-                        [
-                            pa.field("key", pa.binary(), nullable=False),
-                            pa.field("value", pa.binary(), nullable=False),
-                        ]
-                    ),
-                    nullable=False,
-                )
-            ),
-        ),
-        pa.field("prefixes", pa.list_(pa.field("element", pa.binary(), nullable=False))),
-        pa.field("what", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("prefix", pa.binary()),
-        pa.field("messages", pa.int64()),
-        pa.field("bytes", pa.int64()),
-        pa.field("missing", pa.int64()),
-        pa.field("source", pa.string()),
-        pa.field("position", pa.int64()),
-        pa.field(
-            "positions",
-            pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
-        ),
-    ]
-)
+_ARROW: Final = to_arrow_schema(EVENT_SCHEMA)
 
 
 class Reassembled(NamedTuple):
