@@ -164,7 +164,7 @@ class Relay:
 
     @property
     def failure(self) -> DatastreamerError | None:
-        """Why the download has stopped; None while it goes on."""
+        """Why the download has stopped; None while it continues."""
         return self.download.failure
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -63,7 +63,7 @@ def wait_until_left(server: StreamServer) -> None:
         except SourceBusy:
             continue
         break
-    while server.stream._lease is not None:
+    while server.stream._op.lease is not None:
         threading.Event().wait(0.001)
 
 
