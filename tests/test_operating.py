@@ -15,7 +15,8 @@ import yaml
 
 from datastreamer.metrics.exposition import LISTED_CLIENTS, Tally, exposition_parts
 from datastreamer.metrics.names import METRICS
-from datastreamer.server.session import FAILED, REASONS
+from datastreamer.server.metrics import REASONS
+from datastreamer.server.session import FAILED
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATING = (ROOT / "docs" / "OPERATING.md").read_text()

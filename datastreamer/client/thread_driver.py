@@ -28,8 +28,9 @@ from datastreamer.client.effects import (
     Sleep,
     Steps,
 )
-from datastreamer.transport.connection_errors import connection_lost, watch_over
+from datastreamer.transport.connection_errors import connection_lost
 from datastreamer.transport.endpoint import Endpoint, close_blocking, connect_blocking
+from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class ThreadDriver(Driver):
             case Connect(seconds):
                 assert self._endpoint is not None
                 made = connect_blocking(self._endpoint, seconds)
-                watch_over(made.setsockopt)
+                keep_alive(made.setsockopt, CLIENT_KEEPALIVE)
                 return made
             case Close(channel, farewell):
                 if farewell:

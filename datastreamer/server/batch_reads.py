@@ -1,7 +1,7 @@
 """Answers with many entries: batches.
 
 Owns where an answer begins and ends, within the limits of both sides and of the stream.
-`queries.py` and `sender.py` send it, `session.py` waits for a commit.
+`long_answers.py` sends it and waits for a commit.
 """
 
 from __future__ import annotations

@@ -31,9 +31,20 @@ from datastreamer.metrics.exposition import (
     largest_lags,
     process_samples,
 )
-from datastreamer.server.admission.gate import NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
-from datastreamer.server.session import AUTHENTICATE, COMMANDS, PUBLISH, REASONS
+from datastreamer.server.admission.gate import EVICTED, NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS
+from datastreamer.server.session import (
+    AUTHENTICATE,
+    CHANGED,
+    COMMANDS,
+    FAILED,
+    GONE,
+    LEFT,
+    PUBLISH,
+    REFUSED,
+    SERVER_ENDED,
+)
 from datastreamer.server.streaming.sender import State
+from datastreamer.server.timeouts import LIFETIMES
 
 if TYPE_CHECKING:
     from datastreamer.server.server import Server
@@ -45,6 +56,7 @@ _SESSIONS_A_TURN = 128
 
 # Label values that are exposed before anything was counted for them: a rate over a series that
 # begins with its first event misses that event, and no alert fires.
+REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, EVICTED, *LIFETIMES)
 _REFUSALS: Final = (NO_STREAM, TOO_MANY, TOO_MANY_OF_ADDRESS)
 _RESULTS: Final = {n: kind_of(n) for n in RESULT_TEXTS if n != RESULT_OK}
 _OF_PUBLISHING: Final = [kind for n, kind in _RESULTS.items() if n > RESULT_NOT_ALLOWED]

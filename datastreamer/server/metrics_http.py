@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -45,15 +46,6 @@ _MOST_LISTED = 10_000
 _CLIENTS_A_TURN = 128
 _JSON = "application/json"
 _PLAIN = "text/plain; charset=utf-8"
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 class Gather(Protocol):
@@ -232,7 +224,7 @@ async def _read_request(stream: trio.SocketStream) -> bytes:
 
 def _head(code: int, kind: str, size: int) -> bytes:
     lines = (
-        f"HTTP/1.1 {code} {_REASONS[code]}",
+        f"HTTP/1.1 {code} {HTTPStatus(code).phrase}",
         f"Content-Type: {kind}",
         f"Content-Length: {size}",
         "Cache-Control: no-store",

@@ -48,6 +48,10 @@ Question: TypeAlias = (
     EntryQuery | BookmarkQuery | HeaderQuery | CapabilitiesQuery | BatchQuery | FilteredRead
 )
 
+AnyStart: TypeAlias = (
+    Start | CommitStart | FollowStart | StartBookmark | FilteredStart | FilteredStartBookmark
+)
+
 T = TypeVar("T")
 
 # Answers to queries that arrived together are sent together, up to about this many bytes.
@@ -144,17 +148,7 @@ class QueryAnswers:
         del answers  # keep only one copy for a client that does not read
         await self._output.send(data)
 
-    async def place(
-        self,
-        command: (
-            Start
-            | CommitStart
-            | FollowStart
-            | StartBookmark
-            | FilteredStart
-            | FilteredStartBookmark
-        ),
-    ) -> int | Refuse:
+    async def place(self, command: AnyStart) -> int | Refuse:
         """The first entry to send to a client, or the refusal."""
         if isinstance(command, Start | CommitStart | FollowStart | FilteredStart):
             if command.from_entry > self._stream.total_entries:

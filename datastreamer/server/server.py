@@ -1,14 +1,13 @@
 """The server: listeners, sessions, and which sessions a change of the stream affects.
 
-Owns the connected clients. One task per listener accepts, one broadcasts (`broadcast.py`), and each
-client has a session.
+Owns the connected clients. One task per listener accepts (`acceptor.py`), one broadcasts
+(`broadcast.py`), and each client has a session.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import socket
@@ -21,7 +20,8 @@ from datastreamer.errors import DamagedFile, UnknownEntry
 from datastreamer.format import FEATURE_AUTHENTICATE, FEATURE_PUBLISH
 from datastreamer.metrics.counters import Counts
 from datastreamer.server.admission.accept_balance import AcceptBalance
-from datastreamer.server.admission.gate import NO_STREAM, ConnectionSlot, Gate, Pace
+from datastreamer.server.admission.acceptor import Acceptor
+from datastreamer.server.admission.gate import ConnectionSlot, Gate
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.file_watch import FileWatch
 from datastreamer.server.limits import PROVISIONAL_CLIENTS, Limits, room_for_clients
@@ -32,9 +32,9 @@ from datastreamer.server.streaming.broadcast import Broadcast, wakeup
 from datastreamer.server.timeouts import guard
 from datastreamer.storage.header.records import Change, Head
 from datastreamer.storage.stream import ChangeCallback, DataStream
-from datastreamer.transport.listeners import Hosts, host_of, name_of, open_listeners, peer_of
+from datastreamer.transport.listeners import Hosts, name_of, open_listeners
 from datastreamer.transport.server_stream import Transport
-from datastreamer.transport.tcp_info import keep_alive
+from datastreamer.transport.tcp_info import SERVER_KEEPALIVE, keep_alive
 from datastreamer.transport.tls import ServerTLS
 from datastreamer.transport.tls_stream import transport_over
 from datastreamer.transport.trio_thread import current_loop, outside_of_loops
@@ -43,13 +43,7 @@ _log = logging.getLogger(__name__)
 
 # Interval between checks that every client has received everything.
 _POLL_SECONDS = 0.010
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Errors of accept that mean that the listener is unusable.
-_NO_LISTENER = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
-_ACCEPT_PAUSE = 0.1
 _ELSEWHERE = " by another process"
-# Connections accepted in a row before other tasks run.
-_ACCEPTED_TOGETHER = 16
 # The part of the grace period in which clients may receive everything; after it, only the rest of
 # the current entry.
 _UNHURRIED = 0.8
@@ -95,9 +89,10 @@ class Server:
         self._tls = tls
         # Set if other processes accept from the same listeners.
         self._balance = balance
-        self._gate = self._make_gate()
+        self.gate = self._make_gate()
+        """The slots of its clients."""
         tokens = self.limits.client_token_file
-        self._token_examiner = TokenExaminer(tokens, self.counts, self._gate.refusals)
+        self._token_examiner = TokenExaminer(tokens, self.counts, self.gate.refusals)
         self.broadcast.features = self._features
         self._accepting = trio.CancelScope()
         self._scope = trio.CancelScope()
@@ -121,12 +116,12 @@ class Server:
                 listener.setblocking(False)
             woken = stack.enter_context(wakeup(self.stream, self._waker))
             stack.callback(self.stream.on_change(_in_loop(token, self.change)))
-            stack.callback(lambda: self._gate.refusals.flush(0, last=True))
+            stack.callback(lambda: self.gate.refusals.flush(0, last=True))
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._serve_streams, woken)
-                    nursery.start_soon(guard, self.sessions, self.limits, self._gate)
-                    nursery.start_soon(self._accept_all, listeners, nursery)
+                    nursery.start_soon(guard, self.sessions, self.limits, self.gate)
+                    nursery.start_soon(self._accept, listeners, nursery)
                     task_status.started([name_of(listener) for listener in listeners])
 
     # The stream, and the one that replaces it.
@@ -170,11 +165,6 @@ class Server:
             await self._changed.wait()
 
     @property
-    def clients(self) -> int:
-        """The number of connections with a slot: one that ends keeps it until it is closed."""
-        return self._gate.clients
-
-    @property
     def unready(self) -> str:
         """The reason why new clients should use another server; empty if they are served."""
         if self._finishing:
@@ -182,11 +172,6 @@ class Server:
         if self._stream_missing:
             return f"{self.stream.path}: {self.watch.lost}"
         return self.broadcast.trouble or self.stream.misplaced
-
-    @property
-    def gate(self) -> Gate:
-        """The slots of its clients."""
-        return self._gate
 
     @property
     def takes_tokens(self) -> bool:
@@ -212,13 +197,13 @@ class Server:
         return Gate(self.limits, self.counts, self._balance, reserved, publishing)
 
     def _fit_into_descriptors(self) -> None:
-        wanted, reserved = self.limits.max_clients, self._gate.reserved
+        wanted, reserved = self.limits.max_clients, self.gate.reserved
         beyond = reserved + PROVISIONAL_CLIENTS if reserved else 0
         room, descriptors = room_for_clients(wanted + beyond)
         room = max(1, room - beyond)
         if room < wanted:
             self.limits = dataclasses.replace(self.limits, max_clients=room)
-            self._gate.shrink(self.limits)
+            self.gate.shrink(self.limits)
             _log.warning(
                 "serving at most %d clients, not %d: this process may open %d descriptors; raise "
                 "that limit (ulimit -n, LimitNOFILE=) or ask for fewer clients",
@@ -227,73 +212,29 @@ class Server:
                 descriptors,
             )
 
-    async def _accept_all(self, listeners: list[socket.socket], clients: trio.Nursery) -> None:
-        rate = self.limits.accept_rate
-        pace = None if rate is None else Pace(rate, trio.current_time())
-        self._gate.note_room()
-        try:
-            with self._accepting:
-                async with trio.open_nursery() as nursery:
-                    for listener in listeners:
-                        nursery.start_soon(self._accept, listener, clients, pace)
-        finally:
-            self._gate.close()
+    async def _accept(self, listeners: list[socket.socket], clients: trio.Nursery) -> None:
+        acceptor = Acceptor(
+            self.gate,
+            self.limits.accept_rate,
+            self._balance,
+            lambda connection, slot: clients.start_soon(self._serve, connection, slot),
+            lambda: not self._stream_missing,
+        )
+        with self._accepting:
+            await acceptor.run(listeners)
         for listener in listeners:
             listener.close()
-
-    async def _accept(
-        self, listener: socket.socket, clients: trio.Nursery, pace: Pace | None
-    ) -> None:
-        short_of_descriptors = False
-        together = 0
-        while True:
-            if self._balance is not None:
-                await trio.lowlevel.wait_readable(listener)
-                await self._balance.wait()
-            try:
-                connection, address = listener.accept()
-            except BlockingIOError:
-                together = 0
-                await trio.lowlevel.wait_readable(listener)
-                continue
-            except OSError as error:
-                if error.errno in _NO_LISTENER:
-                    raise
-                if error.errno in _OUT_OF_DESCRIPTORS:
-                    if not short_of_descriptors:
-                        _log.error("cannot accept connections: %s; raise the limit", error.strerror)
-                    short_of_descriptors = True
-                    await trio.sleep(_ACCEPT_PAUSE)
-                await trio.lowlevel.checkpoint()
-                continue
-            short_of_descriptors = False
-            now = trio.current_time()
-            place = None
-            if self._stream_missing:
-                self.counts.refused[NO_STREAM] += 1
-            else:
-                peer = peer_of(connection, address)
-                place = self._gate.admit(host_of(address), peer, now)
-            if place is None:
-                connection.close()
-            else:
-                clients.start_soon(self._serve, connection, place)
-            together += 1
-            if pace is not None:
-                await trio.sleep(pace.step(now))
-            elif together % _ACCEPTED_TOGETHER == 0:
-                await trio.lowlevel.checkpoint()
 
     async def _serve(self, connection: socket.socket, place: ConnectionSlot) -> None:
         try:
             if place.over:
                 connection.close()
                 return
-            keep_alive(connection)
-            transport = transport_over(connection, place.peer, self._tls, self._gate.refusals)
+            keep_alive(connection.setsockopt, SERVER_KEEPALIVE)
+            transport = transport_over(connection, place.peer, self._tls, self.gate.refusals)
             await self.handle(transport, connection, place)
         finally:
-            self._gate.leave(place, trio.current_time())
+            self.gate.leave(place, trio.current_time())
 
     async def handle(
         self,
@@ -313,7 +254,7 @@ class Server:
             limits=self.limits,
             publish_lease=self.publish_lease,
             token_examiner=self._token_examiner,
-            gate=self._gate,
+            gate=self.gate,
             place=place,
         )
         self.sessions.add(session)

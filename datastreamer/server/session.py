@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
-import time
-from typing import Final, TypeAlias
+from typing import Final
 
 import trio
 
 from datastreamer.errors import DatastreamerError
-from datastreamer.format import RESULT_BAD_FROM_ENTRY, RESULT_NOT_ALLOWED
+from datastreamer.format import RESULT_NOT_ALLOWED
 from datastreamer.metrics.counters import DROPPED, FAULT, kind_of
 from datastreamer.protocol import messages
 from datastreamer.protocol.authentication import Authenticate
@@ -37,19 +36,18 @@ from datastreamer.protocol.messages import (
 from datastreamer.protocol.publishing import PublishQuery, encode_refusal
 from datastreamer.protocol.server import Drop, End, Event, Refuse, ServerConnection
 from datastreamer.server.admission.client_proof import ClientProof
-from datastreamer.server.admission.gate import EVICTED, ConnectionSlot, Gate, Pace, TrustLevel
+from datastreamer.server.admission.gate import ConnectionSlot, Gate, Pace, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.server.limits import Limits
+from datastreamer.server.long_answers import LongAnswers
 from datastreamer.server.publish.lease import PublishLease
 from datastreamer.server.publish.session import PublishSession
-from datastreamer.server.queries import QueryAnswers
+from datastreamer.server.queries import AnyStart, QueryAnswers
 from datastreamer.server.read_ahead import ReadAhead
 from datastreamer.server.streaming.broadcast import Broadcast
-from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten, hash_of
+from datastreamer.server.streaming.change_reports import ChangeReports, ChangesForgotten
 from datastreamer.server.streaming.output import ClientOutput
 from datastreamer.server.streaming.sender import Sender, State
-from datastreamer.server.timeouts import LIFETIMES, Activity
-from datastreamer.storage.read.spans import Cursor
 from datastreamer.transport.server_stream import Transport
 
 _log = logging.getLogger(__name__)
@@ -58,10 +56,6 @@ _ids = itertools.count(1)
 _DRAIN_SECONDS = 1.0
 # A client that asks without a pause yields to the others after this many queries.
 _QUESTIONS_A_TURN = 64
-# Bytes of further commands that are read while a client waits for a commit.
-_HEARD_AHEAD = 64 * 1024
-_LIMITS: Final = Limits()
-
 
 # Why a connection ended, in addition to the reasons of `timeouts.py`.
 LEFT: Final = "left"
@@ -70,7 +64,6 @@ REFUSED: Final = "refused"
 CHANGED: Final = "changed"
 FAILED: Final = "failed"
 SERVER_ENDED: Final = "server_ended"
-REASONS: Final = (LEFT, GONE, REFUSED, CHANGED, FAILED, SERVER_ENDED, EVICTED, *LIFETIMES)
 
 _ENTRY: Final = "entry"
 _KINDS: Final = {
@@ -97,11 +90,21 @@ COMMANDS: Final = tuple(_KINDS.values())
 them."""
 
 
-AnyStart: TypeAlias = (
-    Start | CommitStart | FollowStart | StartBookmark | FilteredStart | FilteredStartBookmark
-)
-
 _QUESTIONS: Final = (EntryQuery, BookmarkQuery, HeaderQuery, CapabilitiesQuery)
+_LONG_QUERIES: Final = (BatchQuery, FilteredRead, RangeQuery, HashQuery)
+
+
+class Activity:
+    """State of one client when `timeouts.py` last checked it, and when each time limit began."""
+
+    __slots__ = ("acknowledged", "asked_at", "came_at", "half_at", "moved_at", "probe_at",
+                 "sent", "taken")  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.came_at = self.asked_at = self.half_at = self.moved_at = now
+        self.probe_at = now
+        self.taken = self.acknowledged = 0
+        self.sent = (0, 0)
 
 
 class Session:
@@ -117,17 +120,18 @@ class Session:
         broadcast: Broadcast,
         transport: Transport,
         *,
-        connection: socket.socket | None = None,
-        limits: Limits = _LIMITS,
-        publish_lease: PublishLease | None = None,
-        token_examiner: TokenExaminer | None = None,
-        gate: Gate | None = None,
-        place: ConnectionSlot | None = None,
+        connection: socket.socket | None,
+        limits: Limits,
+        publish_lease: PublishLease | None,
+        token_examiner: TokenExaminer,
+        gate: Gate,
+        place: ConnectionSlot | None,
     ) -> None:
         self.id = next(_ids)
         """Unique in this process."""
         self.transport = transport
-        self._client_proof = ClientProof(transport, gate, place, token_examiner)
+        self._token_examiner = token_examiner
+        self.client_proof = ClientProof(transport, gate, place, token_examiner)
         self.socket = connection
         self._output = ClientOutput(transport, broadcast.counts)
         self.sender = Sender(broadcast, transport, self._output)
@@ -135,7 +139,7 @@ class Session:
         self.protocol = ServerConnection(
             broadcast.stream.header.stream_type,
             publishing=publish_lease is not None,
-            authenticating=self._client_proof.takes_tokens,
+            authenticating=token_examiner.takes_tokens,
         )
         now = trio.current_time()
         self.watch = Activity(now)
@@ -158,8 +162,9 @@ class Session:
         rate = limits.request_rate
         self._pace = None if rate is None else Pace(rate, now)
         self._read_ahead = ReadAhead(transport)
-        # Set by each event that ends the wait for a commit.
-        self._news = trio.Event()
+        self._long_answers = LongAnswers(
+            broadcast, self.answers, self.sender, self._read_ahead, self.protocol
+        )
         self._finishing = False
         self._draining = False
         self._scope = trio.CancelScope()
@@ -183,20 +188,6 @@ class Session:
     def over(self) -> bool:
         """Whether no further command of the client is executed."""
         return self._draining or self._scope.cancel_called
-
-    @property
-    def standing(self) -> TrustLevel:
-        """What the client has proven."""
-        return self._client_proof.standing
-
-    @property
-    def pending(self) -> int:
-        """Bytes received of a command that is not complete yet."""
-        return self.protocol.pending
-
-    def note_received(self) -> None:
-        """No change concerns bytes that the peer has confirmed."""
-        self.sender.note_received()
 
     def idle_since(self) -> float | None:
         """Since when the client has neither streamed nor sent a command, as the last check found;
@@ -244,8 +235,8 @@ class Session:
         end of the current entry, then close."""
         self._finishing = True
         self.sender.finish(entries)
-        self._news.set()
-        self._client_proof.finish()
+        self._long_answers.finish()
+        self.client_proof.finish()
         if self._publish_session is not None:
             self._publish_session.finish()
         if self.waiting and not self.sender.streaming and not self.over:
@@ -313,7 +304,7 @@ class Session:
                 protocol.receive(data)
                 event = protocol.next_event()
                 continue
-            if self._client_proof.undecided and not self._client_proof.allows(event):
+            if self.client_proof.undecided and not self.client_proof.allows(event):
                 self.reason = self.reason or REFUSED
                 if answers:
                     await answers.send()
@@ -360,14 +351,10 @@ class Session:
         self._counts.commands[_KINDS[type(event)]] += 1
         if isinstance(event, _QUESTIONS):
             await answers.answer(event)
-        elif isinstance(event, BatchQuery):
-            await self._send_batch(nursery, event)
-        elif isinstance(event, FilteredRead):
-            await self._send_filtered(nursery, event)
-        elif isinstance(event, RangeQuery):
-            await self._send_range(event)
-        elif isinstance(event, HashQuery):
-            await self._send_hash(event)
+        elif isinstance(event, _LONG_QUERIES):
+            refusal = await self._long_answers.send(nursery, event)
+            if refusal is not None:
+                await self._refuse(refusal)
         elif isinstance(event, Stop):
             await self.sender.end_with(messages.OK)
             self.protocol.stopped()
@@ -410,8 +397,8 @@ class Session:
         self._counts.commands[AUTHENTICATE] += 1
         if self.answers:
             await self.answers.send()
-        proof, token = self._client_proof, command.token
-        allowed = await proof.examine(AUTHENTICATE, lambda: proof.knows(token))
+        proof, token = self.client_proof, command.token
+        allowed = await proof.examine(AUTHENTICATE, lambda: self._token_examiner.knows(token))
         if allowed and proof.accept(TrustLevel.KNOWN):
             self.answers.add(messages.OK)
             return False
@@ -428,13 +415,13 @@ class Session:
         if self.answers:
             await self.answers.send()
         publish_lease, transport = self._publish_lease, self.transport
-        allowed = await self._client_proof.examine(
+        allowed = await self.client_proof.examine(
             PUBLISH, lambda: publish_lease.allows(query, transport)
         )
         if allowed is False:
             why = "neither token nor certificate allows this client to publish"
             await self._refuse(Refuse(RESULT_NOT_ALLOWED, close=True, why=why))
-        if not allowed or not self._client_proof.accept(TrustLevel.PUBLISHER):
+        if not allowed or not self.client_proof.accept(TrustLevel.PUBLISHER):
             self.reason = self.reason or REFUSED
             return
         receive = self._read_ahead.receive
@@ -448,125 +435,6 @@ class Session:
             self.answers.begin()
             self.answers.add(last)
         await self._hang_up()
-
-    # Many entries for one query.
-
-    async def _send_batch(self, nursery: trio.Nursery, query: BatchQuery) -> None:
-        if query.wait_ms and query.from_entry == self._stream.total_entries:
-            await self._wait_for_entries(nursery, query.from_entry, query.wait_ms / 1000)
-        began = time.perf_counter()
-        batch = await self.answers.batches.read(query)
-        if batch is not None and batch.data is None and self.answers:
-            await self.answers.send()
-            batch = await self.answers.batches.read(query)
-        if batch is None:
-            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
-            return
-        if batch.data is None:
-            await self._send_part(batch.head, batch.start, batch.stop)
-        else:
-            self.answers.add(batch.head + batch.data, query)
-            self._counts.entries_sent += batch.stop.number - batch.start.number
-        self._counts.batch_seconds.add(time.perf_counter() - began)
-        self._counts.batch_bytes.add(batch.size)
-
-    async def _send_filtered(self, nursery: trio.Nursery, query: FilteredRead) -> None:
-        filters, stream = self.answers.filters, self._stream
-        frame = await filters.read(query)
-        until = trio.current_time() + query.wait_ms / 1000
-        while (
-            frame is not None
-            and not frame.entries
-            and frame.stop.number == stream.total_entries < query.stop
-            and (left := until - trio.current_time()) > 0
-        ):
-            epoch = stream.epoch
-            if not await self._wait_for_entries(nursery, frame.stop.number, left):
-                until = 0
-            frame = await filters.read(query, frame if stream.epoch == epoch else None)
-            if stream.epoch != epoch:
-                break
-        began = time.perf_counter()
-        if frame is not None and frame.data is None and self.answers:
-            await self.answers.send()
-            frame = await filters.read(query)
-        if frame is None:
-            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
-            return
-        head = filters.begins_with(frame)
-        if frame.data is None:
-            first = frame.stop.number - frame.entries
-            await self._send_part(head, Cursor(frame.start, first), frame.stop)
-        else:
-            self.answers.add(head + frame.data, query)
-            self._counts.entries_sent += frame.entries
-        self._counts.batch_seconds.add(time.perf_counter() - began)
-        self._counts.batch_bytes.add(frame.size)
-
-    async def _send_range(self, query: RangeQuery) -> None:
-        if self.answers:
-            await self.answers.send()
-        place = await self.answers.range(query)
-        if isinstance(place, Refuse):
-            await self._refuse(place)
-            return
-        start, stop = place
-        await self._send_part(messages.encode_range_head(stop.number - 1), start, stop)
-
-    async def _send_hash(self, query: HashQuery) -> None:
-        # Alone: answers collected with it would be read again at each change.
-        if self.answers:
-            await self.answers.send()
-        began = time.perf_counter()
-        answer = await hash_of(self._broadcast, query)
-        self.answers.begin()
-        if answer is None:
-            await self._refuse(Refuse(RESULT_BAD_FROM_ENTRY, close=False))
-            return
-        self.answers.add(messages.OK + answer)
-        self._counts.hash_seconds += time.perf_counter() - began
-        await self.answers.send()
-
-    async def _send_part(self, head: bytes, start: Cursor, stop: Cursor) -> None:
-        """Send `head` and the entries from `start` to `stop`."""
-        self.sender.begin_part(start, stop)
-        self.answers.add(head)
-        await self.answers.send()
-        await self.sender.run()
-        self.sender.end_part()
-
-    async def _wait_for_entries(self, nursery: trio.Nursery, number: int, seconds: float) -> bool:
-        """Wait for entry `number`, the next to be committed: True if it was committed or the stream
-        was changed, False if the client is to get an empty answer."""
-        if self.answers:
-            await self.answers.send()
-        stream, broadcast, protocol = self._stream, self._broadcast, self.protocol
-        epoch, client_left = stream.epoch, False
-        with trio.move_on_after(seconds):
-            while number == stream.total_entries and stream.epoch == epoch:
-                if self._finishing or client_left:
-                    break
-                self._news = trio.Event()
-                broadcast.watch(self._news)
-                if protocol.pending < _HEARD_AHEAD:
-                    self._read_ahead.listen(nursery, self._news.set)
-                try:
-                    await self._news.wait()
-                finally:
-                    broadcast.watchers.discard(self._news)
-                if self._read_ahead.heard:
-                    client_left = not await self._read_more()
-        await broadcast.settled()
-        return number != stream.total_entries or stream.epoch != epoch
-
-    async def _read_more(self) -> bool:
-        """Read further commands of the client; False if it has ended its side."""
-        try:
-            data = await self._read_ahead.receive()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            data = b""
-        self.protocol.receive(data)
-        return bool(data)
 
     async def _send(self) -> None:
         try:
@@ -583,7 +451,7 @@ class Session:
             _log.debug("%s: refused with Result %d", self.transport.peer, event.number)
             return await self._refuse(event)
         if isinstance(event, Drop):
-            self._client_proof.note_drop(event)
+            self.client_proof.note_drop(event)
             self._counts.errors[DROPPED] += 1
         self.reason = self.reason or (REFUSED if isinstance(event, Drop) else LEFT)
         if not self.protocol.streaming:

@@ -7,20 +7,18 @@ is alive. Time limits are exact to about a second.
 
 from __future__ import annotations
 
-import socket as system_socket
 from collections.abc import Collection
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
 from datastreamer.server.admission.gate import (
     IDLE_SECONDS,
     Gate,
-    GatedSession,
     Idle,
-    TrustLevel,
 )
 from datastreamer.server.limits import Limits
+from datastreamer.server.session import Session
 from datastreamer.transport.tcp_info import tcp_info
 
 _LOOK_SECONDS = 1.0
@@ -49,50 +47,7 @@ LIFETIMES: Final = tuple(_WORDS)
 _RESET = (STALLED, DEAD_PEER)
 
 
-class Activity:
-    """State of one client at the last check, and when each time limit began."""
-
-    __slots__ = ("acknowledged", "asked_at", "came_at", "half_at", "moved_at", "probe_at",
-                 "sent", "taken")  # fmt: skip
-
-    def __init__(self, now: float) -> None:
-        self.came_at = self.asked_at = self.half_at = self.moved_at = now
-        self.probe_at = now
-        self.taken = self.acknowledged = 0
-        self.sent = (0, 0)
-
-
-class TimedSession(GatedSession, Protocol):
-    """A client's session, as its time limits see it."""
-
-    watch: Activity
-    socket: system_socket.socket | None
-    heard: bool
-    waiting: bool
-    taken: int
-
-    @property
-    def standing(self) -> TrustLevel: ...
-
-    @property
-    def over(self) -> bool: ...
-
-    @property
-    def blocked(self) -> bool: ...
-
-    @property
-    def streaming(self) -> bool: ...
-
-    @property
-    def pending(self) -> int: ...
-
-    @property
-    def sent(self) -> tuple[int, int]: ...
-
-    def note_received(self) -> None: ...
-
-
-async def guard(sessions: Collection[TimedSession], limits: Limits, gate: Gate) -> None:
+async def guard(sessions: Collection[Session], limits: Limits, gate: Gate) -> None:
     """Check `sessions`, a changing set, and `gate`, forever."""
     while True:
         await trio.sleep(_LOOK_SECONDS)
@@ -102,18 +57,18 @@ async def guard(sessions: Collection[TimedSession], limits: Limits, gate: Gate) 
         for at, session in enumerate(list(sessions)):
             if at % _SESSIONS_A_TURN == _SESSIONS_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
-            session.note_received()
+            session.sender.note_received()
             reason = due(session, limits, trio.current_time())
             if reason is not None:
                 seconds = getattr(limits, reason)
                 session.end(reason, _WORDS[reason].format(seconds), reset=reason in _RESET)
             since = session.idle_since() if crowded else None
             if since is not None and trio.current_time() - since >= IDLE_SECONDS:
-                idle.append((session.standing, since, session))
+                idle.append((session.client_proof.standing, since, session))
         gate.note_idle(idle)
 
 
-def due(session: TimedSession, limits: Limits, now: float) -> str | None:
+def due(session: Session, limits: Limits, now: float) -> str | None:
     """The reason to end the client now, or None. Updates the session's `watch`."""
     if session.over:
         return None
@@ -123,7 +78,7 @@ def due(session: TimedSession, limits: Limits, now: float) -> str | None:
     if not session.heard:
         if _past(limits.handshake_timeout, watch.came_at, now):
             return HANDSHAKE
-    elif asked or not (waiting and session.pending):
+    elif asked or not (waiting and session.protocol.pending):
         watch.half_at = now
     elif _past(limits.command_timeout, watch.half_at, now):
         return HALF_COMMAND

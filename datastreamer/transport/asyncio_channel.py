@@ -1,9 +1,9 @@
-"""The bytes of one client's connection, under asyncio: a non-blocking socket, also with TLS.
+"""The byte stream of a client's connection under asyncio: a non-blocking socket, also with TLS.
 
-Owns making connections and the meaning of the system's errors. Must not know what the bytes say.
+Owns connecting and the meaning of the system's errors. Must not know the protocol.
 
-A wait is for the socket to be ready and nothing more, so that a cancelled one has consumed
-nothing. Needs an event loop that watches descriptors (`add_reader`), as those of Unix do.
+A wait ends when the socket is ready, so a cancelled wait has consumed nothing. Needs an event loop
+with `add_reader`, as those of Unix systems have.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from datastreamer.transport.connection_errors import (
     closed_here,
     connect_failed,
     connection_lost,
-    watch_over,
 )
 from datastreamer.transport.endpoint import Endpoint, close_blocking, say_no_tokens
 from datastreamer.transport.listeners import tune
+from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
 from datastreamer.transport.tls import tls_failed
 
 T = TypeVar("T")
@@ -32,31 +32,32 @@ _RECEIVE_SIZE: Final = 4096
 
 
 class AsyncioChannel:
-    """A connection by its socket, which it owns."""
+    """A TCP or Unix connection, with or without TLS. Owns the socket."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._peer = peer
         self._waits: set[asyncio.Future[None]] = set()
-        # Whether to try before waiting: TLS may hold bytes that the socket does not show, and
-        # after a full buffer more has arrived. Otherwise an attempt is mostly in vain.
+        # Whether to receive before waiting: TLS may hold decrypted bytes, and after a full buffer
+        # more has usually arrived. Otherwise the attempt would mostly fail.
         self._tries = self._secure = isinstance(connection, ssl.SSLSocket)
 
     def connection(self) -> socket.socket:
-        """The socket, to ask the system about."""
+        """The socket, for the system's information."""
         return self._socket
 
     async def send(self, data: bytes, seconds: float | None = None) -> None:
-        """Send all of it. Cancelled, or where the other side receives nothing for `seconds`
-        (`TimeoutError`), it may have sent a part."""
+        """Send all of `data`. Raises `TimeoutError` if the other side receives nothing for
+        `seconds`; then, or if cancelled, it may have sent a part."""
         rest = memoryview(data)
         while rest:
             sent = await self._attempt(self._socket.send, rest, write=True, seconds=seconds)
             rest = rest[sent:]
 
     async def receive_into(self, buffer: memoryview, seconds: float | None = None) -> int:
-        """Wait for bytes; 0 where the other side ended. Raises `TimeoutError` after `seconds`."""
+        """Receive bytes; 0 if the other side has ended. Raises `TimeoutError` after `seconds`. If
+        cancelled, it has received none."""
         if not self._tries:
             await self._ready(write=False, seconds=seconds)
         count = await self._attempt(self._socket.recv_into, buffer, seconds=seconds)
@@ -64,7 +65,7 @@ class AsyncioChannel:
         return count
 
     async def shake_hands(self, connection: ssl.SSLSocket) -> None:
-        """Begin TLS. Raises what `ssl` does."""
+        """Do the TLS handshake over `connection`. Raises what `ssl` raises."""
         self._socket = connection
         self._tries = self._secure = True
         while True:
@@ -85,7 +86,7 @@ class AsyncioChannel:
         write: bool = False,
         seconds: float | None,
     ) -> int:
-        """What `call` returns once the socket is ready for it."""
+        """The result of `call(data)`, as soon as the socket is ready for it."""
         while True:
             try:
                 return call(data)
@@ -96,7 +97,7 @@ class AsyncioChannel:
             await self._ready(write=write, seconds=seconds)
 
     async def _ready(self, *, write: bool, seconds: float | None) -> None:
-        """Wait until the socket can be read from, or written to."""
+        """Wait until the socket is readable, or writable."""
         if self._socket.fileno() < 0:
             raise closed_here(self._peer)
         loop = asyncio.get_running_loop()
@@ -117,8 +118,8 @@ class AsyncioChannel:
                 (loop.remove_writer if write else loop.remove_reader)(self._socket)
 
     def close(self, *, farewell: bool = True) -> None:
-        """Close at once; a task that waits raises `ConnectionLost`. Without `farewell` TLS sends
-        no end."""
+        """Close at once; a task that waits raises `ConnectionLost`. With `farewell`, the TLS close
+        is sent first."""
         if self._socket.fileno() < 0:
             return
         loop = asyncio.get_running_loop()
@@ -143,10 +144,10 @@ def _fail(future: asyncio.Future[None], error: Exception) -> None:
 
 
 async def dial_asyncio(endpoint: Endpoint) -> AsyncioChannel:
-    """A connection to `endpoint`, TLS, token and all.
+    """Connect to `endpoint`, with TLS and token.
 
-    Raises `ConnectFailed`, `TLSFailed` where the connection is made and TLS is not, and
-    `NotAllowed` where the server does not accept the token.
+    Raises `ConnectFailed`, `TLSFailed` if the handshake fails, and `NotAllowed` if the server does
+    not accept the token.
     """
     channel = await _dial(endpoint)
     if not endpoint.token_request:
@@ -164,7 +165,7 @@ async def dial_asyncio(endpoint: Endpoint) -> AsyncioChannel:
 
 
 async def _introduce(channel: AsyncioChannel, endpoint: Endpoint) -> bool:
-    """Show the token; whether the server knows what that is."""
+    """Send the token; whether the server supports tokens."""
     introduction = Introduction(endpoint.token_request, endpoint.peer)
     await channel.send(introduction.request)
     room = memoryview(bytearray(_RECEIVE_SIZE))
@@ -177,7 +178,7 @@ async def _introduce(channel: AsyncioChannel, endpoint: Endpoint) -> bool:
 async def _dial(endpoint: Endpoint) -> AsyncioChannel:
     made = await _connect(endpoint)
     tune(made)
-    watch_over(made.setsockopt)
+    keep_alive(made.setsockopt, CLIENT_KEEPALIVE)
     channel = AsyncioChannel(made, endpoint.peer)
     if endpoint.context is None:
         return channel

@@ -1,16 +1,12 @@
-"""The errors and log lines for a server that cannot be reached, the same for all clients, and TCP
-keepalive.
+"""The errors and log lines for a server that cannot be reached, the same for all clients.
 
 Knows neither trio nor the protocol.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
-from collections.abc import Callable
 
 from datastreamer.errors import ConnectFailed, ConnectionLost, NoAnswer, PeerError, UsageError
 from datastreamer.protocol.arguments import is_number
@@ -88,22 +84,6 @@ def say_back(log: logging.Logger, peer: str, number: int | None) -> None:
         log.warning("connected to %s again", peer)
     else:
         log.warning("connected to %s again, continuing at entry %d", peer, number)
-
-
-# A dead host is noticed after 1.5 minutes, not after the system's two hours.
-_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-
-
-def watch_over(set_option: Callable[[int, int, int], object]) -> None:
-    """Set TCP keepalive, which notices a dead host on an idle connection.
-
-    `set_option` is the `setsockopt` of the connection.
-    """
-    with contextlib.suppress(OSError):
-        set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
-                set_option(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The byte stream of a server's connection: a socket, or a Trio stream (in memory, for tests).
+"""The byte stream of a server's connection, and that of a plain socket.
 
 Owns the descriptor. Knows no protocol; `tls_stream.py` has TLS. A lost connection raises
 `trio.BrokenResourceError` or `trio.ClosedResourceError`.
@@ -79,6 +79,8 @@ class SocketTransport:
     wait do.
     """
 
+    certified = False
+
     def __init__(self, connection: socket.socket, peer: str | None = None) -> None:
         tune(connection)
         self._socket = connection
@@ -86,7 +88,7 @@ class SocketTransport:
         self._unpaused = 0
         # Bytes of a Unix socket are in the peer's queue at once and a reset does not remove them: a
         # reference to a page would show what is written after a truncation.
-        self._by_reference = sys.platform == "linux" and connection.family != socket.AF_UNIX
+        self.by_reference = sys.platform == "linux" and connection.family != socket.AF_UNIX
         if peer is None:
             with contextlib.suppress(OSError):
                 peer = address_of(connection.getpeername())
@@ -95,14 +97,6 @@ class SocketTransport:
     @property
     def socket_fd(self) -> int | None:
         return self._fd if self._fd >= 0 else None
-
-    @property
-    def by_reference(self) -> bool:
-        return self._by_reference
-
-    @property
-    def certified(self) -> bool:
-        return False
 
     async def receive(self) -> bytes:
         try:
@@ -143,7 +137,7 @@ class SocketTransport:
 
     def send_file(self, file: int, offset: int, count: int) -> int:
         try:
-            if self._by_reference:
+            if self.by_reference:
                 sent = os.sendfile(self._fd, file, offset, count)
                 at_end = not sent
             else:
@@ -182,53 +176,6 @@ class SocketTransport:
             self._fd = -1
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
-
-
-class StreamTransport:
-    """Any half-closable Trio stream."""
-
-    def __init__(self, stream: trio.abc.HalfCloseableStream, peer: str = "stream") -> None:
-        self._stream = stream
-        self._closing = False
-        self.peer = peer
-
-    @property
-    def socket_fd(self) -> int | None:
-        return None
-
-    @property
-    def by_reference(self) -> bool:
-        return False
-
-    @property
-    def certified(self) -> bool:
-        return False
-
-    async def receive(self) -> bytes:
-        return bytes(await self._stream.receive_some(RECEIVE_SIZE))
-
-    async def send(self, data: Buffer) -> None:
-        if self._closing:
-            raise trio.ClosedResourceError("the connection was reset")
-        await self._stream.send_all(data)
-
-    def send_now(self, data: Buffer) -> int:
-        return 0
-
-    async def wait_writable(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    def send_file(self, file: int, offset: int, count: int) -> int:
-        raise RuntimeError("a file cannot be sent without a socket")
-
-    async def end_sending(self) -> None:
-        await self._stream.send_eof()
-
-    def reset(self) -> None:
-        self._closing = True
-
-    async def close(self) -> None:
-        await trio.aclose_forcefully(self._stream)
 
 
 def _broken(error: OSError | ValueError) -> trio.BrokenResourceError:

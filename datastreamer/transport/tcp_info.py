@@ -10,14 +10,14 @@ import contextlib
 import socket
 import struct
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 # Keepalive probes of an idle connection: first after this many seconds, then at this interval, this
 # many times. (With unacknowledged data the kernel retransmits; TCP_USER_TIMEOUT would close
 # connections to living hosts whose programs read nothing.)
-_KEEPALIVE_IDLE = 60
-_KEEPALIVE_INTERVAL = 15
-_KEEPALIVE_PROBES = 4
+SERVER_KEEPALIVE: Final = (60, 15, 4)
+CLIENT_KEEPALIVE: Final = (30, 15, 4)
 
 # struct tcp_info, linux/tcp.h: retransmits and probes are the third and fourth byte; these are the
 # offsets of unacked, last_ack_recv, bytes_acked and notsent_bytes, and the size that is needed.
@@ -51,18 +51,17 @@ class TcpInfo(NamedTuple):
         )
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Set keepalive, so that the kernel notices a dead host on an idle connection."""
-    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
-    for level, option, value in (
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, idle, _KEEPALIVE_IDLE),
-        (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPINTVL", None), _KEEPALIVE_INTERVAL),
-        (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPCNT", None), _KEEPALIVE_PROBES),
-    ):
-        if option is not None:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(level, option, value)
+def keep_alive(
+    set_option: Callable[[int, int, int], object], numbers: tuple[int, int, int]
+) -> None:
+    """Set keepalive, so that the kernel notices a dead host on an idle connection. `set_option` is
+    the `setsockopt` of the connection."""
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+    with contextlib.suppress(OSError):
+        set_option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in zip((idle, "TCP_KEEPINTVL", "TCP_KEEPCNT"), numbers, strict=True):
+            if hasattr(socket, name):
+                set_option(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:

@@ -52,6 +52,8 @@ class TLSTransport:
     of the stream.
     """
 
+    by_reference = False
+
     def __init__(
         self, connection: socket.socket, peer: str, tls: ServerTLS, refusals: RefusalLog
     ) -> None:
@@ -70,10 +72,6 @@ class TLSTransport:
     @property
     def socket_fd(self) -> int | None:
         return None
-
-    @property
-    def by_reference(self) -> bool:
-        return False
 
     def peer_names(self) -> list[str]:
         """The names in the client's certificate, in lower case; empty without one."""

@@ -23,10 +23,10 @@ from datastreamer.transport.connection_errors import (
     closed_here,
     connect_failed,
     connection_lost,
-    watch_over,
 )
 from datastreamer.transport.endpoint import Endpoint, say_no_tokens
 from datastreamer.transport.listeners import tune
+from datastreamer.transport.tcp_info import CLIENT_KEEPALIVE, keep_alive
 
 if TYPE_CHECKING:
     import ssl
@@ -86,7 +86,7 @@ class SocketChannel:
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
         tune(self._socket)
-        watch_over(self._socket.setsockopt)
+        keep_alive(self._socket.setsockopt, CLIENT_KEEPALIVE)
         self._peer = peer
         # Whether a turn is in progress, and until when.
         self._in_turn = False
@@ -318,7 +318,7 @@ async def _with_tls(
 ) -> trio.abc.Stream:
     from datastreamer.transport.tls import tls_failed
 
-    watch_over(stream.setsockopt)
+    keep_alive(stream.setsockopt, CLIENT_KEEPALIVE)
     try:
         secure = trio.SSLStream(stream, context, server_hostname=place.server_name)
         await secure.do_handshake()

@@ -19,11 +19,11 @@ from datastreamer.server.limits import Limits
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
 from datastreamer.transport.listeners import open_listeners
-from datastreamer.transport.server_stream import StreamTransport
 from datastreamer.transport.tls import ServerTLS
 from tests.network import model
 from tests.network.network import Network
 from tests.network.secure import Authority, dial
+from tests.network.stream_transport import StreamTransport
 
 PATIENCE = 150.0
 

@@ -13,10 +13,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from datastreamer.server.server import Server
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.server_stream import StreamTransport
 from tests.network import model as wire
 from tests.network.fixtures import Peer, append, in_memory
 from tests.network.model import BOOKMARK, OK, Conversation, Model, packets, result
+from tests.network.stream_transport import StreamTransport
 
 ENTRIES = [
     (BOOKMARK, b"first"),

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from datastreamer.server import timeouts as guard_module
 from datastreamer.server.streaming import broadcast as live_module
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.tcp_info import TcpInfo, keep_alive, tcp_info
+from datastreamer.transport.tcp_info import SERVER_KEEPALIVE, TcpInfo, keep_alive, tcp_info
 from tests.network import model as wire
 from tests.network.fixtures import Rig, append, in_memory, over_loopback
 from tests.network.model import OK, Model
@@ -251,7 +251,7 @@ def test_what_the_system_knows() -> None:
             assert 1000 <= info.acknowledged <= 1001
             assert not info.outstanding
             assert not info.dead_for(0)
-            keep_alive(ours)
+            keep_alive(ours.setsockopt, SERVER_KEEPALIVE)
             assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
             # Which kills living hosts whose window is closed.
@@ -260,7 +260,7 @@ def test_what_the_system_knows() -> None:
     one, two = socket.socketpair()
     with one, two:
         assert tcp_info(one) is None
-        keep_alive(one)
+        keep_alive(one.setsockopt, SERVER_KEEPALIVE)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import trio.testing
 
 from datastreamer.server.streaming._fanout import fan_out
 from datastreamer.transport.listeners import NOTSENT_LOWAT
-from datastreamer.transport.server_stream import RECEIVE_SIZE, SocketTransport, StreamTransport
+from datastreamer.transport.server_stream import RECEIVE_SIZE, SocketTransport
+from tests.network.stream_transport import StreamTransport
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -19,31 +19,19 @@ from datastreamer.server.admission.gate import ConnectionSlot, Gate, TrustLevel
 from datastreamer.server.admission.tokens import TokenExaminer
 from datastreamer.transport.server_stream import Transport
 
-_log = logging.getLogger(__name__)
-
 # Commands that a client with a provisional slot may send.
 _TO_PROVE_ITSELF = (PublishQuery, Authenticate, CapabilitiesQuery)
 
 
 class ClientProof:
-    """The proof of one client. `place` is its slot at `gate`; both None: it needs none."""
-
-    __slots__ = (
-        "_examining",
-        "_finishing",
-        "_gate",
-        "_place",
-        "_token_examiner",
-        "_transport",
-        "undecided",
-    )  # fmt: skip
+    """The proof of one client. `place` is its slot at `gate`; None: it needs none."""
 
     def __init__(
         self,
         transport: Transport,
-        gate: Gate | None = None,
-        place: ConnectionSlot | None = None,
-        token_examiner: TokenExaminer | None = None,
+        gate: Gate,
+        place: ConnectionSlot | None,
+        token_examiner: TokenExaminer,
     ) -> None:
         self.undecided = place is not None and not place.held
         """Whether the client's slot is provisional."""
@@ -53,11 +41,6 @@ class ClientProof:
         self._token_examiner = token_examiner
         self._examining: trio.CancelScope | None = None
         self._finishing = False
-
-    @property
-    def takes_tokens(self) -> bool:
-        """Whether the client may show a token."""
-        return self._token_examiner is not None and self._token_examiner.takes_tokens
 
     @property
     def standing(self) -> TrustLevel:
@@ -72,27 +55,20 @@ class ClientProof:
             return True
         if self._transport.certified:
             return self.accept(TrustLevel.KNOWN)
-        assert self._gate is not None
         assert self._place is not None
         self.undecided = False
         return self._gate.confirm(self._place, trio.current_time())
 
     def accept(self, standing: TrustLevel) -> bool:
         """The client has proven `standing`; returns whether it has a slot now."""
-        if self._gate is None or self._place is None:
+        if self._place is None:
             return True
         self.undecided = False
         return self._gate.prove(self._place, standing, trio.current_time())
 
-    def knows(self, token: bytes) -> bool:
-        """Whether `token` is a client token."""
-        assert self._token_examiner is not None
-        return self._token_examiner.knows(token)
-
     async def examine(self, command: str, check: Callable[[], bool]) -> bool | None:
         """The result of `check`, which compares the credentials in `command`; None: it was not
         called, close the connection."""
-        assert self._token_examiner is not None
         host = None if self._place is None else self._place.host
         with trio.CancelScope() as self._examining:
             if self._finishing:
@@ -109,8 +85,5 @@ class ClientProof:
     def note_drop(self, event: Drop) -> None:
         """Log that the connection is closed because of what the client sent."""
         peer, words = self._transport.peer, f"closed: {event.reason}"
-        if self._gate is None:
-            _log.debug("%s: %s", peer, words)
-        else:
-            refusals, now = self._gate.refusals, trio.current_time()
-            refusals.note(event.kind, peer, words, now, logging.DEBUG)
+        refusals, now = self._gate.refusals, trio.current_time()
+        refusals.note(event.kind, peer, words, now, logging.DEBUG)

@@ -148,6 +148,10 @@ class Gate:
 
     # Arrival.
 
+    def refuse_without_stream(self) -> None:
+        """Count a connection that is closed because the stream's file is missing."""
+        self._counts.refused[NO_STREAM] += 1
+
     def admit(self, host: str, peer: str, now: float) -> ConnectionSlot | None:
         """A slot for a connection from `host`, provisional if the server is full; None: refused. It
         counts until `leave`. `peer` names it in the log; `now` is the loop's time."""

@@ -261,15 +261,16 @@ class PublishSession:
             return bool(data)
         if self._reading.cancel_called:
             return False
-        self._last = self._too_slow() if operation < lease else self._silent()
+        if operation < lease:
+            self._last = self._too_slow()
+        else:
+            why = f"nothing was received for {self._lease:g} s"
+            self._last = self._refusal(RESULT_NO_LEASE, why)
         return False
 
     def _too_slow(self) -> bytes:
         seconds = self._terms.operation_timeout
         return self._refusal(RESULT_TOO_SLOW, f"the operation was open for {seconds:g} s")
-
-    def _silent(self) -> bytes:
-        return self._refusal(RESULT_NO_LEASE, f"nothing was received for {self._lease:g} s")
 
     async def _execute(self, request: Request) -> bytes:
         """Execute one request; returns the Result that ends the connection, or b""."""
@@ -296,7 +297,9 @@ class PublishSession:
             )
             return self._refusal(RESULT_BAD_OPERATION, why)
         if operation is None and not self._refused and self._pace is not None:
-            await self._wait(self._pace.step(trio.current_time()))
+            seconds = self._pace.step(trio.current_time())
+            await trio.sleep(seconds)
+            self._spent(seconds)
         size = len(request.payload)
         try:
             if not self._refused:
@@ -379,11 +382,6 @@ class PublishSession:
             self._taken = trio.Event()
             await self._taken.wait()
         self._spent(trio.current_time() - before)
-
-    async def _wait(self, seconds: float) -> None:
-        if seconds:
-            await trio.sleep(seconds)
-            self._spent(seconds)
 
     def _spent(self, seconds: float) -> None:
         """Do not count this time against the publisher."""

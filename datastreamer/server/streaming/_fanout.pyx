@@ -1,6 +1,6 @@
-"""One pass over many sockets that lets go of the GIL once.
+"""One pass over many sockets that releases the GIL once.
 
-Knows descriptors and bytes; whose they are is `server.py`'s to know.
+Knows descriptors and bytes, not clients.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -26,15 +26,15 @@ cdef extern from *:
     int MSG_NOSIGNAL
     int64_t now_ns() nogil
 
-# The clock is looked at after so many sends, some 50 us apart.
+# Number of sends between two looks at the clock: some 50 us.
 cdef Py_ssize_t CLOCK_EVERY = 8
 
 
 def fan_out(fds, data, int64_t budget_ns):
-    """Send `data` to each socket of `fds` without ever waiting.
+    """Send `data` to each socket of `fds` without waiting.
 
-    Gives a list with what each took: a number of bytes, or minus an errno. It is shorter
-    than `fds` where `budget_ns` ran out; at least one socket is always served.
+    Returns a list with the result of each: the number of bytes sent, or minus an errno. The list
+    is shorter than `fds` if `budget_ns` has run out; at least one socket is always served.
     """
     cdef Py_ssize_t count = len(fds), i, done = 0
     cdef Py_buffer view

@@ -1,9 +1,8 @@
-"""Entries of some types, looked for in the stream: the answers to requests, and a streaming's
-frames.
+"""Entries of some types: the answers to requests, and the frames of a stream.
 
-Owns what goes into a frame, how much is looked through for it before others have a turn, and
-the frame that a client is being sent. The sending is `sender.py`'s and `answers.py`'s, the
-waiting for a commit `session.py`'s.
+Owns what goes into a frame, how much of the stream is scanned for it before other tasks run, and
+the frame that a client is being sent. `sender.py` and `long_answers.py` send it and wait for
+commits.
 """
 
 from __future__ import annotations

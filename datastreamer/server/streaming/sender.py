@@ -9,12 +9,13 @@ received yet is read again from the file. Knows no commands.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import trio
 
 from datastreamer.errors import DamagedEntry, DamagedFile
 from datastreamer.format import ENTRY_HEAD_SIZE, page_of, page_start
-from datastreamer.server.streaming.broadcast import Broadcast, Changed
+from datastreamer.server.streaming.broadcast import Broadcast, Changed, LiveSender
 from datastreamer.server.streaming.change_reports import ChangeReports
 from datastreamer.server.streaming.filtered import PATIENCE_SECONDS, FilteredSending
 from datastreamer.server.streaming.output import ClientOutput
@@ -189,10 +190,8 @@ class Sender:
         elif due and self._between_entries():
             await self._report_changes()
         elif located and self.results and self._between_entries():
-            # A part of the announcement for the next entries may have been sent.
-            results, self.results = b"".join((self._bounds.unannounced, *self.results)), []
-            self._bounds.unannounced = b""
-            await self._output.send(results)
+            results, self.results = b"".join(self.results), []
+            await self._send_before(results)
             self._results_sent.set()
             self._results_sent = trio.Event()
             return self._ending
@@ -220,11 +219,8 @@ class Sender:
         """Send reports of the changes since the last one, before any entry that is read later."""
         assert self._change_reports is not None
         reports = await self._change_reports.next()
-        if not reports:
-            return
-        # A part of the announcement for the next entries may have been sent.
-        announcement, self._bounds.unannounced = self._bounds.unannounced, b""
-        await self._output.send(announcement + reports)
+        if reports:
+            await self._send_before(reports)
 
     async def _locate(self) -> bool:
         """Find the file offset of the first entry; False if the stream was changed meanwhile."""
@@ -250,8 +246,11 @@ class Sender:
 
     async def _park(self) -> None:
         """Wait for the view to move, or for a nudge."""
+        await self._wait_in(self._broadcast.park)
+
+    async def _wait_in(self, register: Callable[[LiveSender], None]) -> None:
         self._wake = trio.Event()
-        self._broadcast.park(self)
+        register(self)
         await self._wake.wait()
         self._wake = None
 
@@ -347,9 +346,10 @@ class Sender:
             await trio.lowlevel.checkpoint()
 
     async def _send_before(self, rest: memoryview | bytes) -> None:
-        """Send the announcement for these entries, and the entries."""
-        announcement, self._bounds.unannounced = self._bounds.unannounced, b""
-        await self._output.send(b"".join((announcement, rest)) if announcement else rest)
+        """Send what is left of the announcement for the next entries, and `rest`."""
+        if self._bounds.unannounced:
+            rest, self._bounds.unannounced = b"".join((self._bounds.unannounced, rest)), b""
+        await self._output.send(rest)
 
     def _send_now(self, rest: memoryview) -> int:
         """The same without waiting; returns how many bytes of the entries were sent."""
@@ -452,19 +452,13 @@ class Sender:
             await trio.lowlevel.checkpoint()
 
     async def _go_live(self) -> None:
-        """Everything is sent: join the broadcast until a nudge."""
-        alone = self._filtered is not None or self._bounds.commits
-        if self.transport.socket_fd is None or alone:
-            # Not served by the broadcast, but live all the same.
-            self.state = State.LIVE
-            await self._park()
-            self.state = State.CATCH_UP
-            return
-        self._wake = trio.Event()
-        self._broadcast.join(self)
+        """Everything is sent: join the broadcast until a nudge. A client that the broadcast does
+        not serve is live all the same."""
+        broadcast, filtered = self._broadcast, self._filtered is not None
+        alone = filtered or self._bounds.commits or self.transport.socket_fd is None
         self.state = State.LIVE
-        await self._wake.wait()
-        self._wake = None
+        await self._wait_in(broadcast.park if alone else broadcast.join)
+        self.state = State.CATCH_UP
 
     def owes(self, entries: int) -> bool:
         """Whether it streams and some of the first `entries` entries are not sent yet."""

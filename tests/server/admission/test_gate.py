@@ -384,7 +384,7 @@ async def test_connections_of_one_address(stream: DataStream) -> None:
         async with rig.client() as late:
             await late.ask(wire.header(), header)
     assert rig.server.counts.refused == {"max_clients_per_address": 1}
-    assert rig.server._gate.clients == 0
+    assert rig.server.gate.clients == 0
 
 
 async def test_who_comes_faster_than_the_rate_waits_and_is_served(stream: DataStream) -> None:

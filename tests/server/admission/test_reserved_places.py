@@ -85,7 +85,7 @@ async def serving(
             yield Rig(server, port)
             nursery.cancel_scope.cancel()
     assert not server.sessions
-    assert server.clients == server.gate.provisional == 0
+    assert server.gate.clients == server.gate.provisional == 0
 
 
 @contextlib.contextmanager

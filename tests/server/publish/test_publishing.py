@@ -30,9 +30,9 @@ from datastreamer.storage.header.records import (
     put_source,
 )
 from datastreamer.storage.stream import DataStream
-from datastreamer.transport.server_stream import StreamTransport
 from tests.network import model as wire
 from tests.network.fixtures import PATIENCE, Peer, Rig, append
+from tests.network.stream_transport import StreamTransport
 from tests.storage.write.test_publisher_epoch import flip
 
 TOKEN = b"a token"
